@@ -1,0 +1,314 @@
+"""The run's configuration: one YAML file, one pydantic model, no torch.
+
+Every number that the algorithm uses is a field with a default here, never a literal in code. Defaults are the
+paper's (arXiv 2509.23866) where it gives one. `load` turns anything wrong into one `ConfigError` that names the
+field, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dart.errors import UserError
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0.0)]
+
+BUILTIN_MODELS = Path(__file__).parent / "assets"
+
+
+class ConfigError(UserError):
+    """The configuration is wrong; the message names field, value and remedy."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Run(Section):
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
+    directory: Path = Field(Path("runs"), description="Where run directories are made.")
+    seed: int = 0
+
+
+class Model(Section):
+    path: str = Field(description="A Hugging Face folder, or builtin:NAME for one that ships with dart.")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+    @property
+    def folder(self) -> Path:
+        if self.path.startswith("builtin:"):
+            return BUILTIN_MODELS / self.path.removeprefix("builtin:")
+        return Path(self.path)
+
+
+class Agent(Section):
+    grammar: Literal["ui_tars", "qwen3_vl"] = Field("ui_tars", description="How the policy writes its actions.")
+    coordinates: Literal["pixels", "thousand"] = Field(
+        "pixels", description="UI-TARS 1.5 writes pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
+    )
+    prompt: Literal["ui_tars", "qwen3_vl", "minimal"] = Field(
+        "ui_tars", description="The prompt template; `minimal` has no system text, for models made for one task."
+    )
+    history_screenshots: Positive = Field(5, description="Screenshots in the prompt, this step's included.")
+    history_turns: Positive = Field(35, description="Earlier turns whose texts are in the prompt.")
+    resize_multiple: Positive = Field(28, description="The model resizes screenshots to multiples of this (pixels).")
+    max_pixels: Positive = Field(16384 * 28 * 28, description="And to at most this many pixels.")
+    min_pixels: Positive = Field(100 * 28 * 28, description="And to at least this many pixels.")
+
+
+class TaskSet(Section):
+    names: tuple[str, ...] = Field(min_length=1)
+    train_seeds: tuple[int, int] = Field((0, 1_000_000), description="[first, last) of the seeds trained on.")
+    eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="[first, last) of the held-out seeds.")
+
+    @model_validator(mode="after")
+    def _seeds(self) -> TaskSet:
+        for name, (first, last) in (("train_seeds", self.train_seeds), ("eval_seeds", self.eval_seeds)):
+            if not 0 <= first < last:
+                raise ValueError(f"{name} [{first}, {last}) is empty or negative: write [first, last) with first < last")
+        if self.train_seeds[0] < self.eval_seeds[1] and self.eval_seeds[0] < self.train_seeds[1]:
+            raise ValueError("train_seeds and eval_seeds overlap, so nothing would be held out: make them disjoint")
+        return self
+
+
+class Environment(Section):
+    kind: Literal["miniwob"] = "miniwob"
+    tasks: TaskSet
+    workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
+    slots: Positive = Field(16, description="Environments per worker.")
+    viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height in pixels.")
+    step_timeout_seconds: Seconds = Field(10.0, description="A page that takes longer is replaced.")
+    settle_seconds: float = Field(0.0, ge=0.0, description="Waited after each action before the screenshot.")
+    max_wait_seconds: float = Field(2.0, ge=0.0, description="The longest `wait` action that is carried out.")
+    browser: str | None = Field(None, description="Chromium's executable; none: searched for on the PATH.")
+
+
+class Rollout(Section):
+    replicas: Positive = 1
+    temperature: float = Field(1.0, gt=0.0)
+    max_tokens: Positive = Field(512, description="Sampled tokens per step.")
+    slots: Positive = Field(32, description="Requests that one replica holds at once.")
+    max_model_len: Positive = 32768
+    tensor_parallel: Positive = 1
+    kv_cache_bytes: int | None = Field(None, description="CPU: size of the KV cache; none: vLLM decides.")
+    enforce_eager: bool = False
+    image_cache_entries: Positive = Field(4096, description="Screenshots a replica keeps by digest.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")
+    startup_timeout_seconds: Seconds = 600.0
+
+
+class Curation(Section):
+    rollouts: Positive = Field(8, description="N: trajectories per group.")
+    step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
+    success_threshold: Fraction = Field(1.0, description="A reward of at least this is a success.")
+    max_staleness: int = Field(4, ge=0, description="Trainer version minus a sample's oldest token's; older is dropped.")
+
+
+class Loss(Section):
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    clip_high: float = Field(0.28, gt=0.0)
+    kl_coefficient: float = Field(0.1, ge=0.0, description="beta, of the k3 estimator against the initial policy.")
+    importance_cap: float = Field(1.0, gt=0.0, description="C of the truncated importance weight.")
+
+
+class Advantage(Section):
+    level: Literal["trajectory", "step"] = Field("trajectory", description="What counts once in mean and std.")
+    std_normalise: bool = Field(True, description="false is Dr.GRPO.")
+
+
+class Trainer(Section):
+    ranks: Positive = 1
+    learning_rate: float = Field(1e-6, gt=0.0)
+    final_learning_rate_fraction: Fraction = Field(1.0, description="Linear decay to this share at the last update.")
+    weight_decay: float = Field(0.1, ge=0.0)
+    gradient_clip: float = Field(2.0, gt=0.0)
+    adam_betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    trajectories_per_update: Positive = Field(64, description="Released trajectories that make a batch, at least.")
+    minibatches: Positive = Field(1, description="Optimiser steps per batch.")
+    microbatch_tokens: Positive = Field(16384, description="Padded tokens per forward pass.")
+    gradient_checkpointing: bool = False
+    threads: Positive | None = Field(None, description="torch CPU threads per rank; none: torch decides.")
+    loss: Loss = Field(default_factory=Loss)
+    advantage: Advantage = Field(default_factory=Advantage)
+
+
+class Sync(Section):
+    transport: Literal["gloo", "nccl"] = "nccl"
+    max_unavailable: Positive = Field(1, description="Replicas that may be updated at the same time.")
+    mode: Literal["keep", "drain", "abort"] = Field("drain", description="What becomes of requests in flight.")
+    timeout_seconds: Seconds = 120.0
+
+
+class Stop(Section):
+    updates: Positive | None = None
+    train_seconds: Seconds | None = None
+    success_rate: Fraction | None = Field(None, description="Of the last `window` training trajectories.")
+    window: Positive = 512
+
+    @model_validator(mode="after")
+    def _some(self) -> Stop:
+        if self.updates is None and self.train_seconds is None and self.success_rate is None:
+            raise ValueError("nothing ends the run: set at least one of updates, train_seconds, success_rate")
+        return self
+
+
+class Evaluation(Section):
+    episodes: int = Field(200, ge=0, description="Held-out episodes before and after training; 0 for none.")
+    temperature: float | None = Field(None, gt=0.0, description="none: as in training.")
+
+
+class Checkpoint(Section):
+    every_updates: Positive = 50
+    keep: Positive = 2
+
+
+class Server(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535, description="0: any free port.")
+    heartbeat_seconds: Seconds = 2.0
+    lost_after_seconds: Seconds = 15.0
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = Field(None, description="Set: workers must show a certificate of this authority.")
+    tokens: dict[Literal["env", "rollout", "train", "control"], str] = Field(
+        default_factory=dict, description="A bearer token per role, as env:NAME or file:PATH; never the token itself."
+    )
+
+    @model_validator(mode="after")
+    def _safe(self) -> Server:
+        if self.host not in ("127.0.0.1", "localhost", "::1") and not (self.tokens and self.tls_certificate):
+            raise ValueError(
+                f"host {self.host} is open to the network: set server.tokens and server.tls_certificate, or use 127.0.0.1"
+            )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: set both or neither")
+        for role, source in self.tokens.items():
+            if not source.startswith(("env:", "file:")):
+                raise ValueError(f"tokens.{role} must be env:NAME or file:PATH, so that no secret is in a config")
+        return self
+
+
+class Config(Section):
+    """A run, whole."""
+
+    run: Run = Field(default_factory=Run)
+    model: Model
+    agent: Agent = Field(default_factory=Agent)
+    environment: Environment
+    rollout: Rollout = Field(default_factory=Rollout)
+    curation: Curation = Field(default_factory=Curation)
+    trainer: Trainer = Field(default_factory=Trainer)
+    sync: Sync = Field(default_factory=Sync)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    stop: Stop
+    server: Server = Field(default_factory=Server)
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        if self.sync.max_unavailable > self.rollout.replicas:
+            raise ValueError(
+                f"sync.max_unavailable is {self.sync.max_unavailable} but there are only {self.rollout.replicas} replicas"
+            )
+        return self
+
+
+# ---- what each role is told in its Welcome ----
+
+
+class EnvWorkerConfig(Section):
+    environment: Environment
+
+
+class RolloutWorkerConfig(Section):
+    model: Model
+    rollout: Rollout
+    sync: Sync
+    max_images: int
+    seed: int
+
+
+class TrainWorkerConfig(Section):
+    model: Model
+    trainer: Trainer
+    sync: Sync
+    temperature: float
+    seed: int
+    total_updates: int | None
+    resume_from: Path | None = None
+
+
+def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """Read a YAML config, apply `section.field=value` overrides, and check it.
+
+    Raises ConfigError with one message for the first things that are wrong: each names field, value and remedy.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config {path} does not exist: name a YAML file, for example configs/miniwob_cpu.yaml") from None
+    except IsADirectoryError:
+        raise ConfigError(f"config {path} is a folder: name a YAML file in it") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} is not YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/miniwob_cpu.yaml")
+    for override in overrides:
+        _override(raw, override)
+    return parse(raw, str(path))
+
+
+def parse(raw: dict[str, Any], where: str = "config") -> Config:
+    """Check a config that is already a dictionary. Raises ConfigError."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(where, problem) for problem in error.errors())) from None
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    *parents, last = key.split(".")
+    if not separator or not last:
+        raise ConfigError(f"override {override!r} is not section.field=value, for example stop.updates=10")
+    node = raw
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+    node[last] = yaml.safe_load(value)
+
+
+def _explain(where: str, problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
+    value = problem["input"]
+    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"
+    if problem["type"] == "extra_forbidden":
+        known = _fields_beside(problem["loc"])
+        close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{where}: {field} is not a known field{shown}: {hint}"
+    if problem["type"] == "missing":
+        return f"{where}: {field} is missing: add it"
+    return f"{where}: {field}{shown}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Config
+    for part in location[:-1]:
+        annotation = section.model_fields[str(part)].annotation
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        section = annotation
+    return sorted(section.model_fields)

@@ -1,0 +1,120 @@
+"""The canonical action: every model's grammar is parsed into it, every environment carries it out as real input.
+
+Positions are fractions of the observation in [0, 1); key names are X keysyms. The same kinds, with the same names,
+are in `proto/dart/v1/action.proto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MouseButton = Literal["left", "middle", "right"]
+PressMode = Literal["press", "down", "up"]
+FinishStatus = Literal["success", "fail", "infeasible", "call_user"]
+SystemKind = Literal["back", "home", "open_app", "open_url"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A position as a fraction of the observation. `x` grows to the right, `y` downwards; both in [0, 1)."""
+
+    x: float
+    y: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.x < 1.0 and 0.0 <= self.y < 1.0):
+            raise ValueError(f"point ({self.x}, {self.y}) is outside the observation: both must be in [0, 1)")
+
+    def pixels(self, width: int, height: int) -> tuple[float, float]:
+        """The position in pixels of an observation of `width` × `height`."""
+        return self.x * width, self.y * height
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    at: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """`at` None clicks where the pointer is. `count` 2 is a double click. `modifiers` are held during the click."""
+
+    at: Point | None
+    button: MouseButton = "left"
+    count: int = 1
+    modifiers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """Press a mouse button and hold it (`down`), or let it go (`up`)."""
+
+    at: Point | None
+    button: MouseButton = "left"
+    mode: Literal["down", "up"] = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Drag:
+    """Pressed at the first point of `path`, released at the last."""
+
+    path: tuple[Point, ...]
+    button: MouseButton = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Scroll:
+    """Wheel notches at `at`; positive is right and down."""
+
+    at: Point | None
+    dx: int = 0
+    dy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A chord: pressed in this order, released in reverse."""
+
+    keysyms: tuple[str, ...]
+    mode: PressMode = "press"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeText:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Take a new screenshot, do nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The policy ends the episode. Only `infeasible` claims that the task cannot be done."""
+
+    status: FinishStatus = "success"
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    kind: SystemKind
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A program in the environment's own language; refused unless the config allows it."""
+
+    language: str
+    source: str
+
+
+Action = Move | Click | Button | Drag | Scroll | Keys | TypeText | Wait | Observe | Finish | System | Code

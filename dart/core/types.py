@@ -1,0 +1,155 @@
+"""The records that travel through the system: task, step, trajectory, group.
+
+They are plain and frozen; who owns their changing state (statistics, groups, feed) is said in the module that does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dart.core.action import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One concrete task: the same id always means the same start state and the same verifier.
+
+    `name` is what statistics are kept for (a MiniWoB page, an OSWorld task), `seed` picks the instance.
+    """
+
+    suite: str
+    name: str
+    seed: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.suite}/{self.name}#{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An encoded screenshot. `data` holds exactly the bytes that `sha256` (32 raw bytes) was taken of.
+
+    `data` is empty where the receiver is known to hold the digest.
+    """
+
+    sha256: bytes
+    media_type: str
+    width: int
+    height: int
+    data: bytes = b""
+
+    @classmethod
+    def of(cls, data: bytes, media_type: str, width: int, height: int) -> Image:
+        return cls(hashlib.sha256(data).digest(), media_type, width, height, data)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Sampled tokens [start, end) were made by weight version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment shows after a reset or an action. `reward` in [0, 1] is a verdict once `done`."""
+
+    image: Image
+    instruction: str = ""
+    done: bool = False
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One turn of the policy.
+
+    prompt_token_ids: int[P], exactly as the engine ran them (image placeholders expanded).
+    token_ids: int[T], sampled, the stop token included. logprobs: float[T], natural, of the behaviour policy (after
+    temperature). versions: spans that cover [0, T). text: the sampled tokens decoded.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[VersionSpan, ...]
+    text: str
+    truncated: bool = False
+    """The token limit ended it, not the stop token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a trajectory and one training sample: (history, screenshot) → tokens of thought and action."""
+
+    index: int
+    images: tuple[Image, ...]
+    """Screenshots in the prompt, oldest first; the last is this step's observation."""
+    generation: Generation
+    action: Action | None
+    """None when the text could not be parsed."""
+    parse_error: str = ""
+
+
+class Termination(StrEnum):
+    ENVIRONMENT = "environment"
+    FINISHED = "finished"
+    STEP_LIMIT = "step_limit"
+    UNPARSABLE = "unparsable"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished roll-out. An attempt that infrastructure ended is never one of these."""
+
+    id: str
+    group_id: str
+    task: Task
+    instruction: str
+    steps: tuple[Step, ...]
+    termination: Termination
+    reward: float
+    success: bool
+    step_limit: int
+    started: float
+    """Unix seconds."""
+    finished: float
+
+    @property
+    def oldest_version(self) -> int:
+        """The weight version of the oldest sampled token: what staleness is counted from."""
+        return min(span.version for step in self.steps for span in step.generation.versions)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(step.generation.token_ids) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Text of the prompt template: special tokens in it are meant."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text from outside (an instruction): special tokens in it are plain characters."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens sampled on an earlier turn, unchanged."""
+
+    ids: tuple[int, ...]
+
+
+PromptPart = Markup | Text | Tokens | Image
+"""Parts are tokenised one by one: what has become tokens is never tokenised again."""

@@ -1,0 +1,184 @@
+from dart.v1 import session_pb2 as _session_pb2
+from dart.v1 import trajectory_pb2 as _trajectory_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "role", "state", "slots", "busy", "weight_version", "seconds_since_heard")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_HEARD_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: _session_pb2.Role
+    state: str
+    slots: int
+    busy: int
+    weight_version: int
+    seconds_since_heard: float
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., busy: _Optional[int] = ..., weight_version: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds")
+    class FatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    ENV_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_RATE_FIELD_NUMBER: _ClassVar[int]
+    ENV_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    FATES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    phase: str
+    update: int
+    weight_version: int
+    trajectories: int
+    env_steps: int
+    success_rate: float
+    env_utilisation: float
+    rollout_utilisation: float
+    fates: _containers.ScalarMap[str, int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    elapsed_seconds: float
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("from_sequence",)
+    FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    from_sequence: int
+    def __init__(self, from_sequence: _Optional[int] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("sequence", "unix_seconds", "kind", "json")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    unix_seconds: float
+    kind: str
+    json: str
+    def __init__(self, sequence: _Optional[int] = ..., unix_seconds: _Optional[float] = ..., kind: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
+
+class ListTrajectoriesRequest(_message.Message):
+    __slots__ = ("task_name", "page_size", "page_token")
+    TASK_NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    task_name: str
+    page_size: int
+    page_token: str
+    def __init__(self, task_name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class TrajectorySummary(_message.Message):
+    __slots__ = ("id", "group_id", "task_id", "reward", "success", "steps", "fate", "finished_unix_seconds")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    group_id: str
+    task_id: str
+    reward: float
+    success: bool
+    steps: int
+    fate: str
+    finished_unix_seconds: float
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., steps: _Optional[int] = ..., fate: _Optional[str] = ..., finished_unix_seconds: _Optional[float] = ...) -> None: ...
+
+class ListTrajectoriesResponse(_message.Message):
+    __slots__ = ("trajectories", "next_page_token")
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    trajectories: _containers.RepeatedCompositeFieldContainer[TrajectorySummary]
+    next_page_token: str
+    def __init__(self, trajectories: _Optional[_Iterable[_Union[TrajectorySummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetTrajectoryRequest(_message.Message):
+    __slots__ = ("id", "with_images")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    with_images: bool
+    def __init__(self, id: _Optional[str] = ..., with_images: _Optional[bool] = ...) -> None: ...
+
+class GetTrajectoryResponse(_message.Message):
+    __slots__ = ("trajectory",)
+    TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    trajectory: _trajectory_pb2.Trajectory
+    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ...) -> None: ...
+
+class SubmitTasksRequest(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Task]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[_trajectory_pb2.Task, _Mapping]]] = ...) -> None: ...
+
+class SubmitTasksResponse(_message.Message):
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    def __init__(self, accepted: _Optional[int] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckpointResponse(_message.Message):
+    __slots__ = ("path", "weight_version")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    weight_version: int
+    def __init__(self, path: _Optional[str] = ..., weight_version: _Optional[int] = ...) -> None: ...

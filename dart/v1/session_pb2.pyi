@@ -1,0 +1,447 @@
+from dart.v1 import action_pb2 as _action_pb2
+from dart.v1 import image_pb2 as _image_pb2
+from dart.v1 import trajectory_pb2 as _trajectory_pb2
+from dart.v1 import weights_pb2 as _weights_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_ENV: _ClassVar[Role]
+    ROLE_ROLLOUT: _ClassVar[Role]
+    ROLE_TRAIN: _ClassVar[Role]
+
+class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_CODE_UNSPECIFIED: _ClassVar[FailureCode]
+    FAILURE_CODE_ENVIRONMENT: _ClassVar[FailureCode]
+    FAILURE_CODE_ENGINE: _ClassVar[FailureCode]
+    FAILURE_CODE_ABORTED: _ClassVar[FailureCode]
+    FAILURE_CODE_UNKNOWN_IMAGE: _ClassVar[FailureCode]
+    FAILURE_CODE_INVALID: _ClassVar[FailureCode]
+    FAILURE_CODE_TRANSFER: _ClassVar[FailureCode]
+    FAILURE_CODE_TRAINER: _ClassVar[FailureCode]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+ROLE_UNSPECIFIED: Role
+ROLE_ENV: Role
+ROLE_ROLLOUT: Role
+ROLE_TRAIN: Role
+FAILURE_CODE_UNSPECIFIED: FailureCode
+FAILURE_CODE_ENVIRONMENT: FailureCode
+FAILURE_CODE_ENGINE: FailureCode
+FAILURE_CODE_ABORTED: FailureCode
+FAILURE_CODE_UNKNOWN_IMAGE: FailureCode
+FAILURE_CODE_INVALID: FailureCode
+FAILURE_CODE_TRANSFER: FailureCode
+FAILURE_CODE_TRAINER: FailureCode
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SENT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SAVED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ready: Ready
+    heartbeat: Heartbeat
+    bye: Bye
+    failure: Failure
+    observed: Observed
+    released: Released
+    generated: Generated
+    weights_loaded: WeightsLoaded
+    trained: Trained
+    weights_sent: WeightsSent
+    checkpoint_saved: CheckpointSaved
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_BATCH_FIELD_NUMBER: _ClassVar[int]
+    SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    reject: Reject
+    heartbeat: Heartbeat
+    bye: Bye
+    reset: Reset
+    act: Act
+    release: Release
+    generate: Generate
+    abort: Abort
+    load_weights: LoadWeights
+    train_batch: TrainBatch
+    send_weights: SendWeights
+    save_checkpoint: SaveCheckpoint
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
+    ASSIGNMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    assignment_id: str
+    attempt: int
+    epoch: int
+    sequence: int
+    def __init__(self, assignment_id: _Optional[str] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("worker_id", "instance_id", "role", "capabilities", "last_epoch", "protocol_version", "rank", "world_size")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    instance_id: str
+    role: Role
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    last_epoch: int
+    protocol_version: int
+    rank: int
+    world_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("epoch", "config_json", "heartbeat_seconds", "run_id", "resumed")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    config_json: str
+    heartbeat_seconds: float
+    run_id: str
+    resumed: bool
+    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: _Optional[bool] = ...) -> None: ...
+
+class Reject(_message.Message):
+    __slots__ = ("reason", "remedy")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    remedy: str
+    def __init__(self, reason: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_RANKS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_CACHE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    slots: int
+    weight_version: int
+    engine_ranks: int
+    image_cache_entries: int
+    transfer_host: str
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sent_unix_seconds",)
+    SENT_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    sent_unix_seconds: float
+    def __init__(self, sent_unix_seconds: _Optional[float] = ...) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("assignment", "code", "message")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    code: FailureCode
+    message: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Reset(_message.Message):
+    __slots__ = ("assignment", "task")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    task: _trajectory_pb2.Task
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., task: _Optional[_Union[_trajectory_pb2.Task, _Mapping]] = ...) -> None: ...
+
+class Act(_message.Message):
+    __slots__ = ("assignment", "action", "last")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    action: _action_pb2.Action
+    last: bool
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class Observed(_message.Message):
+    __slots__ = ("assignment", "image", "instruction", "done", "reward", "seconds")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    image: _image_pb2.Image
+    instruction: str
+    done: bool
+    reward: float
+    seconds: float
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class PromptPart(_message.Message):
+    __slots__ = ("markup", "text", "token_ids", "image")
+    MARKUP_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    markup: str
+    text: str
+    token_ids: TokenIds
+    image: _image_pb2.Image
+    def __init__(self, markup: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("temperature", "max_tokens")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    max_tokens: int
+    def __init__(self, temperature: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class Generate(_message.Message):
+    __slots__ = ("assignment", "prompt", "sampling")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    prompt: _containers.RepeatedCompositeFieldContainer[PromptPart]
+    sampling: SamplingParams
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class Generated(_message.Message):
+    __slots__ = ("assignment", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "finish_reason", "seconds")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    versions: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
+    text: str
+    finish_reason: FinishReason
+    seconds: float
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class LoadWeights(_message.Message):
+    __slots__ = ("assignment", "version", "group", "pause_mode", "tensors")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_MODE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    version: int
+    group: _weights_pb2.TransferGroup
+    pause_mode: _weights_pb2.PauseMode
+    tensors: _containers.RepeatedCompositeFieldContainer[_weights_pb2.TensorInfo]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., group: _Optional[_Union[_weights_pb2.TransferGroup, _Mapping]] = ..., pause_mode: _Optional[_Union[_weights_pb2.PauseMode, str]] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ...) -> None: ...
+
+class WeightsLoaded(_message.Message):
+    __slots__ = ("assignment", "version", "pause_seconds", "bytes")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    version: int
+    pause_seconds: float
+    bytes: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("trajectory_id", "step_index", "group_id", "advantage", "prompt_token_ids", "token_ids", "logprobs", "versions", "images")
+    TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    trajectory_id: str
+    step_index: int
+    group_id: str
+    advantage: float
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    versions: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
+    images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
+    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
+
+class TrainBatch(_message.Message):
+    __slots__ = ("assignment", "update", "page", "pages", "samples", "total_samples", "total_tokens")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    update: int
+    page: int
+    pages: int
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    total_samples: int
+    total_tokens: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., page: _Optional[int] = ..., pages: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., total_samples: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+
+class Trained(_message.Message):
+    __slots__ = ("assignment", "update", "weight_version", "metrics", "seconds", "tensors")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    update: int
+    weight_version: int
+    metrics: _containers.ScalarMap[str, float]
+    seconds: float
+    tensors: _containers.RepeatedCompositeFieldContainer[_weights_pb2.TensorInfo]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ...) -> None: ...
+
+class SendWeights(_message.Message):
+    __slots__ = ("assignment", "version", "group")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    version: int
+    group: _weights_pb2.TransferGroup
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., group: _Optional[_Union[_weights_pb2.TransferGroup, _Mapping]] = ...) -> None: ...
+
+class WeightsSent(_message.Message):
+    __slots__ = ("assignment", "version", "seconds", "bytes")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    version: int
+    seconds: float
+    bytes: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class SaveCheckpoint(_message.Message):
+    __slots__ = ("assignment", "path")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    path: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., path: _Optional[str] = ...) -> None: ...
+
+class CheckpointSaved(_message.Message):
+    __slots__ = ("assignment", "path", "weight_version", "seconds")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    path: str
+    weight_version: int
+    seconds: float
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., path: _Optional[str] = ..., weight_version: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
