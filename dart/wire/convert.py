@@ -1,0 +1,232 @@
+"""Records ⇄ protobuf, one pair of functions per message. Unknown or unset kinds raise ValueError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dart.core import action as a
+from dart.core import types as t
+from dart.v1 import action_pb2 as apb
+from dart.v1 import image_pb2 as ipb
+from dart.v1 import session_pb2 as spb
+from dart.v1 import trajectory_pb2 as tpb
+
+_BUTTONS: dict[a.MouseButton, Any] = {
+    "left": apb.MOUSE_BUTTON_LEFT, "middle": apb.MOUSE_BUTTON_MIDDLE, "right": apb.MOUSE_BUTTON_RIGHT,
+}  # fmt: skip
+_MODES: dict[a.PressMode, Any] = {"press": apb.PRESS_MODE_PRESS, "down": apb.PRESS_MODE_DOWN, "up": apb.PRESS_MODE_UP}
+_STATUSES: dict[a.FinishStatus, Any] = {
+    "success": apb.FINISH_STATUS_SUCCESS, "fail": apb.FINISH_STATUS_FAIL,
+    "infeasible": apb.FINISH_STATUS_INFEASIBLE, "call_user": apb.FINISH_STATUS_CALL_USER,
+}  # fmt: skip
+_SYSTEMS: dict[a.SystemKind, Any] = {
+    "back": apb.SYSTEM_KIND_BACK, "home": apb.SYSTEM_KIND_HOME,
+    "open_app": apb.SYSTEM_KIND_OPEN_APP, "open_url": apb.SYSTEM_KIND_OPEN_URL,
+}  # fmt: skip
+_TERMINATIONS = {
+    t.Termination.ENVIRONMENT: tpb.TERMINATION_ENVIRONMENT, t.Termination.FINISHED: tpb.TERMINATION_FINISHED,
+    t.Termination.STEP_LIMIT: tpb.TERMINATION_STEP_LIMIT, t.Termination.UNPARSABLE: tpb.TERMINATION_UNPARSABLE,
+}  # fmt: skip
+
+
+def _name(table: dict[Any, Any], value: int, what: str) -> Any:
+    for name, number in table.items():
+        if number == value:
+            return name
+    raise ValueError(f"{what} {value} is unspecified or unknown: the sender speaks another protocol version")
+
+
+def _point(at: a.Point | None) -> apb.Point | None:
+    return None if at is None else apb.Point(x=at.x, y=at.y)
+
+
+def _at(message: Any) -> a.Point | None:
+    return a.Point(message.at.x, message.at.y) if message.HasField("at") else None
+
+
+def action_to_proto(action: a.Action) -> apb.Action:
+    match action:
+        case a.Move(at):
+            return apb.Action(move=apb.Move(at=_point(at)))
+        case a.Click(at, button, count, modifiers):
+            return apb.Action(click=apb.Click(at=_point(at), button=_BUTTONS[button], count=count, modifiers=modifiers))
+        case a.Button(at, button, mode):
+            return apb.Action(button=apb.Button(at=_point(at), button=_BUTTONS[button], mode=_MODES[mode]))
+        case a.Drag(path, button):
+            return apb.Action(drag=apb.Drag(path=[apb.Point(x=p.x, y=p.y) for p in path], button=_BUTTONS[button]))
+        case a.Scroll(at, dx, dy):
+            return apb.Action(scroll=apb.Scroll(at=_point(at), dx_notches=dx, dy_notches=dy))
+        case a.Keys(keysyms, mode):
+            return apb.Action(keys=apb.Keys(keysyms=keysyms, mode=_MODES[mode]))
+        case a.TypeText(text):
+            return apb.Action(type_text=apb.TypeText(text=text))
+        case a.Wait(seconds):
+            return apb.Action(wait=apb.Wait(seconds=seconds))
+        case a.Observe():
+            return apb.Action(observe=apb.Observe())
+        case a.Finish(status, answer):
+            return apb.Action(finish=apb.Finish(status=_STATUSES[status], answer=answer))
+        case a.System(kind, argument):
+            return apb.Action(system=apb.System(kind=_SYSTEMS[kind], argument=argument))
+        case a.Code(language, source):
+            return apb.Action(code=apb.Code(language=language, source=source))
+
+
+def action_from_proto(message: apb.Action) -> a.Action:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise ValueError("action has no kind: the sender speaks another protocol version")
+    m: Any = getattr(message, kind)
+    match kind:
+        case "move":
+            return a.Move(a.Point(m.at.x, m.at.y))
+        case "click":
+            return a.Click(_at(m), _name(_BUTTONS, m.button, "mouse button"), m.count, tuple(m.modifiers))
+        case "button":
+            return a.Button(_at(m), _name(_BUTTONS, m.button, "mouse button"), _name(_MODES, m.mode, "press mode"))
+        case "drag":
+            return a.Drag(tuple(a.Point(p.x, p.y) for p in m.path), _name(_BUTTONS, m.button, "mouse button"))
+        case "scroll":
+            return a.Scroll(_at(m), m.dx_notches, m.dy_notches)
+        case "keys":
+            return a.Keys(tuple(m.keysyms), _name(_MODES, m.mode, "press mode"))
+        case "type_text":
+            return a.TypeText(m.text)
+        case "wait":
+            return a.Wait(m.seconds)
+        case "observe":
+            return a.Observe()
+        case "finish":
+            return a.Finish(_name(_STATUSES, m.status, "finish status"), m.answer)
+        case "system":
+            return a.System(_name(_SYSTEMS, m.kind, "system kind"), m.argument)
+        case _:
+            return a.Code(m.language, m.source)
+
+
+def image_to_proto(image: t.Image, with_data: bool = True) -> ipb.Image:
+    return ipb.Image(
+        sha256=image.sha256,
+        media_type=image.media_type,
+        width_pixels=image.width,
+        height_pixels=image.height,
+        data=image.data if with_data else b"",
+    )
+
+
+def image_from_proto(message: ipb.Image) -> t.Image:
+    return t.Image(message.sha256, message.media_type, message.width_pixels, message.height_pixels, message.data)
+
+
+def task_to_proto(task: t.Task) -> tpb.Task:
+    return tpb.Task(id=task.id, suite=task.suite, name=task.name, seed=task.seed)
+
+
+def task_from_proto(message: tpb.Task) -> t.Task:
+    return t.Task(message.suite, message.name, message.seed)
+
+
+def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
+    match part:
+        case t.Markup(text):
+            return spb.PromptPart(markup=text)
+        case t.Text(text):
+            return spb.PromptPart(text=text)
+        case t.Tokens(ids):
+            return spb.PromptPart(token_ids=spb.TokenIds(ids=ids))
+        case t.Image():
+            return spb.PromptPart(image=image_to_proto(part, with_data))
+
+
+def part_from_proto(message: spb.PromptPart) -> t.PromptPart:
+    match message.WhichOneof("part"):
+        case "markup":
+            return t.Markup(message.markup)
+        case "text":
+            return t.Text(message.text)
+        case "token_ids":
+            return t.Tokens(tuple(message.token_ids.ids))
+        case "image":
+            return image_from_proto(message.image)
+        case _:
+            raise ValueError("prompt part has no kind: the sender speaks another protocol version")
+
+
+def spans_to_proto(spans: tuple[t.VersionSpan, ...]) -> list[tpb.VersionSpan]:
+    return [tpb.VersionSpan(version=s.version, start=s.start, end=s.end) for s in spans]
+
+
+def observation_from_proto(message: spb.Observed) -> t.Observation:
+    return t.Observation(image_from_proto(message.image), message.instruction, message.done, message.reward)
+
+
+def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
+    return spb.Observed(
+        image=image_to_proto(observation.image),
+        instruction=observation.instruction,
+        done=observation.done,
+        reward=observation.reward,
+        seconds=seconds,
+    )
+
+
+def generation_from_proto(message: spb.Generated) -> t.Generation:
+    return t.Generation(
+        tuple(message.prompt_token_ids),
+        tuple(message.token_ids),
+        tuple(message.logprobs),
+        tuple(t.VersionSpan(s.version, s.start, s.end) for s in message.versions),
+        message.text,
+        message.finish_reason == spb.FINISH_REASON_LENGTH,
+    )
+
+
+def trajectory_to_proto(trajectory: t.Trajectory, advantage: float | None, fate: str, with_images: bool) -> tpb.Trajectory:
+    message = tpb.Trajectory(
+        id=trajectory.id,
+        group_id=trajectory.group_id,
+        task=task_to_proto(trajectory.task),
+        instruction=trajectory.instruction,
+        termination=_TERMINATIONS[trajectory.termination],
+        reward=trajectory.reward,
+        success=trajectory.success,
+        step_limit=trajectory.step_limit,
+        fate=fate,
+        started_unix_seconds=trajectory.started,
+        finished_unix_seconds=trajectory.finished,
+        steps=[step_to_proto(step, with_images) for step in trajectory.steps],
+    )
+    if advantage is not None:
+        message.advantage = advantage
+    return message
+
+
+def step_to_proto(step: t.Step, with_images: bool) -> tpb.Step:
+    g = step.generation
+    return tpb.Step(
+        index=step.index,
+        images=[image_to_proto(image, with_images) for image in step.images],
+        prompt_token_ids=g.prompt_token_ids,
+        token_ids=g.token_ids,
+        logprobs=g.logprobs,
+        versions=spans_to_proto(g.versions),
+        text=g.text,
+        action=None if step.action is None else action_to_proto(step.action),
+        parse_error=step.parse_error,
+    )
+
+
+def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float, with_images: bool = True) -> spb.Sample:
+    """A step as a training sample; see `Sample` in session.proto."""
+    g = step.generation
+    return spb.Sample(
+        trajectory_id=trajectory.id,
+        step_index=step.index,
+        group_id=trajectory.group_id,
+        advantage=advantage,
+        prompt_token_ids=g.prompt_token_ids,
+        token_ids=g.token_ids,
+        logprobs=g.logprobs,
+        versions=spans_to_proto(g.versions),
+        images=[image_to_proto(image, with_images) for image in step.images],
+    )

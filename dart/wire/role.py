@@ -1,0 +1,37 @@
+"""What a worker role has to offer; `dart.wire.worker` does the rest (dialling, heartbeats, replies, reconnecting)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dart.v1 import session_pb2 as pb
+
+Command = pb.Reset | pb.Act | pb.Release | pb.Generate | pb.Abort | pb.LoadWeights | pb.TrainBatch | pb.SendWeights | pb.SaveCheckpoint
+Reply = pb.Observed | pb.Released | pb.Generated | pb.WeightsLoaded | pb.Trained | pb.WeightsSent | pb.CheckpointSaved
+
+
+class CommandError(Exception):
+    """One command failed and the worker goes on: it becomes a `Failure` with this code and message."""
+
+    def __init__(self, code: pb.FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WorkerRole(Protocol):
+    """One role's work.
+
+    `prepare` is called once, with the role's config (the JSON of Welcome); it may take minutes; heartbeats go on
+    meanwhile. `handle` is called in a task of its own for every command, so commands run side by side; commands of
+    one assignment come one after the other, except Abort. It returns the reply (the session fills in the
+    assignment), or None where there is nothing to say (Abort; all pages of a TrainBatch but the last). It raises
+    CommandError for a failure of this command alone; any other exception ends the worker. `close` is always called.
+    """
+
+    role: pb.Role
+
+    async def prepare(self, config_json: str) -> pb.Ready: ...
+
+    async def handle(self, command: Command) -> Reply | None: ...
+
+    async def close(self) -> None: ...
