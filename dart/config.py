@@ -74,7 +74,9 @@ class TaskSet(Section):
     def _seeds(self) -> TaskSet:
         for name, (first, last) in (("train_seeds", self.train_seeds), ("eval_seeds", self.eval_seeds)):
             if not 0 <= first < last:
-                raise ValueError(f"{name} [{first}, {last}) is empty or negative: write [first, last) with first < last")
+                raise ValueError(
+                    f"{name} [{first}, {last}) is empty or negative: write [first, last) with first < last"
+                )
         if self.train_seeds[0] < self.eval_seeds[1] and self.eval_seeds[0] < self.train_seeds[1]:
             raise ValueError("train_seeds and eval_seeds overlap, so nothing would be held out: make them disjoint")
         return self
@@ -110,7 +112,9 @@ class Curation(Section):
     rollouts: Positive = Field(8, description="N: trajectories per group.")
     step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
     success_threshold: Fraction = Field(1.0, description="A reward of at least this is a success.")
-    max_staleness: int = Field(4, ge=0, description="Trainer version minus a sample's oldest token's; older is dropped.")
+    max_staleness: int = Field(
+        4, ge=0, description="Trainer version minus a sample's oldest token's; older is dropped."
+    )
 
 
 class Loss(Section):
@@ -235,6 +239,7 @@ class RolloutWorkerConfig(Section):
     sync: Sync
     max_images: int
     seed: int
+    weight_version: int = 0
 
 
 class TrainWorkerConfig(Section):
@@ -255,7 +260,9 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"config {path} does not exist: name a YAML file, for example configs/miniwob_cpu.yaml") from None
+        raise ConfigError(
+            f"config {path} does not exist: name a YAML file, for example configs/miniwob_cpu.yaml"
+        ) from None
     except IsADirectoryError:
         raise ConfigError(f"config {path} is a folder: name a YAML file in it") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

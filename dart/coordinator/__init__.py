@@ -1,0 +1,14 @@
+"""The coordinator: one process, one event loop, that keeps every worker busy and owns the run's state.
+
+    server     the gRPC server: sessions of workers, the Control service, health, reflection, tokens, TLS
+    sessions   one `Worker` per connected worker: credits, calls and replies, heartbeats, reconnecting
+    pools      the environments and replicas of the fleet as resources: take a free one, give it back
+    episodes   one coroutine per trajectory; an environment that finishes takes the next order at once
+    data       the data manager: groups close, are judged, stored, and fed to the trainer
+    training   updates on every rank, checkpoints
+    syncing    rolling weight sync, replica by replica
+    metrics    accounting, metrics.jsonl, events
+    run        a run's life from start to summary
+
+Nothing in here imports torch, vllm or a worker.
+"""

@@ -57,7 +57,7 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Drag:
-    """Pressed at the first point of `path`, released at the last."""
+    """Pressed at the first point of `path`, released at the last. A path of one point starts where the pointer is."""
 
     path: tuple[Point, ...]
     button: MouseButton = "left"

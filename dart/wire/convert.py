@@ -181,7 +181,9 @@ def generation_from_proto(message: spb.Generated) -> t.Generation:
     )
 
 
-def trajectory_to_proto(trajectory: t.Trajectory, advantage: float | None, fate: str, with_images: bool) -> tpb.Trajectory:
+def trajectory_to_proto(
+    trajectory: t.Trajectory, advantage: float | None, fate: str, with_images: bool
+) -> tpb.Trajectory:
     message = tpb.Trajectory(
         id=trajectory.id,
         group_id=trajectory.group_id,

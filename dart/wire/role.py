@@ -6,7 +6,17 @@ from typing import Protocol
 
 from dart.v1 import session_pb2 as pb
 
-Command = pb.Reset | pb.Act | pb.Release | pb.Generate | pb.Abort | pb.LoadWeights | pb.TrainBatch | pb.SendWeights | pb.SaveCheckpoint
+Command = (
+    pb.Reset
+    | pb.Act
+    | pb.Release
+    | pb.Generate
+    | pb.Abort
+    | pb.LoadWeights
+    | pb.TrainBatch
+    | pb.SendWeights
+    | pb.SaveCheckpoint
+)
 Reply = pb.Observed | pb.Released | pb.Generated | pb.WeightsLoaded | pb.Trained | pb.WeightsSent | pb.CheckpointSaved
 
 

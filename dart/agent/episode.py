@@ -1,0 +1,103 @@
+"""One trajectory: reset, then observe → generate → parse → act until done.
+
+Called by the coordinator, one coroutine per trajectory. It owns nothing that outlives it and waits only on `env` and
+`policy`. Whatever those raise is infrastructure's failure and passes through: no trajectory, no reward. What the
+policy does wrong ends here as a trajectory with reward 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dart import config
+from dart.agent.grammar import Grammar, ParseError
+from dart.agent.prompt import Prompt, Turn, build_prompt
+from dart.core.action import Action, Finish
+from dart.core.types import Generation, Image, Observation, Step, Task, Termination, Trajectory
+
+
+class Env(Protocol):
+    async def reset(self, task: Task) -> Observation:
+        """Start the task's episode. The observation has the instruction."""
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        """Carry the action out. After `last` no screenshot is needed, only the verdict."""
+
+
+class Policy(Protocol):
+    async def generate(self, prompt: Prompt) -> Generation:
+        """Sample one turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    trajectory_id: str
+    group_id: str
+    task: Task
+    step_limit: int
+    success_threshold: float
+    agent: config.Agent
+
+
+async def run_episode(
+    env: Env, policy: Policy, spec: EpisodeSpec, grammar: Grammar, clock: Callable[[], float] = time.time
+) -> Trajectory:
+    """Run the episode that `spec` describes to its end. `clock` gives Unix seconds."""
+    started = clock()
+    observation = await env.reset(spec.task)
+    instruction = observation.instruction
+    turns: list[Turn] = []
+    steps: list[Step] = []
+    termination: Termination | None = None
+    while termination is None:
+        image = observation.image
+        prompt = build_prompt(spec.agent, instruction, turns, image)
+        generation = await policy.generate(prompt)
+        action, parse_error = _parse(generation, grammar, image)
+        steps.append(Step(len(steps), prompt.images, generation, action, parse_error))
+        turns.append(Turn(image, generation.token_ids, generation.truncated))
+        if action is None:
+            termination = Termination.UNPARSABLE
+            continue
+        at_limit = len(steps) >= spec.step_limit
+        observation = await env.act(action, at_limit or isinstance(action, Finish))
+        termination = _termination(action, observation, at_limit)
+
+    # A verdict is the environment's to give; text that is no action gets none, whatever state it left behind.
+    judged = observation.done and termination is not Termination.UNPARSABLE
+    reward = observation.reward if judged else 0.0
+    return Trajectory(
+        id=spec.trajectory_id,
+        group_id=spec.group_id,
+        task=spec.task,
+        instruction=instruction,
+        steps=tuple(steps),
+        termination=termination,
+        reward=reward,
+        success=judged and reward >= spec.success_threshold,
+        step_limit=spec.step_limit,
+        started=started,
+        finished=clock(),
+    )
+
+
+def _parse(generation: Generation, grammar: Grammar, image: Image) -> tuple[Action | None, str]:
+    """(action, "") or (None, why not)."""
+    if generation.truncated:
+        return None, f"truncated: the token limit ended the turn after {len(generation.token_ids)} tokens"
+    try:
+        return grammar.parse(generation.text, image.width, image.height), ""
+    except ParseError as error:
+        return None, str(error)
+
+
+def _termination(action: Action, observation: Observation, at_limit: bool) -> Termination | None:
+    """Why the episode is over after `action`; None when it goes on."""
+    if isinstance(action, Finish):
+        return Termination.FINISHED
+    if at_limit:
+        return Termination.STEP_LIMIT
+    return Termination.ENVIRONMENT if observation.done else None

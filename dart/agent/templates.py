@@ -1,0 +1,158 @@
+"""The prompt templates: the exact characters around instruction, screenshots and sampled turns.
+
+All are ChatML as Qwen-VL reads it. The texts of `ui_tars` and `qwen3_vl` are those that the models' authors publish for
+them, to the character where the model was trained on one text: changing a word changes what the model does. The
+instruction stands in a user turn of its own, so that it keeps its place when old screenshots slide out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from dart.agent.qwen3_vl import ACTIONS, TOOL
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Instruction between `before_instruction` and `after_instruction`; then per step a screenshot between
+    `before_image` and `after_image`, and an assistant turn between `before_turn` and `after_turn`.
+
+    The sampled tokens end with <|im_end|> themselves, so `after_turn` does not have it.
+    """
+
+    before_instruction: str
+    after_instruction: str
+    before_image: str
+    after_image: str
+    before_turn: str
+    after_turn: str
+
+
+def _conversation(system: str, before_instruction: str, after_instruction: str) -> Template:
+    return Template(
+        before_instruction=f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{before_instruction}",
+        after_instruction=f"{after_instruction}<|im_end|>\n",
+        before_image="<|im_start|>user\n<|vision_start|>",
+        after_image="<|vision_end|><|im_end|>\n",
+        before_turn="<|im_start|>assistant\n",
+        after_turn="\n",
+    )
+
+
+_UI_TARS_TASK = r"""You are a GUI agent. You are given a task and your action history, with screenshots. You need to perform the next action to complete the task.{space}
+
+## Output Format
+```
+Thought: ...
+Action: ...
+```
+
+## Action Space
+
+click(start_box='<|box_start|>(x1,y1)<|box_end|>')
+left_double(start_box='<|box_start|>(x1,y1)<|box_end|>')
+right_single(start_box='<|box_start|>(x1,y1)<|box_end|>')
+drag(start_box='<|box_start|>(x1,y1)<|box_end|>', end_box='<|box_start|>(x3,y3)<|box_end|>')
+hotkey(key='')
+type(content='') #If you want to submit your input, use "\n" at the end of `content`.
+scroll(start_box='<|box_start|>(x1,y1)<|box_end|>', direction='down or up or right or left')
+wait() #Sleep for 5s and take a screenshot to check for any changes.
+finished(content='xxx') # Use escape characters \', \", and \n in content part to ensure we can parse the content in normal python string format.
+
+
+## Note
+- Use English in `Thought` part.
+- Write a small plan and finally summarize your next action (with its target element) in one sentence in `Thought` part.
+
+## User Instruction
+""".replace("{space}", " ")  # noqa: E501
+
+_QWEN3_VL_SCREEN = """Use a mouse and keyboard to interact with a computer, and take screenshots.
+* This is an interface to a desktop GUI. You do not have access to a terminal or applications menu. You must click on desktop icons to start applications.
+* Some applications may take time to start or process actions, so you may need to wait and take successive screenshots to see the results of your actions. E.g. if you click on Firefox and a window doesn't open, try wait and taking another screenshot.
+* The screen's resolution is 1000x1000.
+* Whenever you intend to move the cursor to click on an element like an icon, you should consult a screenshot to determine the coordinates of the element before moving the cursor.
+* If you tried clicking on a program or link but it failed to load even after waiting, try adjusting your cursor position so that the tip of the cursor visually falls on the element that you want to click.
+* Make sure to click any buttons, links, icons, etc with the cursor tip in the center of the element. Don't click boxes on their edges unless asked."""  # noqa: E501
+
+_QWEN3_VL_ACTIONS = """The action to perform. The available actions are:
+* `key`: Performs key down presses on the arguments passed in order, then performs key releases in reverse order.
+* `type`: Type a string of text on the keyboard.
+* `mouse_move`: Move the cursor to a specified (x, y) pixel coordinate on the screen.
+* `left_click`: Click the left mouse button at a specified (x, y) pixel coordinate on the screen.
+* `left_click_drag`: Click and drag the cursor to a specified (x, y) pixel coordinate on the screen.
+* `right_click`: Click the right mouse button at a specified (x, y) pixel coordinate on the screen.
+* `middle_click`: Click the middle mouse button at a specified (x, y) pixel coordinate on the screen.
+* `double_click`: Double-click the left mouse button at a specified (x, y) pixel coordinate on the screen.
+* `triple_click`: Triple-click the left mouse button at a specified (x, y) pixel coordinate on the screen.
+* `scroll`: Performs a scroll of the mouse scroll wheel.
+* `hscroll`: Performs a horizontal scroll (mapped to regular scroll).
+* `wait`: Wait specified seconds for the change to happen.
+* `terminate`: Terminate the current task and report its completion status.
+* `answer`: Answer a question."""
+
+
+def computer_use_tool() -> dict[str, Any]:
+    """The JSON schema of Qwen3-VL's computer_use tool."""
+    properties = {
+        "action": {"description": _QWEN3_VL_ACTIONS, "enum": list(ACTIONS), "type": "string"},
+        "keys": {"description": "Required only by `action=key`.", "type": "array"},
+        "text": {"description": "Required only by `action=type` and `action=answer`.", "type": "string"},
+        "coordinate": {"description": "(x, y): The x and y coordinates to move the mouse to.", "type": "array"},
+        "pixels": {
+            "description": "The amount of scrolling to perform. Positive values scroll up, negative values scroll "
+            "down. Required only by `action=scroll` and `action=hscroll`.",
+            "type": "number",
+        },
+        "time": {"description": "The seconds to wait. Required only by `action=wait`.", "type": "number"},
+        "status": {
+            "description": "The status of the task. Required only by `action=terminate`.",
+            "type": "string",
+            "enum": ["success", "failure"],
+        },
+    }
+    parameters = {"properties": properties, "required": ["action"], "type": "object"}
+    return {"type": "function", "function": {"name": TOOL, "description": _QWEN3_VL_SCREEN, "parameters": parameters}}
+
+
+_QWEN3_VL_SYSTEM = f"""# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{json.dumps(computer_use_tool(), ensure_ascii=False)}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>
+
+# Response format
+
+Response format for every step:
+1) Action: a short imperative describing what to do in the UI.
+2) A single <tool_call>...</tool_call> block containing only the JSON: {{"name": <function-name>, "arguments": <args-json-object>}}.
+
+Rules:
+- Output exactly in the order: Action, <tool_call>.
+- Be brief: one sentence for Action.
+- Do not output anything else outside those parts.
+- If finishing, use action=terminate in the tool call."""  # noqa: E501
+
+TEMPLATES: dict[str, Template] = {
+    "ui_tars": _conversation("You are a helpful assistant.", _UI_TARS_TASK, "\n"),
+    "qwen3_vl": _conversation(_QWEN3_VL_SYSTEM, "Instruction: ", ""),
+    # For a model made for its tasks: no roles, no white space, nothing that it would have to learn to ignore.
+    "minimal": Template(
+        before_instruction="<|im_start|>",
+        after_instruction="<|im_end|>",
+        before_image="<|im_start|><|vision_start|>",
+        after_image="<|vision_end|><|im_end|>",
+        before_turn="<|im_start|>",
+        after_turn="",
+    ),
+}

@@ -1,0 +1,286 @@
+"""UI-TARS's action grammar, 1.0 and 1.5.
+
+    Thought: <anything>
+    Action: click(start_box='(x,y)')
+
+The thought may be left out; the action may not. Positions are pixels of the resized screenshot (1.5) or a 0-1000 grid
+(1.0). A box is written (x,y), <|box_start|>(x,y)<|box_end|>, <point>x y</point>, or with four numbers, whose centre
+counts. `type` keeps its text as it is: a trailing newline is the Enter key, as any newline in typed text is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dart.agent.keys import keysym_of, name_of
+from dart.agent.parsing import (
+    ParseError,
+    checked_text,
+    grid_pixels,
+    grid_point,
+    shown,
+    smart_resize,
+    without_stop_token,
+)
+from dart.core.action import Action, Click, Drag, Finish, Keys, MouseButton, Point, Scroll, TypeText, Wait
+
+WAIT_SECONDS = 5.0  # what the prompt promises for wait()
+SCROLL_NOTCHES = 5  # what the family's own harness does for one scroll()
+THOUSAND = 1000
+
+_CLICKS: dict[str, tuple[MouseButton, int]] = {
+    "click": ("left", 1),
+    "left_double": ("left", 2),
+    "right_single": ("right", 1),
+}
+_CLICK_NAMES = {how: name for name, how in _CLICKS.items()}
+_DIRECTIONS = {
+    "down": (0, SCROLL_NOTCHES),
+    "up": (0, -SCROLL_NOTCHES),
+    "right": (SCROLL_NOTCHES, 0),
+    "left": (-SCROLL_NOTCHES, 0),
+}
+_DIRECTION_NAMES = {notches: name for name, notches in _DIRECTIONS.items()}
+
+# action: (arguments it must have, arguments it may have)
+_SIGNATURES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    **{name: (frozenset({"start_box"}), frozenset()) for name in _CLICKS},
+    "drag": (frozenset({"start_box", "end_box"}), frozenset()),
+    "hotkey": (frozenset({"key"}), frozenset()),
+    "type": (frozenset({"content"}), frozenset()),
+    "scroll": (frozenset({"start_box", "direction"}), frozenset()),
+    "wait": (frozenset(), frozenset()),
+    "finished": (frozenset(), frozenset({"content"})),
+    "call_user": (frozenset(), frozenset()),
+}
+_ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_box"}
+
+_ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
+_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
+_ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
+_NUMBER = r"\s*(\d{1,6})\s*"
+_BOX = re.compile(
+    rf"(?:<\|box_start\|>)?\({_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?\)(?:<\|box_end\|>)?"
+    r"|<point>\s*(\d{1,6})\s+(\d{1,6})\s*</point>",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UITars:
+    """`thousand` is 1.0's grid. The other numbers are the model's image processor's, needed for 1.5's pixels.
+
+    `digits` zero-pads the coordinates that `format` writes: 3 where the prompt is `minimal`, because a tiny model
+    learns numbers of fixed width more easily; 1, the family's own way, otherwise. `parse` reads both.
+    """
+
+    thousand: bool
+    multiple: int
+    min_pixels: int
+    max_pixels: int
+    digits: int = 1
+
+    def parse(self, text: str, width: int, height: int) -> Action:
+        name, arguments = _call(_action_text(without_stop_token(text)))
+        _check_arguments(name, arguments)
+        if name in _CLICKS:
+            button, count = _CLICKS[name]
+            return Click(self._point(arguments["start_box"], width, height), button, count)
+        match name:
+            case "drag":
+                start = self._point(arguments["start_box"], width, height)
+                return Drag((start, self._point(arguments["end_box"], width, height)))
+            case "hotkey":
+                return Keys(_keysyms(arguments["key"]))
+            case "type":
+                return TypeText(checked_text(arguments["content"], "content"))
+            case "scroll":
+                return self._scroll(arguments, width, height)
+            case "wait":
+                return Wait(WAIT_SECONDS)
+            case "finished":
+                return Finish("success", checked_text(arguments.get("content", ""), "content"))
+            case _:
+                return Finish("call_user")
+
+    def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
+        thought = thought.strip()
+        if _ACTION_LINE.search(thought):
+            raise ValueError(
+                f"thought {shown(thought)} has a line that begins with 'Action:', which would be the action"
+            )
+        call = self._written(action, width, height)
+        return f"Thought: {thought}\nAction: {call}" if thought else f"Action: {call}"
+
+    def _written(self, action: Action, width: int, height: int) -> str:
+        match action:
+            case Click(Point() as at, button, count, ()) if (button, count) in _CLICK_NAMES:
+                return f"{_CLICK_NAMES[button, count]}(start_box='{self._box(at, width, height)}')"
+            case Drag((start, end), "left"):
+                boxes = self._box(start, width, height), self._box(end, width, height)
+                return f"drag(start_box='{boxes[0]}', end_box='{boxes[1]}')"
+            case Keys((_, *_) as keysyms, "press") if all(name_of(keysym) for keysym in keysyms):
+                return f"hotkey(key={_quoted(' '.join(name_of(keysym) or '' for keysym in keysyms))})"
+            case TypeText(text):
+                return f"type(content={_quoted(text)})"
+            case Scroll(Point() as at, dx, dy) if (dx, dy) in _DIRECTION_NAMES:
+                box = self._box(at, width, height)
+                return f"scroll(start_box='{box}', direction='{_DIRECTION_NAMES[dx, dy]}')"
+            case Wait(seconds) if seconds == WAIT_SECONDS:
+                return "wait()"
+            case Finish("success", answer):
+                return f"finished(content={_quoted(answer)})"
+            case Finish("call_user", ""):
+                return "call_user()"
+            case _:
+                raise ValueError(f"{action} cannot be written in UI-TARS's action space")
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        if self.thousand:
+            return THOUSAND, THOUSAND
+        return smart_resize(width, height, self.multiple, self.min_pixels, self.max_pixels)
+
+    def _point(self, box: str, width: int, height: int) -> Point:
+        found = _BOX.fullmatch(box.strip())
+        if found is None or box.count("<|box_start|>") != box.count("<|box_end|>"):
+            raise ParseError("bad_arguments", f"box {shown(box)} is not (x,y)")
+        numbers = [int(number) for number in found.groups() if number is not None]
+        # Four numbers are two corners; two are a point, which is its own opposite corner.
+        corners = numbers[:2], numbers[-2:]
+        grid = self._grid(width, height)
+        for x, y in corners:
+            # 1.0's grid has its end in it: 1000 is the screen's last pixel, 1.5's pixels end before the width.
+            if self.thousand and max(x, y) > THOUSAND:
+                raise ParseError("out_of_bounds", f"({x}, {y}) is outside the grid of 0 to {THOUSAND}")
+            if not self.thousand:
+                grid_point(x, y, *grid)
+        centre_x = (corners[0][0] + corners[1][0]) / 2
+        centre_y = (corners[0][1] + corners[1][1]) / 2
+        if self.thousand:
+            centre_x, centre_y = min(centre_x, THOUSAND - 0.5), min(centre_y, THOUSAND - 0.5)
+        return grid_point(centre_x, centre_y, *grid)
+
+    def _box(self, at: Point, width: int, height: int) -> str:
+        x, y = grid_pixels(at, *self._grid(width, height))
+        return f"({x:0{self.digits}d},{y:0{self.digits}d})"
+
+    def _scroll(self, arguments: dict[str, str], width: int, height: int) -> Scroll:
+        direction = arguments["direction"]
+        if direction not in _DIRECTIONS:
+            raise ParseError("bad_arguments", f"direction {shown(direction)} is not down, up, right or left")
+        dx, dy = _DIRECTIONS[direction]
+        return Scroll(self._point(arguments["start_box"], width, height), dx, dy)
+
+
+def _action_text(text: str) -> str:
+    """What stands after the first line's `Action:`; before it may only be a thought."""
+    found = _ACTION_LINE.search(text)
+    if found is None:
+        raise ParseError("no_action", f"no line of {shown(text)} begins with 'Action:'")
+    before = text[: found.start()].strip()
+    if before and not before.startswith("Thought:"):
+        raise ParseError("leading_text", f"{shown(before)} before the action is not a thought")
+    return text[found.end() :]
+
+
+def _call(text: str) -> tuple[str, dict[str, str]]:
+    """`name(argument='value', …)`, whole, as a name and its arguments."""
+    found = _NAME.match(text)
+    if found is None:
+        raise ParseError("no_action" if not text.strip() else "unknown_action", f"{shown(text)} is not an action")
+    name, position = found[1], found.end()
+    if name not in _SIGNATURES:
+        raise ParseError("unknown_action", f"{shown(name)} is not one of {', '.join(_SIGNATURES)}")
+    position = _expect(text, position, "(")
+    arguments: dict[str, str] = {}
+    while not text.startswith(")", position):
+        if arguments:
+            position = _expect(text, position, ",")
+        argument, position = _argument_name(text, position)
+        if argument in arguments:
+            raise ParseError("bad_arguments", f"argument {argument} is given twice")
+        arguments[argument], position = _string(text, position)
+        position = _skip_space(text, position)
+    rest = text[position + 1 :].strip()
+    if rest:
+        kind = "many_actions" if _begins_action(rest) else "trailing_text"
+        raise ParseError(kind, f"{shown(rest)} after the action")
+    return name, arguments
+
+
+def _begins_action(text: str) -> bool:
+    found = _NAME.match(text.removeprefix("Action:"))
+    return found is not None and (found[1] in _SIGNATURES or text.startswith("Action:"))
+
+
+def _argument_name(text: str, position: int) -> tuple[str, int]:
+    found = _NAME.match(text, position)
+    if found is None:
+        _expect(text, position, "an argument's name")
+        raise AssertionError("unreachable: no text begins with that")
+    return _ALIASES.get(found[1], found[1]), _skip_space(text, _expect(text, found.end(), "="))
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _expect(text: str, position: int, token: str) -> int:
+    """The position after `token` and white space; the text's end there is a truncation, anything else an error."""
+    if text.startswith(token, position):
+        return _skip_space(text, position + len(token))
+    if position >= len(text):
+        raise ParseError("truncated", f"{shown(text)} ends where {token} should follow")
+    raise ParseError("bad_arguments", f"{token} should stand where {shown(text[position:], 40)} stands")
+
+
+def _string(text: str, position: int) -> tuple[str, int]:
+    """The quoted string at `position` with its escapes resolved, and the position after it."""
+    quote = text[position : position + 1]
+    if quote not in ("'", '"'):
+        position = _expect(text, position, "'")
+    characters: list[str] = []
+    position += 1
+    while position < len(text):
+        character = text[position]
+        if character == quote:
+            return "".join(characters), position + 1
+        if character == "\\":
+            position += 1
+            if position >= len(text):
+                break
+            if text[position] not in _ESCAPES:
+                raise ParseError(
+                    "bad_arguments", f"\\{ascii(text[position])[1:-1]} is not an escape: write \\\\ for \\"
+                )
+            character = _ESCAPES[text[position]]
+        characters.append(character)
+        position += 1
+    raise ParseError("truncated", f"the string {shown(''.join(characters))} is not closed")
+
+
+def _quoted(text: str) -> str:
+    return f"'{checked_text(text, 'text').translate(_WRITTEN)}'"
+
+
+def _check_arguments(name: str, arguments: dict[str, str]) -> None:
+    required, optional = _SIGNATURES[name]
+    if missing := required - arguments.keys():
+        raise ParseError("bad_arguments", f"{name} needs {', '.join(sorted(missing))}")
+    if unknown := arguments.keys() - required - optional:
+        raise ParseError("bad_arguments", f"{name} does not take {', '.join(sorted(unknown))}")
+
+
+def _keysyms(keys: str) -> tuple[str, ...]:
+    names = keys.split()
+    if not names:
+        raise ParseError("bad_arguments", "key is empty")
+    keysyms = [keysym for name in names if (keysym := keysym_of(name))]
+    if len(keysyms) < len(names):
+        unknown = next(name for name in names if keysym_of(name) is None)
+        raise ParseError("bad_arguments", f"{shown(unknown)} is not a key")
+    return tuple(keysyms)

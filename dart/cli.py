@@ -1,0 +1,151 @@
+"""The command line. Only click is imported here; each command brings in what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from dart import __version__
+from dart.errors import UserError
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+SET = click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
+)
+
+
+class _Group(click.Group):
+    """Commands in the order in which they are written; a UserError is one message and exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            fail(str(error))
+
+
+def fail(message: str) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Asynchronous multi-turn reinforcement learning for agents that operate a computer.
+
+    Try `make demo`, or: dart train configs/miniwob_cpu.yaml
+    """
+
+
+@main.command()
+@CONFIG
+@SET
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+@click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
+def train(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
+    """Train: the coordinator and every worker of CONFIG on this machine. Ctrl-C ends all of them."""
+    from dart.commands.train import train as run
+
+    run(config, overrides, resume, quiet=quiet, local_workers=True)
+
+
+@main.command()
+@CONFIG
+@SET
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+@click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
+def coordinator(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
+    """The coordinator alone; workers are started elsewhere with `dart worker`."""
+    from dart.commands.train import train as run
+
+    run(config, overrides, resume, quiet=quiet, local_workers=False)
+
+
+@main.command()
+@click.option("--role", required=True, help="env, rollout or train.")
+@click.option("--coordinator", "address", required=True, metavar="HOST:PORT", help="The coordinator to dial.")
+@click.option("--id", "worker_id", metavar="NAME", help="A name that is stable over restarts. [default: host-role-pid]")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
+@click.option("--tls-certificate", type=click.Path(path_type=Path), help="This worker's certificate, for mTLS.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key.")
+@click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
+def worker(
+    role: str,
+    address: str,
+    worker_id: str | None,
+    tls_ca: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    parent_watch: bool,
+) -> None:
+    """One worker. All else arrives from the coordinator; its token is read from DART_TOKEN.
+
+    More than one training rank: accelerate launch --num_processes N -m dart worker --role train ...
+    """
+    from dart.commands.worker import run_worker
+
+    run_worker(role, address, worker_id, (tls_ca, tls_certificate, tls_key), parent_watch=parent_watch)
+
+
+@main.command("eval")
+@CONFIG
+@SET
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), help="A checkpoint folder. [default: the config's model]"
+)
+@click.option("--episodes", type=click.IntRange(min=1), help="Held-out episodes. [default: evaluation.episodes]")
+@click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
+def evaluate(
+    config: Path, overrides: tuple[str, ...], checkpoint: Path | None, episodes: int | None, quiet: bool
+) -> None:
+    """Success rate on held-out seeds, with a 95 % interval, per task; no training."""
+    from dart.commands.evaluate import evaluate as run
+
+    run(config, overrides, checkpoint, episodes, quiet=quiet)
+
+
+@main.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(run: Path | None, address: str | None, as_json: bool) -> None:
+    """What a run is doing, live if it runs; how it ended if not. RUN defaults to the newest under runs/."""
+    from dart.commands.status import status as show
+
+    show(run, address, as_json=as_json)
+
+
+@main.command()
+@click.argument("directory", default="runs", type=click.Path(path_type=Path))
+def runs(directory: Path) -> None:
+    """Past runs, newest first."""
+    from dart.commands.status import list_runs
+
+    list_runs(directory)
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--version", "weight_version", type=int, help="Weight version. [default: the newest checkpoint]")
+def export(run: Path, out: Path, weight_version: int | None) -> None:
+    """Copy a run's checkpoint to OUT as a Hugging Face folder that `from_pretrained` loads."""
+    from dart.commands.export import export as copy
+
+    copy(run, out, weight_version)
+
+
+@main.command()
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+def doctor(config: Path | None) -> None:
+    """What is missing on this machine, and how to mend it. With CONFIG: for that run."""
+    from dart.commands.doctor import doctor as check
+
+    check(config)

@@ -1,0 +1,136 @@
+"""`dart status` and `dart runs`: live state from the coordinator, the rest from the run's database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from dart.commands.train import open_database
+from dart.coordinator.run import process_runs
+from dart.errors import UserError
+from dart.store.records import RunRecord, RunState
+from dart.v1 import control_pb2 as cpb
+from dart.v1 import control_pb2_grpc
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+
+TIMEOUT_SECONDS = 5.0
+
+
+def status(run: Path | None, address: str | None, *, as_json: bool) -> None:
+    """Print a run's state. Raises UserError when there is nothing to ask."""
+    if address is not None:
+        answer = asyncio.run(ask(address))
+        if answer is None:
+            raise UserError(f"--address {address}: no coordinator answers there: `dart runs` lists runs and addresses")
+        _print_live(answer, as_json)
+        return
+    directory = run or newest_run(Path("runs"))
+    record, totals = asyncio.run(_read(directory))
+    state = described_state(record)
+    if state == RunState.RUNNING and record.control_address:
+        answer = asyncio.run(ask(record.control_address))
+        if answer is not None:
+            _print_live(answer, as_json)
+            return
+    _print_past(directory, record, state, totals, as_json)
+
+
+def described_state(record: RunRecord) -> str:
+    """A run whose process is gone without a word was interrupted, whatever its row says."""
+    if record.state == RunState.RUNNING and not (record.pid and process_runs(record.pid)):
+        return RunState.INTERRUPTED
+    return record.state
+
+
+def newest_run(directory: Path) -> Path:
+    """The newest run directory. Raises UserError when there is none."""
+    found = sorted(directory.glob("*/run.db"), key=lambda path: path.stat().st_ctime)
+    if not found:
+        raise UserError(f"no run under {directory}: name a run directory, or start one with `dart train`")
+    return found[-1].parent
+
+
+async def ask(address: str) -> cpb.GetStatusResponse | None:
+    """A coordinator's status, or None when it does not answer."""
+    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT))
+    async with dial.channel() as channel:
+        try:
+            answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(
+                cpb.GetStatusRequest(), timeout=TIMEOUT_SECONDS, metadata=dial.metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise UserError(
+                    f"coordinator {address} refused the token: set DART_TOKEN to the control token"
+                ) from None
+            return None
+        return answer
+
+
+async def _read(directory: Path) -> tuple[RunRecord, dict[str, Any]]:
+    async with await open_database(directory, create=False) as database:
+        events = await database.events_since(1, 1_000_000)
+        totals = next((json.loads(event.json) for event in reversed(events) if event.kind == "update"), {})
+        return await database.run(), totals
+
+
+def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
+        return
+    click.echo(
+        f"{answer.run_id}: {answer.phase}, update {answer.update}, version {answer.weight_version}, "
+        f"{answer.trajectories} trajectories, {answer.env_steps} steps, success {answer.success_rate:.0%}"
+    )
+    click.echo(f"environments busy {answer.env_utilisation:.0%}, replicas {answer.rollout_utilisation:.0%}")
+    for fate, count in sorted(answer.fates.items()):
+        click.echo(f"  {fate}: {count}")
+    for worker in answer.workers:
+        click.echo(
+            f"  {worker.worker_id:16s} {worker.state:8s} {worker.busy}/{worker.slots} "
+            f"version {worker.weight_version}, heard {worker.seconds_since_heard:.1f} s ago"
+        )
+
+
+def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str, Any], as_json: bool) -> None:
+    fields = {
+        "run": record.id,
+        "state": str(state),
+        "started": record.started,
+        "finished": record.finished,
+        "updates": totals.get("updates", 0),
+        "trajectories": totals.get("trajectories", 0),
+        "success_rate": totals.get("success_rate"),
+        "summary": dict(record.summary) if record.summary else None,
+    }
+    if as_json:
+        click.echo(json.dumps(fields))
+        return
+    click.echo(f"{record.id}: {state}, {fields['updates']} updates, {fields['trajectories']} trajectories")
+    if record.finished:
+        click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
+    if state in (RunState.INTERRUPTED, RunState.FAILED):
+        click.echo(f"go on with: dart train {directory / 'config.yaml'} --resume {directory}")
+    if record.summary and (after := record.summary.get("success_after")):
+        click.echo(f"held-out success {record.summary['success_before']['mean']:.1%} -> {after['mean']:.1%}")
+
+
+def list_runs(directory: Path) -> None:
+    """One line per run, newest first. Raises UserError when there is none."""
+    newest_run(directory)
+    for path in sorted(directory.glob("*/run.db"), key=lambda p: p.stat().st_ctime, reverse=True):
+        record, totals = asyncio.run(_read(path.parent))
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+        rate = totals.get("success_rate")
+        success = "" if rate is None else f", recent success {rate:.0%}"
+        click.echo(
+            f"{started}  {described_state(record):12s} {path.parent}  {totals.get('updates', 0)} updates{success}"
+        )

@@ -1,0 +1,147 @@
+"""`dart train` and `dart coordinator`: a run directory, a run, and its view."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from dart.config import Config, load
+from dart.coordinator.run import Interrupted, Run, Start, starting_point
+from dart.errors import UserError
+from dart.launcher import Launcher, local_children
+from dart.store.database import Database, sqlite_url
+
+
+def train(
+    config_path: Path, overrides: Sequence[str], resume: Path | None, *, quiet: bool, local_workers: bool
+) -> None:
+    """Run to the end; exit code 0 when it finished, 130 when it was interrupted. Raises UserError."""
+    config = load(config_path, overrides)
+    check_before(config, local_workers)
+    directory = resume if resume else new_directory(config, config.run.name)
+    summary = run_in_loop(config, directory, training=True, resume=bool(resume), quiet=quiet, local=local_workers)
+    if summary is None:
+        sys.exit(130)
+    from dart.commands.plot import learning_curve
+
+    picture = learning_curve(directory)
+    report(summary, directory, picture)
+
+
+def check_before(config: Config, local_workers: bool) -> None:
+    """Everything that can be known to be wrong before anything starts. Raises UserError."""
+    from dart.commands.doctor import problems
+
+    if local_workers and (found := problems(config)):
+        raise UserError("\n".join(found))
+
+
+def new_directory(config: Config, name: str) -> Path:
+    """A run directory of its own: a second run never touches the first's."""
+    base = config.run.directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1000):
+        directory = base if number == 0 else base.with_name(f"{base.name}-{number}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"run.directory: {directory} cannot be made ({error.strerror}): choose a writable folder"
+            ) from None
+        return directory
+    raise UserError(f"run.directory: {base} and 999 others exist: remove some")
+
+
+def run_in_loop(
+    config: Config, directory: Path, *, training: bool, resume: bool, quiet: bool, local: bool
+) -> dict[str, Any] | None:
+    """The summary, or None when the run was interrupted."""
+    import uvloop
+
+    logging.basicConfig(
+        filename=directory / "coordinator.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    return uvloop.run(_run(config, directory, training=training, resume=resume, quiet=quiet, local=local))
+
+
+async def _run(
+    config: Config, directory: Path, *, training: bool, resume: bool, quiet: bool, local: bool
+) -> dict[str, Any] | None:
+    async with await open_database(directory, create=not resume) as database:
+        if resume:
+            start = await starting_point(database)
+            await database.resume_run(pid=os.getpid(), control_address=None)
+        else:
+            start = Start()
+            (directory / "config.yaml").write_text(
+                yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False), encoding="utf-8"
+            )
+            await database.start_run(
+                directory.name,
+                config.run.name,
+                json.loads(config.model_dump_json()),
+                started=time.time(),
+                pid=os.getpid(),
+            )
+        run = Run(config, directory, database, training=training, start=start)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, run.interrupt)
+
+        async def launch() -> None:
+            address = await run.address
+            if not local:
+                click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
+                await asyncio.Event().wait()
+            await Launcher(local_children(config, address, training=training), directory / "logs").run()
+
+        from dart.commands.view import View
+
+        try:
+            async with View(run, live=not quiet and sys.stdout.isatty()):
+                return await run.execute(launch())
+        except Interrupted:
+            again = f"dart train {directory / 'config.yaml'} --resume {directory}" if training else "the same command"
+            click.echo(f"interrupted; everything that had finished is kept in {directory}. Go on with: {again}")
+            return None
+
+
+async def open_database(directory: Path, *, create: bool) -> Database:
+    """A run directory's database. Raises UserError when there is none and none is to be made."""
+    path = directory / "run.db"
+    if not create and not path.exists():
+        raise UserError(f"{directory} is not a run directory: it has no run.db; `dart runs` lists them")
+    return await Database.open(sqlite_url(path), directory / "blobs", create=create)
+
+
+def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:
+    """What a person wants to know at the end."""
+    before, after = summary["success_before"], summary["success_after"]
+    if before and after:
+        click.echo(f"held-out success {percent(before)} -> {percent(after)}")
+        for task, rate in after["per_task"].items():
+            click.echo(f"  {task:24s} {before['per_task'][task]['mean']:4.0%} -> {rate['mean']:4.0%}")
+    click.echo(
+        f"{summary['updates']} updates, {summary['trajectories']} trajectories, {summary['env_steps']} steps in "
+        f"{summary['train_seconds']:.0f} s; environments busy {summary['env_utilisation']:.0%}, "
+        f"replicas {summary['rollout_utilisation']:.0%}"
+    )
+    click.echo(f"run directory {directory}" + (f", learning curve {picture}" if picture else ""))
+
+
+def percent(rate: dict[str, Any]) -> str:
+    return f"{rate['mean']:.1%} ({rate['low']:.1%} to {rate['high']:.1%}, {rate['episodes']} episodes)"

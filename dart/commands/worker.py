@@ -1,0 +1,89 @@
+"""`dart worker`: one worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import importlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from dart.errors import UserError
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+from dart.wire.role import WorkerRole
+from dart.wire.worker import WorkerOptions, serve
+
+ROLES = {
+    "env": ("dart.workers.env.role", "EnvRole", "pip install 'dart-gui-rl[env-browser]'"),
+    "rollout": ("dart.workers.rollout.role", "RolloutRole", "pip install 'dart-gui-rl[rollout,cpu]' (or gpu)"),
+    "train": ("dart.workers.train.role", "TrainRole", "pip install 'dart-gui-rl[train,cpu]' (or gpu)"),
+}
+
+
+def run_worker(
+    role: str,
+    address: str,
+    worker_id: str | None,
+    tls: tuple[Path | None, Path | None, Path | None],
+    *,
+    parent_watch: bool,
+) -> None:
+    """Serve one role until goodbye. Raises UserError for anything the user can mend."""
+    if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", address):
+        raise UserError(f"--coordinator {address!r} is not HOST:PORT, for example 127.0.0.1:50051")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    faulthandler.enable()
+    options = WorkerOptions(
+        dial=Dial(address, os.environ.pop(TOKEN_ENVIRONMENT, None), *tls),
+        worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
+    )
+    work: Any = _load(role)
+    options.rank, options.world_size = getattr(work, "rank", 0), getattr(work, "world_size", 1)
+    if options.world_size > 1:
+        options.worker_id = f"{options.worker_id}-{options.rank}"
+    if preload := getattr(work, "preload", None):
+        preload()  # what has to happen before there are threads or an event loop
+    import uvloop
+
+    uvloop.run(_serve(work, options, parent_watch))
+
+
+def _load(role: str) -> WorkerRole:
+    if role not in ROLES:
+        raise UserError(f"--role {role!r} is not a role: use {', '.join(ROLES)}")
+    module, name, remedy = ROLES[role]
+    try:
+        made: WorkerRole = getattr(importlib.import_module(module), name)()
+    except ImportError as error:
+        raise UserError(
+            f"--role {role} needs {error.name or error}, which does not import ({error}): {remedy}"
+        ) from None
+    return made
+
+
+async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if parent_watch:
+        threading.Thread(target=_watch_parent, args=(loop, stop), daemon=True, name="parent-watch").start()
+    reason = await serve(role, options, stop)
+    logging.getLogger(__name__).info("ended: %s", reason)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Standard input is a pipe from the parent: when it closes the parent is gone, whatever the loop is doing."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(stop.set)
+    threading.Timer(20.0, os._exit, (1,)).start()

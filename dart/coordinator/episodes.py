@@ -1,0 +1,91 @@
+"""Sampling: one coroutine per trajectory, and an environment that finishes takes the next order at once.
+
+`sample` waits for: a free environment (unblocked when an episode ends), then an order (unblocked by the source:
+budget, pause, the end of an evaluation). An episode waits for: its environment's replies, and a replica with
+capacity. Infrastructure failures end an attempt, never the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from dart.agent.episode import EpisodeSpec, run_episode
+from dart.agent.grammar import make_grammar
+from dart.agent.prompt import Prompt
+from dart.config import Config
+from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
+from dart.coordinator.sessions import InfrastructureError, Worker
+from dart.core.groups import Order
+from dart.core.types import Generation, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeSource(Protocol):
+    """Gives out orders and takes results. `next` returns None when there is nothing more to sample."""
+
+    temperature: float
+
+    async def next(self) -> Order | None: ...
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None: ...
+
+    def failed(self, order: Order, error: InfrastructureError) -> None: ...
+
+
+class _Turns:
+    """`dart.agent.episode.Policy` over the pool: a trajectory's turns prefer the replica of the turn before."""
+
+    def __init__(self, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
+        self._pool, self._temperature, self._max_tokens = pool, temperature, max_tokens
+        self._replica: str | None = None
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        generation, self._replica = await self._pool.generate(
+            prompt, self._temperature, self._max_tokens, self._replica
+        )
+        return generation
+
+
+async def sample(source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config) -> None:
+    """Run orders until the source has no more and all that were begun have ended."""
+    grammar = make_grammar(config.agent)
+
+    async def episode(worker: Worker, order: Order) -> None:
+        env = EnvSession(worker, order)
+        spec = EpisodeSpec(
+            trajectory_id=order.trajectory_id,
+            group_id=order.group_id,
+            task=order.task,
+            step_limit=order.step_limit,
+            success_threshold=config.curation.success_threshold,
+            agent=config.agent,
+        )
+        turns = _Turns(policy, source.temperature, config.rollout.max_tokens)
+        envs.mark(worker, 1)
+        try:
+            trajectory = await run_episode(env, turns, spec, grammar)
+        except InfrastructureError as error:
+            log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
+            source.failed(order, error)
+            return
+        finally:
+            env.close()
+            envs.mark(worker, -1)
+            envs.release(worker)
+        await source.finished(order, trajectory)
+
+    async with asyncio.TaskGroup() as episodes:
+        while True:
+            worker = await envs.acquire()
+            try:
+                order = await source.next()
+            except asyncio.CancelledError:
+                envs.release(worker)
+                raise
+            if order is None:
+                envs.release(worker)
+                return
+            episodes.create_task(episode(worker, order))

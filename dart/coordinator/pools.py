@@ -1,0 +1,243 @@
+"""The fleet as resources: environments to hold for an episode, replicas to generate with.
+
+`EnvPool` owns which environments are free: `acquire` waits for one, first come first served. `RolloutPool` owns the
+replicas' load: `generate` goes to whichever replica has capacity, waits in line while none has, and is made again
+elsewhere when a replica is lost or ends the request for a weight update; generating has no side effect, so the
+episode never notices. Lines have no bound of their own: at most one entry per environment stands in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from typing import Any
+
+from dart.agent.prompt import Prompt
+from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
+from dart.core.groups import Order
+from dart.core.action import Action
+from dart.core.routing import Replica, Router
+from dart.core.types import Generation, Image, Observation, Task
+from dart.core.usage import BusyClock
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import (
+    action_to_proto,
+    generation_from_proto,
+    image_to_proto,
+    observation_from_proto,
+    part_to_proto,
+    task_to_proto,
+)
+
+GENERATE_ATTEMPTS = 5
+
+
+class EnvPool:
+    def __init__(self, fleet: Fleet) -> None:
+        self.usage = BusyClock(time.monotonic())
+        self.slots = 0
+        self.busy = 0
+        self.busy_at: dict[str, int] = {}
+        self._free: deque[Worker] = deque()
+        self._waiting: deque[asyncio.Future[Worker]] = deque()
+        fleet.on_ready.append(self._joined)
+        fleet.on_lost.append(self._left)
+
+    async def acquire(self) -> Worker:
+        """A worker with a free environment, which is now held; give it back with `release`."""
+        while self._free:
+            worker = self._free.popleft()
+            if worker.state == "ready":
+                return worker
+        waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.release(waiter.result())
+            raise
+
+    def release(self, worker: Worker) -> None:
+        if worker.state != "ready":
+            return
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(worker)
+                return
+        self._free.append(worker)
+
+    def mark(self, worker: Worker, busy: int) -> None:
+        """An environment of this worker begins (+1) or ends (-1) an episode; -1 after the worker is lost is ignored."""
+        if worker.hello.instance_id in self.busy_at:
+            self.busy_at[worker.hello.instance_id] += busy
+            self.busy += busy
+            self.usage.use(time.monotonic(), busy)
+
+    def _joined(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ENV:
+            return
+        self.slots += worker.slots
+        self.busy_at[worker.hello.instance_id] = 0
+        self.usage.offer(time.monotonic(), worker.slots)
+        for _ in range(worker.slots):
+            self.release(worker)
+
+    def _left(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ENV:
+            return
+        busy = self.busy_at.pop(worker.hello.instance_id)
+        self.slots -= worker.slots
+        self.busy -= busy
+        now = time.monotonic()
+        self.usage.use(now, -busy)
+        self.usage.offer(now, -worker.slots)
+        self._free = deque(w for w in self._free if w is not worker)
+
+
+class EnvSession:
+    """One episode's hold on an environment (`dart.agent.episode.Env`)."""
+
+    def __init__(self, worker: Worker, order: Order) -> None:
+        self._worker = worker
+        self._assignment = pb.Assignment(assignment_id=order.trajectory_id, attempt=order.attempt)
+
+    async def reset(self, task: Task) -> Observation:
+        reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        return observation_from_proto(reply)
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
+        return observation_from_proto(reply)
+
+    def close(self) -> None:
+        """The environment is free again; also when the episode was cancelled, so nothing is awaited."""
+        self._worker.tell(pb.Release(assignment=self._assignment))
+        self._worker.end_assignment(self._assignment.assignment_id, self._assignment.attempt)
+
+
+class RolloutPool:
+    def __init__(self, fleet: Fleet) -> None:
+        self.router = Router()
+        self.usage = BusyClock(time.monotonic())
+        """A replica is busy while it has at least one request in flight."""
+        self.requests = 0
+        self._workers: dict[str, Worker] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._numbers = itertools.count(1)
+        fleet.on_ready.append(self._joined)
+        fleet.on_lost.append(self._left)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def generate(
+        self, prompt: Prompt, temperature: float, max_tokens: int, affinity: str | None
+    ) -> tuple[Generation, str]:
+        """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
+
+        Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
+        invalid.
+        """
+        number = next(self._numbers)
+        with_data = False
+        for attempt in range(1, GENERATE_ATTEMPTS + 1):
+            replica = await self._take(affinity)
+            worker = self._workers[replica.id]
+            try:
+                reply = await worker.call(
+                    pb.Generate(
+                        assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
+                        prompt=[_part(worker, part, with_data) for part in prompt.parts],
+                        sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
+                    )
+                )
+                self.requests += 1
+                return generation_from_proto(reply), replica.id
+            except CommandFailed as error:
+                if error.code == pb.FAILURE_CODE_INVALID:
+                    raise
+                if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
+                    worker.forget_images()
+                    with_data = True
+                last: InfrastructureError = error
+            except WorkerLost as error:
+                last = error
+            except asyncio.CancelledError:
+                worker.tell(pb.Abort(assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt)))
+                raise
+            finally:
+                worker.end_assignment(f"q{number}", attempt)
+                self._give_back(replica)
+        raise last
+
+    def set_serving(self, replica_id: str, serving: bool) -> None:
+        """Take a replica out of the rotation for a weight update, or put it back."""
+        if replica := self.router.replicas.get(replica_id):
+            replica.serving = serving
+            self._wake()
+
+    def set_version(self, replica_id: str, version: int) -> None:
+        if replica := self.router.replicas.get(replica_id):
+            replica.version = version
+
+    async def _take(self, affinity: str | None) -> Replica:
+        while (replica := self.router.pick(affinity)) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+        replica.busy += 1
+        if replica.busy == 1:
+            self.usage.use(time.monotonic(), 1)
+        return replica
+
+    def _give_back(self, replica: Replica) -> None:
+        replica.busy -= 1
+        if self.router.replicas.get(replica.id) is not replica:
+            return  # the replica left, and took its time with it
+        if replica.busy == 0:
+            self.usage.use(time.monotonic(), -1)
+        self._wake()
+
+    def _wake(self) -> None:
+        free = sum(r.slots - r.busy for r in self.router.replicas.values() if r.serving)
+        while self._waiting and free > 0:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                free -= 1
+
+    def _joined(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ROLLOUT:
+            return
+        self._workers[worker.id] = worker
+        self.router.replicas[worker.id] = Replica(worker.id, worker.slots, worker.ready.weight_version)
+        self.usage.offer(time.monotonic(), 1)
+        self._wake()
+
+    def _left(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ROLLOUT:
+            return
+        replica = self.router.replicas.pop(worker.id)
+        now = time.monotonic()
+        if replica.busy:
+            self.usage.use(now, -1)
+        self.usage.offer(now, -1)
+
+
+def _part(worker: Worker, part: Any, with_data: bool) -> pb.PromptPart:
+    if not isinstance(part, Image):
+        return part_to_proto(part)
+    known = worker.holds_image(part.sha256) and not with_data
+    if not known:
+        worker.sent_image(part.sha256)
+    return pb.PromptPart(image=image_to_proto(part, with_data=not known))

@@ -1,0 +1,233 @@
+"""The coordinator's end of each worker's session.
+
+`Fleet` owns one `Worker` per worker instance. A `Worker.call` sends one command and waits for its reply; it survives a
+lost stream, because commands without an answer are sent again when the same instance comes back within
+`lost_after` seconds, and the worker answers each at most once. After that the worker is lost: every waiting call
+raises `WorkerLost`. Only Bye means goodbye.
+
+Bounds: callers take a slot before they call (pools), so a worker never has more assignments than slots; the outbox
+holds at most those commands and one heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dart.v1 import session_pb2 as pb
+from dart.wire.role import Command
+
+log = logging.getLogger(__name__)
+
+_COMMAND_FIELDS: dict[type, str] = {
+    pb.Reset: "reset", pb.Act: "act", pb.Release: "release", pb.Generate: "generate", pb.Abort: "abort",
+    pb.LoadWeights: "load_weights", pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights",
+    pb.SaveCheckpoint: "save_checkpoint",
+}  # fmt: skip
+
+Key = tuple[str, int, int]
+
+
+class InfrastructureError(Exception):
+    """A worker, not the policy, is to blame: the attempt is discarded and given out again."""
+
+
+class WorkerLost(InfrastructureError):
+    """The worker left or went silent while a call waited."""
+
+
+class CommandFailed(InfrastructureError):
+    """The worker answered with a Failure."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Pending:
+    messages: list[pb.SessionResponse]
+    reply: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker instance. `state`: starting (before Ready), ready, lost."""
+
+    hello: pb.Hello
+    epoch: int
+    state: str = "starting"
+    ready: pb.Ready = field(default_factory=pb.Ready)
+    last_heard: float = 0.0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    outbox: asyncio.Queue[pb.SessionResponse] = field(default_factory=asyncio.Queue)
+    stale_replies: int = 0
+    _pending: dict[Key, _Pending] = field(default_factory=dict)
+    _sequences: dict[tuple[str, int], int] = field(default_factory=dict)
+    _images: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    connections: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.hello.worker_id
+
+    @property
+    def role(self) -> pb.Role:
+        return self.hello.role
+
+    @property
+    def slots(self) -> int:
+        return self.ready.slots
+
+    async def call(self, *commands: Command) -> Any:
+        """Send a command (or the pages of one) and return the reply to it, or to its last page.
+
+        The assignment's epoch and sequence are filled in. Raises CommandFailed when the worker answers with a
+        Failure, WorkerLost when it is gone. A cancelled call forgets the reply.
+        """
+        if self.state == "lost":
+            raise WorkerLost(f"worker {self.id} is lost")
+        messages = [self._number(command) for command in commands]
+        last = commands[-1].assignment
+        key = (last.assignment_id, last.attempt, last.sequence)
+        pending = _Pending(messages, asyncio.get_running_loop().create_future())
+        self._pending[key] = pending
+        for message in messages:
+            self.outbox.put_nowait(message)
+        try:
+            return await pending.reply
+        finally:
+            self._pending.pop(key, None)
+
+    def tell(self, command: Command) -> None:
+        """Send a command that has no reply (Abort)."""
+        if self.state != "lost":
+            self.outbox.put_nowait(self._number(command))
+
+    def end_assignment(self, assignment_id: str, attempt: int) -> None:
+        """No more commands of this assignment will come: forget its sequence."""
+        self._sequences.pop((assignment_id, attempt), None)
+
+    def holds_image(self, digest: bytes) -> bool:
+        """True when the worker keeps this image, and marks it as used, as the worker will."""
+        if digest in self._images:
+            self._images.move_to_end(digest)
+            return True
+        return False
+
+    def sent_image(self, digest: bytes) -> None:
+        """The worker was sent this image's bytes. Mirrors the worker's own cache of the size that it announced."""
+        self._images[digest] = None
+        while len(self._images) > self.ready.image_cache_entries:
+            self._images.popitem(last=False)
+
+    def forget_images(self) -> None:
+        self._images.clear()
+
+    def receive(self, message: pb.SessionRequest) -> None:
+        """A reply from the worker: wakes the call that waits for it, or is counted as stale."""
+        body: Any = getattr(message, message.WhichOneof("body") or "", None)
+        assignment = getattr(body, "assignment", None)
+        if assignment is None:
+            return
+        pending = self._pending.get((assignment.assignment_id, assignment.attempt, assignment.sequence))
+        if assignment.epoch != self.epoch or pending is None or pending.reply.done():
+            self.stale_replies += 1
+            return
+        if isinstance(body, pb.Failure):
+            pending.reply.set_exception(CommandFailed(body.code, f"{self.id}: {body.message}"))
+        else:
+            pending.reply.set_result(body)
+
+    def resume(self) -> None:
+        """The same instance is back: send what has no answer again."""
+        self.outbox = asyncio.Queue()
+        for pending in self._pending.values():
+            for message in pending.messages:
+                self.outbox.put_nowait(message)
+
+    def lose(self, why: str) -> None:
+        self.state = "lost"
+        self.lost.set()
+        for pending in self._pending.values():
+            if not pending.reply.done():
+                pending.reply.set_exception(WorkerLost(f"worker {self.id} is lost: {why}"))
+
+    def _number(self, command: Command) -> pb.SessionResponse:
+        assignment = command.assignment
+        work = (assignment.assignment_id, assignment.attempt)
+        assignment.epoch = self.epoch
+        assignment.sequence = self._sequences.get(work, 0) + 1
+        self._sequences[work] = assignment.sequence
+        return pb.SessionResponse(**{_COMMAND_FIELDS[type(command)]: command})
+
+
+Listener = Callable[[Worker], None]
+
+
+class Fleet:
+    """Every connected worker. Listeners are called when a worker becomes ready and when it is lost."""
+
+    def __init__(self, lost_after: float) -> None:
+        self._lost_after = lost_after
+        self._epochs = itertools.count(int(time.time()) << 8)
+        self.workers: dict[str, Worker] = {}
+        """By instance id; the lost ones are gone."""
+        self.on_ready: list[Listener] = []
+        self.on_lost: list[Listener] = []
+
+    def of_role(self, role: pb.Role) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.role == role]
+
+    def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:
+        """The worker of this Hello, and whether it resumes a session that is still remembered."""
+        known = self.workers.get(hello.instance_id)
+        if known is not None and known.epoch == hello.last_epoch:
+            known.resume()
+            return known, True
+        if known is not None:
+            self.lose(known, "it began anew")
+        for other in list(self.workers.values()):
+            # The same name twice: a restarted worker, whose old stream has not been noticed as dead yet.
+            if other.id == hello.worker_id and other.connections == 0:
+                self.lose(other, "another instance took its name")
+        worker = Worker(hello, next(self._epochs), last_heard=time.monotonic())
+        self.workers[hello.instance_id] = worker
+        return worker, False
+
+    def became_ready(self, worker: Worker, ready: pb.Ready) -> None:
+        if worker.state == "ready":
+            return
+        worker.ready, worker.state = ready, "ready"
+        for listener in self.on_ready:
+            listener(worker)
+
+    def lose(self, worker: Worker, why: str) -> None:
+        if worker.state == "lost":
+            return
+        was_ready = worker.state == "ready"
+        del self.workers[worker.hello.instance_id]
+        worker.lose(why)
+        log.warning("worker %s is lost: %s", worker.id, why)
+        if was_ready:
+            for listener in self.on_lost:
+                listener(worker)
+
+    async def reap(self) -> None:
+        """Lose every worker that has been silent for `lost_after` seconds. Runs until cancelled."""
+        while True:
+            now = time.monotonic()
+            for worker in [w for w in self.workers.values() if now - w.last_heard >= self._lost_after]:
+                self.lose(worker, f"silent for {self._lost_after:.0f} s")
+            heard = min((worker.last_heard for worker in self.workers.values()), default=now)
+            await asyncio.sleep(max(heard + self._lost_after - now, 0.5))
+
+    def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
+        for worker in list(self.workers.values()) if workers is None else workers:
+            worker.outbox.put_nowait(message)

@@ -1,0 +1,46 @@
+"""What a finished run leaves for people: summary.json, with the machine and the software that it ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import dart
+
+
+def machine() -> dict[str, Any]:
+    """Cores that this process may use, memory, operating system, processor."""
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages * page / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+    }
+
+
+def software() -> dict[str, str]:
+    """Versions of what the coordinator itself runs on; workers report theirs in Ready."""
+    names = ("grpcio", "protobuf", "SQLAlchemy", "uvloop")
+    return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
+
+
+def write_summary(directory: Path, summary: dict[str, Any]) -> Path:
+    """summary.json, whole or not at all."""
+    path = directory / "summary.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,191 @@
+"""Rolling weight sync: one replica after the other gets the newest version while the others serve.
+
+`WeightSync.run` interprets `core.sync_plan.SyncPlan`: whenever something changed it starts what the plan allows. A
+replica is out of the rotation from the moment its transfer starts until it has answered; training and the other
+replicas go on. A transfer that breaks costs that replica a retry with a new transfer group, never the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Sequence
+
+from dart import config
+from dart.coordinator.metrics import Metrics
+from dart.coordinator.pools import RolloutPool
+from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
+from dart.coordinator.training import TrainerRanks
+from dart.core.sync_plan import SyncPlan
+from dart.store.database import Database
+from dart.store.records import SyncRecord
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2
+
+log = logging.getLogger(__name__)
+
+_MODES = {
+    "keep": weights_pb2.PAUSE_MODE_KEEP,
+    "drain": weights_pb2.PAUSE_MODE_DRAIN,
+    "abort": weights_pb2.PAUSE_MODE_ABORT,
+}
+RETRY_SECONDS = 0.5
+
+
+class WeightSync:
+    def __init__(
+        self,
+        settings: config.Sync,
+        fleet: Fleet,
+        policy: RolloutPool,
+        ranks: TrainerRanks,
+        database: Database,
+        metrics: Metrics,
+        version: int = 0,
+    ) -> None:
+        self._settings, self._policy, self._ranks = settings, policy, ranks
+        self._database, self._metrics = database, metrics
+        self._plan = SyncPlan(settings.max_unavailable, version)
+        self._workers: dict[str, Worker] = {}
+        self._groups: dict[str, weights_pb2.TransferGroup] = {}
+        self._tensors: Sequence[weights_pb2.TensorInfo] = ()
+        self._numbers = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        fleet.on_ready.append(self._joined)
+        fleet.on_lost.append(self._left)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Each replica's version."""
+        return self._plan.versions
+
+    def publish(self, version: int, tensors: Sequence[weights_pb2.TensorInfo]) -> None:
+        """The trainer has staged a new version."""
+        self._plan.published(version)
+        self._tensors = tensors
+        self._notify()
+
+    async def settled(self) -> None:
+        """Wait until every replica serves the newest version."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as transfers:
+            while True:
+                self._changed.clear()
+                while self._tensors and (chosen := self._plan.next()):
+                    transfers.create_task(self._update(*chosen))
+                await self._changed.wait()
+
+    async def _update(self, replica: str, version: int) -> None:
+        worker = self._workers[replica]
+        self._policy.set_serving(replica, False)
+        started = time.time()
+        self._metrics.event("sync_started", replica=replica, version=version, versions=self.versions)
+        try:
+            loaded = await self._transfer(worker, version)
+        except InfrastructureError as error:
+            log.warning("sync of %s to version %d failed: %s", replica, version, error)
+            self._metrics.event("sync_failed", replica=replica, version=version, why=str(error))
+            self._groups.pop(worker.hello.instance_id, None)
+            await asyncio.sleep(RETRY_SECONDS)
+            if self._workers.get(replica) is worker:
+                self._plan.failed(replica)
+                self._notify()
+            return
+        if self._workers.get(replica) is not worker:
+            return
+        self._plan.updated(replica, version)
+        self._policy.set_version(replica, version)
+        self._policy.set_serving(replica, True)
+        self._metrics.weight_syncs += 1
+        self._metrics.event(
+            "sync", replica=replica, version=version, seconds=round(time.time() - started, 4),
+            pause_seconds=round(loaded.pause_seconds, 4), bytes=loaded.bytes, versions=self.versions,
+        )  # fmt: skip
+        await self._database.add_sync(
+            SyncRecord(version, replica, started, time.time(), loaded.pause_seconds, loaded.bytes)
+        )
+        self._notify()
+
+    async def _transfer(self, worker: Worker, version: int) -> pb.WeightsLoaded:
+        """Both ends at once. Raises InfrastructureError when either fails."""
+        name = f"w{next(self._numbers)}"
+        group = self._group(worker)
+        load = pb.LoadWeights(
+            assignment=pb.Assignment(assignment_id=name, attempt=1),
+            version=version,
+            group=group,
+            pause_mode=_MODES[self._settings.mode],
+            tensors=self._tensors,
+        )
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
+                loading = ends.create_task(_load(worker, load))
+                ends.create_task(self._ranks.send_weights(pb.Assignment(assignment_id=name, attempt=1), version, group))
+        except* InfrastructureError as errors:
+            raise errors.exceptions[0] from None
+        except* TimeoutError:
+            raise InfrastructureError(f"no end of the transfer within {self._settings.timeout_seconds:.0f} s") from None
+        except* KeyError:
+            raise InfrastructureError("the trainer is gone") from None
+        finally:
+            worker.end_assignment(name, 1)
+        return loading.result()
+
+    def _group(self, worker: Worker) -> weights_pb2.TransferGroup:
+        """The replica's transfer group: made once per replica instance, and anew after a failure."""
+        key = worker.hello.instance_id
+        if key not in self._groups:
+            host = self._ranks.rank0.ready.transfer_host or "127.0.0.1"
+            self._groups[key] = weights_pb2.TransferGroup(
+                group_id=f"{worker.id}-{next(self._numbers)}",
+                transport=self._settings.transport,
+                host=host,
+                port=_free_port(),
+                world_size=1 + worker.ready.engine_ranks,
+            )
+        return self._groups[key]
+
+    def _joined(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ROLLOUT:
+            return
+        self._workers[worker.id] = worker
+        self._plan.joined(worker.id, worker.ready.weight_version)
+        if worker.ready.weight_version < self._plan.version:
+            self._policy.set_serving(worker.id, False)
+        self._notify()
+
+    def _left(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_ROLLOUT:
+            return
+        self._workers.pop(worker.id, None)
+        self._groups.pop(worker.hello.instance_id, None)
+        self._plan.left(worker.id)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        if self._plan.settled:
+            self._settled.set()
+        else:
+            self._settled.clear()
+
+
+async def _load(worker: Worker, load: pb.LoadWeights) -> pb.WeightsLoaded:
+    reply: pb.WeightsLoaded = await worker.call(load)
+    return reply
+
+
+def _free_port() -> int:
+    """A port that is free here now; the trainer listens on it. A taken one fails the transfer, which is then retried."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

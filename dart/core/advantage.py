@@ -1,0 +1,38 @@
+"""Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO).
+
+Pure Python: the coordinator computes them when a group closes and stores them with the trajectories, and it imports
+no torch. Every step of trajectory i carries A_i.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+Level = Literal["trajectory", "step"]
+
+
+def group_advantages(
+    rewards: Sequence[float], steps: Sequence[int], *, level: Level = "trajectory", std_normalise: bool = True
+) -> list[float]:
+    """Advantages of one group's N trajectories.
+
+    rewards: R_i in [0, 1], N of them; steps: the trajectories' lengths. `level` says what counts once in mean and
+    (population) std: each trajectory, or each step (the paper's released code). `std_normalise` False leaves the
+    division out (Dr.GRPO). A group without spread has advantage 0 throughout.
+
+    Raises ValueError when the lengths differ, nothing is given, or a trajectory has no steps.
+    """
+    if len(rewards) != len(steps) or not rewards:
+        raise ValueError(f"{len(rewards)} rewards and {len(steps)} lengths: give one of each per trajectory")
+    if min(steps) < 1:
+        raise ValueError("a trajectory without steps has no advantage")
+    weighted = (
+        list(rewards) if level == "trajectory" else [r for r, n in zip(rewards, steps, strict=True) for _ in range(n)]
+    )
+    mean = statistics.fmean(weighted)
+    std = statistics.pstdev(weighted, mean)
+    if std == 0.0:
+        return [0.0] * len(rewards)
+    return [(r - mean) / (std if std_normalise else 1.0) for r in rewards]

@@ -1,0 +1,94 @@
+"""The trainer feed: released groups in order of release, batches cut from them, samples balanced over ranks.
+
+Bound: the start budget (`core.curation.start_budget`) limits what can wait here; the trainer empties it. A group is
+either wholly in one batch or dropped as stale, never split and never given twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dart.core.curation import staleness
+from dart.core.types import Step, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedGroup:
+    id: str
+    trajectories: tuple[Trajectory, ...]
+    advantages: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step to train on."""
+
+    trajectory: Trajectory
+    step: Step
+    advantage: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.step.generation.prompt_token_ids) + len(self.step.generation.token_ids)
+
+
+class Feed:
+    def __init__(self, trajectories_per_update: int, max_staleness: int) -> None:
+        self._size, self._max_staleness = trajectories_per_update, max_staleness
+        self._waiting: deque[ReleasedGroup] = deque()
+        self.waiting_trajectories = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, group: ReleasedGroup) -> None:
+        self._waiting.append(group)
+        self.waiting_trajectories += len(group.trajectories)
+
+    def drop_stale(self, trainer_version: int) -> list[ReleasedGroup]:
+        """Take out the groups with a trajectory past the staleness bound."""
+        stale = [g for g in self._waiting if self._worst(g, trainer_version) > self._max_staleness]
+        for group in stale:
+            self._waiting.remove(group)
+            self.waiting_trajectories -= len(group.trajectories)
+        return stale
+
+    def take(self) -> list[ReleasedGroup] | None:
+        """The oldest groups that make a batch, or None while there are too few trajectories."""
+        if self.waiting_trajectories < self._size:
+            return None
+        batch: list[ReleasedGroup] = []
+        count = 0
+        while count < self._size:
+            group = self._waiting.popleft()
+            batch.append(group)
+            count += len(group.trajectories)
+        self.waiting_trajectories -= count
+        return batch
+
+    @staticmethod
+    def _worst(group: ReleasedGroup, trainer_version: int) -> int:
+        return max(staleness(trainer_version, trajectory) for trajectory in group.trajectories)
+
+
+def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
+    """Every step of every trajectory: no step is left out."""
+    return [
+        Sample(trajectory, step, advantage)
+        for group in groups
+        for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
+        for step in trajectory.steps
+    ]
+
+
+def balance(samples: Sequence[Sample], ranks: int) -> list[list[Sample]]:
+    """Share samples over ranks so that tokens are even: longest first, each to the rank with the fewest so far."""
+    shares: list[list[Sample]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for sample in sorted(samples, key=lambda s: s.tokens, reverse=True):
+        rank = loads.index(min(loads))
+        shares[rank].append(sample)
+        loads[rank] += sample.tokens
+    return shares

@@ -1,0 +1,145 @@
+"""Groups: the N roll-outs of one task whose rewards are compared with each other.
+
+`GroupBook` owns every group that is not closed yet, and decides which roll-out comes next: the unit of scheduling is
+one trajectory (roll-out-wise sampling), so the book always has a next order, whatever other groups are still waiting
+for. The data manager calls it; time and randomness come in as arguments.
+
+Invariant: started = finished + running for each group, and a group closes when `planned` roll-outs have finished.
+An attempt that infrastructure ended is given out again with the next attempt number, and costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dart.core.types import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One roll-out to run: `attempt` counts from 1 and grows when infrastructure ended the last one."""
+
+    trajectory_id: str
+    group_id: str
+    task: Task
+    step_limit: int
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class Group:
+    id: str
+    task: Task
+    planned: int
+    step_limit: int
+    started: int = 0
+    retry: deque[Order] = field(default_factory=deque)
+    finished: list[Trajectory] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.finished) == self.planned
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self.retry) or self.started < self.planned
+
+
+class TaskSampler:
+    """Which task comes next: all of them, in rounds whose order is shuffled; each time with a new seed."""
+
+    def __init__(self, suite: str, names: Sequence[str], seeds: tuple[int, int], rng: random.Random) -> None:
+        self._suite, self._names, self._seeds, self._rng = suite, list(names), seeds, rng
+        self._round: list[str] = []
+        self._submitted: deque[Task] = deque()
+
+    def submit(self, task: Task) -> None:
+        """Put a task at the head of the queue."""
+        self._submitted.append(task)
+
+    def next(self) -> Task:
+        if self._submitted:
+            return self._submitted.popleft()
+        if not self._round:
+            self._round = self._rng.sample(self._names, len(self._names))
+        return Task(self._suite, self._round.pop(), self._rng.randrange(*self._seeds))
+
+
+class GroupBook:
+    """The open groups and the next order. `plan(task) -> (N, step limit)` is asked when a group opens."""
+
+    def __init__(self, sampler: TaskSampler, plan: Callable[[Task], tuple[int, int]], first_number: int = 1) -> None:
+        self.sampler = sampler
+        self._plan = plan
+        self._number = first_number
+        self._open: dict[str, Group] = {}
+        self._with_next: deque[Group] = deque()
+
+    @property
+    def open_trajectories(self) -> int:
+        """Roll-outs that open groups still hold or owe."""
+        return sum(group.planned for group in self._open.values())
+
+    def next_would_open(self) -> bool:
+        return not self._with_next
+
+    def next(self) -> tuple[Order, Group | None]:
+        """The next order, and the group if this opened one."""
+        opened = None
+        if not self._with_next:
+            opened = self._open_group()
+        group = self._with_next[0]
+        if group.retry:
+            order = group.retry.popleft()
+        else:
+            group.started += 1
+            order = Order(f"{group.id}-{group.started}", group.id, group.task, group.step_limit)
+        if not group.has_next:
+            self._with_next.popleft()
+        return order, opened
+
+    def finished(self, trajectory: Trajectory) -> Group | None:
+        """Count a finished trajectory; returns its group, taken out of the book, when that closes it."""
+        group = self._open[trajectory.group_id]
+        group.finished.append(trajectory)
+        if not group.complete:
+            return None
+        del self._open[group.id]
+        return group
+
+    def failed(self, order: Order) -> Order:
+        """Infrastructure ended this attempt: the same roll-out is next in line, with a new attempt number."""
+        group = self._open[order.group_id]
+        again = Order(order.trajectory_id, order.group_id, order.task, order.step_limit, order.attempt + 1)
+        if not group.has_next:
+            self._with_next.appendleft(group)
+        group.retry.append(again)
+        return again
+
+    def restore(self, group_id: str, task: Task, planned: int, finished: Sequence[Trajectory]) -> Group | None:
+        """Take up a group that an earlier process left open: what has finished counts, the rest is given out again.
+
+        Returns the group, not taken into the book, when nothing is left to run.
+        """
+        _, step_limit = self._plan(task)
+        group = Group(group_id, task, planned, step_limit, planned, deque(), list(finished))
+        done = {trajectory.id for trajectory in finished}
+        names = (f"{group_id}-{number}" for number in range(1, planned + 1))
+        group.retry.extend(Order(name, group_id, task, step_limit, 2) for name in names if name not in done)
+        if group.complete:
+            return group
+        self._open[group_id] = group
+        self._with_next.append(group)
+        return None
+
+    def _open_group(self) -> Group:
+        task = self.sampler.next()
+        planned, step_limit = self._plan(task)
+        group = Group(f"g{self._number:06d}", task, planned, step_limit)
+        self._number += 1
+        self._open[group.id] = group
+        self._with_next.append(group)
+        return group

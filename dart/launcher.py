@@ -1,0 +1,151 @@
+"""Local workers as child processes of `dart train`: started, watched, restarted, and never left behind.
+
+Each child is a process group of its own, so that Ctrl-C in the terminal reaches only `dart train`, which ends the
+children in order: goodbye over the session, then SIGTERM to what is left of the group, then SIGKILL. Each child's
+standard input is a pipe from here: when this process dies, however it dies, the pipe closes and the child ends.
+
+A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times; one that ends with code 2 was
+given something wrong, and ends the run with its message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dart.config import Config
+from dart.errors import UserError
+from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
+
+MOST_RESTARTS = 3
+GOODBYE_SECONDS = 5.0
+TERMINATE_SECONDS = 2.0
+USER_ERROR_EXIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One worker to start. `restart` False: its end is the run's business (the trainer's state went with it)."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restart: bool = True
+
+
+def local_children(config: Config, address: str, *, training: bool) -> list[Child]:
+    """Every worker that the config asks for on this machine."""
+
+    def child(role: str, name: str, extra: Mapping[str, str], prefix: Sequence[str] = ()) -> Child:
+        source = config.server.tokens.get(role)  # type: ignore[call-overload]
+        token = {TOKEN_ENVIRONMENT: read_token(source, f"server.tokens.{role}")} if source else {}
+        tls = ["--tls-ca", str(config.server.tls_certificate)] if config.server.tls_certificate else []
+        command = [
+            *(prefix or [sys.executable]), "-m", "dart", "worker",
+            "--role", role, "--coordinator", address, "--id", name, "--parent-watch", *tls,
+        ]  # fmt: skip
+        return Child(name, command, {**extra, **token}, restart=role != "train")
+
+    children = [child("env", f"env-{n}", {}) for n in range(config.environment.workers)]
+    children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in range(config.rollout.replicas)]
+    if training:
+        ranks = config.trainer.ranks
+        launch = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--num_processes",
+            str(ranks),
+            "--num_machines",
+            "1",
+        ]
+        launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+        launch += ["--cpu"] if config.sync.transport == "gloo" else ["--multi_gpu"]
+        children.append(child("train", "train", {}, launch if ranks > 1 else ()))
+    return children
+
+
+class Launcher:
+    def __init__(self, children: Sequence[Child], logs: Path) -> None:
+        self._children, self._logs = children, logs
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def run(self) -> None:
+        """Start all and watch them until cancelled; then end every process that is left.
+
+        Raises UserError when a child cannot go on.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            async with asyncio.TaskGroup() as watches:
+                for child in self._children:
+                    watches.create_task(self._keep(child))
+        except* UserError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._end_all()
+
+    async def _keep(self, child: Child) -> None:
+        for restarts in range(MOST_RESTARTS + 1):
+            code = await self._run_once(child)
+            if code == 0:
+                return
+            if code == USER_ERROR_EXIT:
+                raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
+            if not child.restart:
+                raise UserError(
+                    f"{child.name} ended with code {code}: {_last_words(self._log(child))}: see {self._log(child)}"
+                )
+            if restarts < MOST_RESTARTS:
+                self._note(child, f"ended with code {code}; restarted")
+        raise UserError(
+            f"{child.name} ended {MOST_RESTARTS + 1} times, the last with code {code}: "
+            f"{_last_words(self._log(child))}: see {self._log(child)}"
+        )
+
+    async def _run_once(self, child: Child) -> int:
+        with self._log(child).open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *child.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **child.environment},
+            )
+        self._processes[child.name] = process
+        return await process.wait()
+
+    async def _end_all(self) -> None:
+        """By now the workers have been told goodbye: wait, then SIGTERM, then SIGKILL to each process group."""
+        for process in self._processes.values():
+            if process.stdin:
+                process.stdin.close()
+        for number, seconds in ((None, GOODBYE_SECONDS), (signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, 1.0)):
+            if number is not None:
+                for process in self._processes.values():
+                    # Also when the child itself is gone: an engine or a browser of its group may not be.
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await asyncio.gather(*(process.wait() for process in self._processes.values()))
+
+    def _log(self, child: Child) -> Path:
+        return self._logs / f"{child.name}.log"
+
+    def _note(self, child: Child, text: str) -> None:
+        with self._log(child).open("a", encoding="utf-8") as log:
+            log.write(f"-- {child.name} {text}\n")
+
+
+def _last_words(log: Path) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line), "")

@@ -1,0 +1,233 @@
+"""Screenshots by the SHA-256 of their bytes, in a directory or behind any fsspec URL.
+
+What always holds: a blob is whole or not there (a temporary name, then a rename; an object store's put); a digest
+already held is not written again; `get` returns bytes that hash to the digest or raises. Layout: `ab/abcdef…`.
+
+A blob that `put` has returned for outlives the process that put it. A local blob is not forced onto the disk, so a
+power failure may lose the newest ones; `get` then says so, and putting it again mends it.
+
+The plain methods block and may be called from any thread; the ones ending in `_async` do the same in a small pool of
+threads, with one hop however many blobs there are. The data manager is the only writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from fsspec.core import url_to_fs
+
+from dart.core.types import Image
+from dart.errors import UserError
+
+T = TypeVar("T")
+
+# On these a put is atomic by itself, and a rename would be a copy and a delete.
+_ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"}
+_TEMPORARY = "tmp"
+_TEMPORARY_SECONDS = 3600.0
+
+
+class BlobError(UserError):
+    """A blob cannot be had."""
+
+
+class BlobMissing(BlobError):
+    """No blob of this digest is in the store."""
+
+
+class BlobCorrupt(BlobError):
+    """The bytes are not those that the digest was taken of."""
+
+
+class _Files(Protocol):
+    """Named byte strings. `read` and `size` raise FileNotFoundError."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def size(self, name: str) -> int: ...
+
+
+class _LocalFiles:
+    """Plain file calls: several times faster than through fsspec for files of a few KB."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._temporary = root / _TEMPORARY
+        self._counter = itertools.count()
+        try:
+            self._temporary.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"blob directory {root} cannot be made ({error.strerror}): name a writable one") from None
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes what writers that died have left; a living writer's file is younger."""
+        oldest = time.time() - _TEMPORARY_SECONDS
+        for path in self._temporary.iterdir():
+            try:
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # another process swept it
+
+    def write(self, name: str, data: bytes) -> None:
+        target = f"{self._root}/{name}"
+        temporary = f"{self._temporary}/{os.getpid()}-{next(self._counter)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+        try:
+            os.rename(temporary, target)  # noqa: PTH104 - a Path costs more than the call
+        except FileNotFoundError:
+            Path(target).parent.mkdir(exist_ok=True)
+            os.rename(temporary, target)  # noqa: PTH104
+
+    def read(self, name: str) -> bytes:
+        return Path(self._root, name).read_bytes()
+
+    def size(self, name: str) -> int:
+        return os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - as above
+
+
+class _RemoteFiles:
+    """Whatever fsspec has a driver for."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, self._root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"blob URL {url}: {error}: install the driver of that protocol, or use a directory"
+            ) from None
+        protocol = self._fs.protocol
+        self._atomic = bool(_ATOMIC_PUT & set([protocol] if isinstance(protocol, str) else protocol))
+
+    def write(self, name: str, data: bytes) -> None:
+        target = f"{self._root}/{name}"
+        if self._atomic:
+            self._fs.pipe_file(target, data)
+            return
+        temporary = f"{self._root}/{_TEMPORARY}/{name.rpartition('/')[2]}-{os.getpid()}"
+        self._fs.makedirs(f"{self._root}/{_TEMPORARY}", exist_ok=True)
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(temporary, data)
+        self._fs.mv(temporary, target)
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
+        return data
+
+    def size(self, name: str) -> int:
+        return int(self._fs.size(f"{self._root}/{name}"))
+
+
+def _name(digest: bytes) -> str:
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError(f"a blob's digest has 32 raw bytes, this one {len(digest)}")
+    text = digest.hex()
+    return f"{text[:2]}/{text}"
+
+
+class BlobStore:
+    """`where` is a directory or an fsspec URL, for example s3://bucket/blobs."""
+
+    def __init__(self, where: str | Path, threads: int = 4) -> None:
+        self.where = str(where)
+        local = self.where.removeprefix("file://")
+        self._files: _Files = _RemoteFiles(local) if "://" in local else _LocalFiles(Path(local))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
+
+    def close(self) -> None:
+        """Waits for what the pool is doing."""
+        self._pool.shutdown()
+
+    def put(self, image: Image) -> None:
+        """Stores an image's bytes. Without bytes (`data` empty) the blob must be held already: else BlobMissing."""
+        held = self._held(image.sha256)
+        if not image.data:
+            if held is None:
+                raise self._missing(image.sha256)
+            return
+        if held == len(image.data):
+            return  # another length is what a power failure leaves: it is written again
+        if hashlib.sha256(image.data).digest() != image.sha256:
+            raise BlobCorrupt(
+                f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again"
+            )
+        self._files.write(_name(image.sha256), image.data)
+
+    def put_many(self, images: Iterable[Image]) -> None:
+        """Stores each digest once, however often it comes; bytes win over an image without."""
+        unique: dict[bytes, Image] = {}
+        for image in images:
+            if image.data or image.sha256 not in unique:
+                unique[image.sha256] = image
+        for image in unique.values():
+            self.put(image)
+
+    def get(self, digest: bytes) -> bytes:
+        """The bytes of a digest. Raises BlobMissing, BlobCorrupt."""
+        try:
+            data = self._files.read(_name(digest))
+        except FileNotFoundError:
+            raise self._missing(digest) from None
+        if hashlib.sha256(data).digest() != digest:
+            raise BlobCorrupt(
+                f"blob {digest.hex()} in {self.where} is corrupt ({len(data)} bytes with another SHA-256): "
+                "restore it from a copy, or delete it and do without its trajectories"
+            )
+        return data
+
+    def get_many(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """Digest → bytes. Raises as `get`."""
+        return {digest: self.get(digest) for digest in set(digests)}
+
+    def has(self, digest: bytes) -> bool:
+        return self._held(digest) is not None
+
+    def size(self, digest: bytes) -> int:
+        """Bytes of a blob. Raises BlobMissing."""
+        held = self._held(digest)
+        if held is None:
+            raise self._missing(digest)
+        return held
+
+    async def put_async(self, image: Image) -> None:
+        await self._in_pool(lambda: self.put(image))
+
+    async def put_many_async(self, images: Iterable[Image]) -> None:
+        await self._in_pool(lambda: self.put_many(images))
+
+    async def get_async(self, digest: bytes) -> bytes:
+        return await self._in_pool(lambda: self.get(digest))
+
+    async def get_many_async(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        return await self._in_pool(lambda: self.get_many(digests))
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _held(self, digest: bytes) -> int | None:
+        try:
+            return self._files.size(_name(digest))
+        except FileNotFoundError:
+            return None
+
+    def _missing(self, digest: bytes) -> BlobMissing:
+        return BlobMissing(
+            f"blob {digest.hex()} is not in {self.where}: name the directory or URL that the run wrote its blobs to"
+        )

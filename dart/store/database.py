@@ -1,0 +1,268 @@
+"""What a run writes down: the data manager's memory, and all that a restart has.
+
+What always holds: a method that writes is one transaction, and when it returns, what it wrote outlives the process,
+kill -9 included; blobs are stored before the rows that name them. One process writes a run (the coordinator); any
+number read meanwhile, each seeing whole transactions. `Database` is bound to one run: the one that `start_run` made,
+or the newest in the database when it was opened. Ids of groups and trajectories are unique over all runs.
+
+Group: open → released → consumed, or → dropped from open and released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, bindparam, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from dart.core.types import Task, Trajectory
+from dart.store import records as r
+from dart.store import tables as t
+from dart.store.blobs import BlobStore
+from dart.store.engine import make_engines, parse_url, prepare, sqlite_url
+from dart.store.reader import Reader
+
+__all__ = ["Database", "Reader", "sqlite_url"]
+
+_SET_ADVANTAGE = (
+    update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantage=bindparam("value"))
+)
+
+
+class Database(Reader):
+    """Made by `open`, ended by `close`; also an async context manager."""
+
+    def __init__(self, url: URL, writer: AsyncEngine, reader: AsyncEngine, blobs: BlobStore) -> None:
+        super().__init__(url, reader, blobs)
+        self._writer = writer
+        self._lock = asyncio.Lock()
+        self._known_tasks: set[tuple[str, str, str]] = set()
+
+    @classmethod
+    async def open(cls, url: str, blobs: BlobStore | str | Path, *, create: bool = True) -> Database:
+        """Makes the tables where there are none, with `create`. `close` closes the blob store too.
+
+        Raises UserError: not a database's URL, another schema version, no such database.
+        """
+        parsed = parse_url(url)
+        writer, reader = make_engines(parsed)
+        store = blobs if isinstance(blobs, BlobStore) else BlobStore(blobs)
+        database = cls(parsed, writer, reader, store)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(database.close)
+            await prepare(parsed, writer, reader, create)
+            await database.bind_newest()
+            undo.pop_all()
+        return database
+
+    async def close(self) -> None:
+        """Waits for a write that is under way."""
+        async with self._lock:
+            await self._writer.dispose()
+        await super().close()
+
+    async def __aenter__(self) -> Database:
+        return self
+
+    @asynccontextmanager
+    async def _write(self) -> AsyncIterator[AsyncConnection]:
+        async with self._lock, self._writer.begin() as connection:
+            yield connection
+
+    # ---- the run ----
+
+    async def start_run(
+        self,
+        run_id: str,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        started: float,
+        pid: int | None = None,
+        control_address: str | None = None,
+    ) -> None:
+        """A new run, running; from here on this object writes and reads that run."""
+        row = {
+            "id": run_id,
+            "name": name,
+            "config_json": r.to_json(config),
+            "state": r.RunState.RUNNING,
+            "started": started,
+            "pid": pid,
+            "control_address": control_address,
+        }
+        async with self._write() as connection:
+            await connection.execute(insert(t.runs), row)
+        self._run_id = run_id
+
+    async def resume_run(self, *, pid: int, control_address: str | None) -> None:
+        """The run goes on in another process."""
+        await self._update_run(
+            state=r.RunState.RUNNING, finished=None, summary_json=None, pid=pid, control_address=control_address
+        )
+
+    async def set_run_state(self, state: r.RunState, finished: float | None = None) -> None:
+        await self._update_run(state=state, finished=finished)
+
+    async def set_control_address(self, control_address: str) -> None:
+        await self._update_run(control_address=control_address)
+
+    async def finish_run(self, summary: Mapping[str, Any], finished: float) -> None:
+        await self._update_run(state=r.RunState.FINISHED, finished=finished, summary_json=r.to_json(summary))
+
+    async def _update_run(self, **values: Any) -> None:
+        async with self._write() as connection:
+            await connection.execute(update(t.runs).where(t.runs.c.id == self.run_id).values(**values))
+
+    # ---- tasks, groups, trajectories ----
+
+    async def open_group(self, group_id: str, task: Task, planned: int, opened: float) -> None:
+        """A group of `planned` roll-outs of one task."""
+        row = {
+            "id": group_id,
+            "run_id": self.run_id,
+            "suite": task.suite,
+            "task_name": task.name,
+            "seed": task.seed,
+            "planned": planned,
+            "state": r.GroupState.OPEN,
+            "fate": r.PENDING,
+            "opened": opened,
+        }
+        async with self._write() as connection:
+            await self._ensure_tasks(connection, [(task.suite, task.name)])
+            await connection.execute(insert(t.groups), row)
+        self._known_tasks.add((self.run_id, task.suite, task.name))
+
+    async def _ensure_tasks(self, connection: AsyncConnection, names: Iterable[tuple[str, str]]) -> None:
+        wanted = [key for name in names if (key := (self.run_id, *name)) not in self._known_tasks]
+        for run_id, suite, name in wanted:
+            c = t.tasks.c
+            same = (c.run_id == run_id) & (c.suite == suite) & (c.name == name)
+            if (await connection.execute(select(c.name).where(same))).first() is None:
+                await connection.execute(insert(t.tasks), {"run_id": run_id, "suite": suite, "name": name})
+
+    async def save_task_statistics(self, statistics: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        """(suite, name) → its statistics, whatever curation keeps; they replace the earlier ones."""
+        c = t.tasks.c
+        statement = (
+            update(t.tasks)
+            .where(c.run_id == self.run_id, c.suite == bindparam("of_suite"), c.name == bindparam("of_name"))
+            .values(statistics_json=bindparam("value"))
+        )
+        rows = [{"of_suite": s, "of_name": n, "value": r.to_json(value)} for (s, n), value in statistics.items()]
+        if not rows:
+            return
+        async with self._write() as connection:
+            await self._ensure_tasks(connection, statistics)
+            await connection.execute(statement, rows)
+        self._known_tasks.update((self.run_id, *key) for key in statistics)
+
+    async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
+        """Stores a finished roll-out of an open group: its blobs, then its rows.
+
+        Raises BlobMissing where an image has no bytes here and none in the blob store.
+        """
+        row = r.trajectory_to_row(trajectory, self.run_id, attempt)
+        step_rows = [r.step_to_row(step, trajectory.id) for step in trajectory.steps]
+        await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
+        async with self._write() as connection:
+            await connection.execute(insert(t.trajectories), row)
+            if step_rows:
+                await connection.execute(insert(t.steps), step_rows)
+
+    async def close_group(
+        self,
+        group_id: str,
+        state: r.GroupState,
+        fate: str,
+        advantages: Mapping[str, float],
+        closed: float,
+        *,
+        fates: Mapping[str, str] | None = None,
+    ) -> None:
+        """What curation decided. `fate` is the group's and its trajectories', but for those that `fates` names.
+
+        For a released group that grew stale it is called again: advantages that are not given stay as they were.
+        Raises ValueError for a group that is consumed, dropped or unknown.
+        """
+        g, c = t.groups.c, t.trajectories.c
+        unfinished = (r.GroupState.OPEN, r.GroupState.RELEASED)
+        async with self._write() as connection:
+            changed = await connection.execute(
+                update(t.groups)
+                .where(g.id == group_id, g.state.in_(unfinished))
+                .values(state=state, fate=fate, closed=closed)
+            )
+            if changed.rowcount != 1:
+                raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")
+            await connection.execute(update(t.trajectories).where(c.group_id == group_id).values(fate=fate))
+            await self._set_fates(connection, fates or {})
+            if advantages:
+                values = [{"of": name, "value": value} for name, value in advantages.items()]
+                await connection.execute(_SET_ADVANTAGE, values)
+
+    async def set_fates(self, fates: Mapping[str, str]) -> None:
+        """Trajectory id → fate, for those that go another way than their group."""
+        async with self._write() as connection:
+            await self._set_fates(connection, fates)
+
+    async def _set_fates(self, connection: AsyncConnection, fates: Mapping[str, str]) -> None:
+        c = t.trajectories.c
+        if fates:
+            statement = update(t.trajectories).where(c.id == bindparam("of")).values(fate=bindparam("value"))
+            await connection.execute(statement, [{"of": name, "value": fate} for name, fate in fates.items()])
+
+    async def consume_groups(self, group_ids: Sequence[str], number: int) -> None:
+        """Update `number` has trained on these groups. Their trajectories become trained, but for dropped ones.
+
+        Raises ValueError, and changes nothing, where one of them is not released: nothing is trained on twice.
+        """
+        g, c = t.groups.c, t.trajectories.c
+        values = {"state": r.GroupState.CONSUMED, "fate": r.TRAINED, "consumed_by_update": number}
+        async with self._write() as connection:
+            changed = await connection.execute(
+                update(t.groups).where(g.id.in_(group_ids), g.state == r.GroupState.RELEASED).values(**values)
+            )
+            if changed.rowcount != len(group_ids):
+                raise ValueError(f"update {number}: only {changed.rowcount} of {len(group_ids)} groups are released")
+            await connection.execute(
+                update(t.trajectories)
+                .where(c.group_id.in_(group_ids), c.fate.not_like(f"{r.DROPPED}%"))
+                .values(fate=r.TRAINED)
+            )
+
+    # ---- versions, syncs, checkpoints, events ----
+
+    async def add_version(self, version: int, number: int, metrics: Mapping[str, float], created: float) -> None:
+        """Update `number` made weight version `version`."""
+        row = {"version": version, "update": number, "created": created, "metrics_json": r.to_json(metrics)}
+        await self._insert(t.versions, [row])
+
+    async def add_sync(self, sync: r.SyncRecord) -> None:
+        await self._insert(t.syncs, [asdict(sync)])
+
+    async def add_checkpoint(self, checkpoint: r.CheckpointRecord) -> None:
+        """Call it when the folder is complete."""
+        await self._insert(t.checkpoints, [asdict(checkpoint)])
+
+    async def drop_checkpoint(self, path: str) -> None:
+        """The folder is about to be deleted: `latest_checkpoint` must not name it."""
+        c = t.checkpoints.c
+        async with self._write() as connection:
+            await connection.execute(
+                update(t.checkpoints).where(c.run_id == self.run_id, c.path == path).values(kept=False)
+            )
+
+    async def append_events(self, events: Sequence[r.Event]) -> None:
+        await self._insert(t.events, [asdict(event) for event in events])
+
+    async def _insert(self, table: Any, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            async with self._write() as connection:
+                await connection.execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])

@@ -1,0 +1,218 @@
+"""What can be asked of a database; `Database` adds the writing. Every method sees one moment of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, RowMapping, and_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from dart.core.types import Step
+from dart.errors import UserError
+from dart.store import records as r
+from dart.store import tables as t
+from dart.store.blobs import BlobStore
+from dart.store.engine import shown
+
+_IDS_PER_QUERY = 500
+
+
+class Reader:
+    """Reads the run that it is bound to: the newest when it was opened."""
+
+    def __init__(self, url: URL, reader: AsyncEngine, blobs: BlobStore) -> None:
+        self.url = url
+        self.blobs = blobs
+        self._reader = reader
+        self._run_id: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        if self._run_id is None:
+            raise UserError(f"database {shown(self.url)} holds no run: start one")
+        return self._run_id
+
+    async def bind_newest(self) -> None:
+        """Bind to the run that started last, if there is one."""
+        newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
+        async with self._read() as connection:
+            self._run_id = (await connection.execute(newest)).scalar_one_or_none()
+
+    async def bind(self, run_id: str) -> None:
+        known = {run.id for run in await self.runs()}
+        if run_id not in known:
+            raise UserError(f"run {run_id} is not in database {shown(self.url)}: it holds {', '.join(sorted(known))}")
+        self._run_id = run_id
+
+    async def close(self) -> None:
+        await self._reader.dispose()
+        self.blobs.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def _read(self) -> AsyncIterator[AsyncConnection]:
+        async with self._reader.connect() as connection:
+            yield connection
+
+    async def _rows(self, statement: Any) -> Sequence[RowMapping]:
+        async with self._read() as connection:
+            return (await connection.execute(statement)).mappings().all()
+
+    # ---- the run ----
+
+    async def run(self) -> r.RunRecord:
+        return next(run for run in await self.runs() if run.id == self.run_id)
+
+    async def runs(self) -> list[r.RunRecord]:
+        """Newest first."""
+        return [r.run_from_row(row) for row in await self._rows(select(t.runs).order_by(t.runs.c.started.desc()))]
+
+    async def task_statistics(self) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """(suite, name) → what `save_task_statistics` was given last."""
+        c = t.tasks.c
+        rows = await self._rows(select(t.tasks).where(c.run_id == self.run_id, c.statistics_json.is_not(None)))
+        return {(row["suite"], row["name"]): json.loads(row["statistics_json"]) for row in rows}
+
+    # ---- trajectories and groups ----
+
+    async def trajectory(self, trajectory_id: str, *, with_images: bool = False) -> r.StoredTrajectory | None:
+        """None when there is no such trajectory. `with_images` raises BlobMissing, BlobCorrupt."""
+        async with self._read() as connection:
+            found = await _trajectories(connection, t.trajectories.c.id == trajectory_id)
+        if not found:
+            return None
+        return await self._with_images(found[0]) if with_images else found[0]
+
+    async def list_trajectories(
+        self, task_name: str = "", limit: int = 100, before: str = ""
+    ) -> list[r.TrajectorySummary]:
+        """Newest first. `before`: the id of the last one of the page before. Empty strings: all tasks, first page."""
+        c = t.trajectories.c
+        statement = select(t.trajectories).where(c.run_id == self.run_id)
+        if task_name:
+            statement = statement.where(c.task_name == task_name)
+        async with self._read() as connection:
+            if before:
+                finished = (await connection.execute(select(c.finished).where(c.id == before))).scalar_one_or_none()
+                if finished is None:
+                    raise UserError(f"page token {before!r} names no trajectory: use one that a page came with")
+                older = or_(c.finished < finished, and_(c.finished == finished, c.id < before))
+                statement = statement.where(older)
+            page = statement.order_by(c.finished.desc(), c.id.desc()).limit(limit)
+            return [r.summary_from_row(row) for row in (await connection.execute(page)).mappings()]
+
+    async def unfinished_groups(
+        self,
+        states: Sequence[r.GroupState] = (r.GroupState.OPEN, r.GroupState.RELEASED),
+        *,
+        with_images: bool = False,
+    ) -> list[r.StoredGroup]:
+        """Groups whose trajectories no update has had yet, oldest first: where a resumed run goes on."""
+        g = t.groups.c
+        async with self._read() as connection:
+            wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
+            rows = (await connection.execute(wanted)).mappings().all()
+            members: dict[str, list[r.StoredTrajectory]] = {row["id"]: [] for row in rows}
+            for ids in _chunks(list(members)):
+                for stored in await _trajectories(connection, t.trajectories.c.group_id.in_(ids)):
+                    members[stored.trajectory.group_id].append(stored)
+        if with_images:
+            members = {key: [await self._with_images(stored) for stored in value] for key, value in members.items()}
+        return [r.group_from_row(row, members[row["id"]]) for row in rows]
+
+    async def group_count(self) -> int:
+        """Groups of every state, evaluations included."""
+        rows = await self._rows(select(func.count()).select_from(t.groups).where(t.groups.c.run_id == self.run_id))
+        return int(rows[0]["count"])
+
+    async def fates(self) -> dict[str, int]:
+        """Fate → trajectories of it."""
+        c = t.trajectories.c
+        rows = await self._rows(
+            select(c.fate, func.count().label("count")).where(c.run_id == self.run_id).group_by(c.fate)
+        )
+        return {row["fate"]: row["count"] for row in rows}
+
+    async def _with_images(self, stored: r.StoredTrajectory) -> r.StoredTrajectory:
+        steps = stored.trajectory.steps
+        blobs = await self.blobs.get_many_async(image.sha256 for step in steps for image in step.images)
+
+        def filled(step: Step) -> Step:
+            return replace(step, images=tuple(replace(image, data=blobs[image.sha256]) for image in step.images))
+
+        return replace(stored, trajectory=replace(stored.trajectory, steps=tuple(filled(step) for step in steps)))
+
+    # ---- versions, checkpoints, events ----
+
+    async def latest_version(self) -> tuple[int, int] | None:
+        """(version, the update that made it)."""
+        c = t.versions.c
+        latest = select(t.versions).where(c.run_id == self.run_id).order_by(c.version.desc()).limit(1)
+        rows = await self._rows(latest)
+        return (rows[0]["version"], rows[0]["update"]) if rows else None
+
+    async def metrics(self) -> list[tuple[int, Mapping[str, float | None]]]:
+        """(version, its update's metrics), in order."""
+        c = t.versions.c
+        rows = await self._rows(select(t.versions).where(c.run_id == self.run_id).order_by(c.version))
+        return [(row["version"], json.loads(row["metrics_json"])) for row in rows]
+
+    async def syncs(self) -> list[r.SyncRecord]:
+        """In the order in which they finished."""
+        c = t.syncs.c
+        rows = await self._rows(select(t.syncs).where(c.run_id == self.run_id).order_by(c.finished, c.id))
+        return [r.SyncRecord(**{name: row[name] for name in r.SyncRecord.__slots__}) for row in rows]
+
+    async def latest_checkpoint(self) -> r.CheckpointRecord | None:
+        kept = await self.checkpoints()
+        return kept[0] if kept else None
+
+    async def checkpoints(self) -> list[r.CheckpointRecord]:
+        """Those that are kept, newest first."""
+        c = t.checkpoints.c
+        kept = select(t.checkpoints).where(c.run_id == self.run_id, c.kept)
+        rows = await self._rows(kept.order_by(c.version.desc(), c.created.desc()))
+        return [r.CheckpointRecord(**{name: row[name] for name in r.CheckpointRecord.__slots__}) for row in rows]
+
+    async def events_since(self, sequence: int, limit: int = 10_000) -> list[r.Event]:
+        """Events from `sequence` on, in order."""
+        c = t.events.c
+        wanted = select(t.events).where(c.run_id == self.run_id, c.sequence >= sequence)
+        rows = await self._rows(wanted.order_by(c.sequence).limit(limit))
+        return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
+
+    async def last_sequence(self) -> int:
+        """Of the newest event; 0 without any."""
+        rows = await self._rows(
+            select(func.max(t.events.c.sequence).label("last")).where(t.events.c.run_id == self.run_id)
+        )
+        return int(rows[0]["last"] or 0)
+
+
+def _chunks(ids: list[str]) -> list[list[str]]:
+    return [ids[i : i + _IDS_PER_QUERY] for i in range(0, len(ids), _IDS_PER_QUERY)]
+
+
+async def _trajectories(connection: AsyncConnection, where: Any) -> list[r.StoredTrajectory]:
+    """In the order in which they finished; images without their bytes."""
+    c = t.trajectories.c
+    rows = (await connection.execute(select(t.trajectories).where(where).order_by(c.finished, c.id))).mappings().all()
+    steps: dict[str, list[Step]] = {row["id"]: [] for row in rows}
+    for ids in _chunks(list(steps)):
+        s = t.steps.c
+        wanted = select(t.steps).where(s.trajectory_id.in_(ids)).order_by(s.trajectory_id, s["index"])
+        for row in (await connection.execute(wanted)).mappings():
+            steps[row["trajectory_id"]].append(r.step_from_row(row))
+    return [r.trajectory_from_row(row, steps[row["id"]]) for row in rows]

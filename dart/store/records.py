@@ -1,0 +1,262 @@
+"""Rows ⇄ records: what the database gives back, and how a trajectory becomes rows. Pure.
+
+A trajectory read back equals the one written, but for two things: log-probabilities have float32 precision (which is
+what the wire carries), and images come without their bytes unless those are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from dart.core.action_json import action_from_json, action_to_json
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+
+PENDING = "pending"
+"""The fate of a trajectory, or group, that nothing has been decided about."""
+TRAINED = "trained"
+DROPPED = "dropped"
+"""Fates of what was not trained on begin with this, and say why: "dropped: all 8 succeeded"."""
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+class GroupState(StrEnum):
+    OPEN = "open"
+    RELEASED = "released"
+    """Waiting for the trainer."""
+    CONSUMED = "consumed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    id: str
+    name: str
+    config: Mapping[str, Any]
+    state: RunState
+    started: float
+    finished: float | None
+    summary: Mapping[str, Any] | None
+    pid: int | None
+    control_address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrajectory:
+    trajectory: Trajectory
+    attempt: int
+    advantage: float | None
+    fate: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    id: str
+    task: Task
+    planned: int
+    state: GroupState
+    fate: str
+    opened: float
+    closed: float | None
+    consumed_by_update: int | None
+    trajectories: tuple[StoredTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    id: str
+    group_id: str
+    task: Task
+    reward: float
+    success: bool
+    steps: int
+    advantage: float | None
+    fate: str
+    finished: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRecord:
+    """One replica's weight transfer. `pause_seconds`: how long it took no requests."""
+
+    version: int
+    replica: str
+    started: float
+    finished: float
+    pause_seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    path: str
+    version: int
+    created: float
+    success_rate: float | None = None
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    sequence: int
+    unix_seconds: float
+    kind: str
+    json: str
+
+
+def to_json(value: Any) -> str:
+    """JSON that every reader takes: a number that is not finite becomes null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
+
+
+def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(typecode)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict[str, Any]:
+    task = trajectory.task
+    sampled = [span.version for step in trajectory.steps for span in step.generation.versions]
+    return {
+        "id": trajectory.id,
+        "run_id": run_id,
+        "group_id": trajectory.group_id,
+        "suite": task.suite,
+        "task_name": task.name,
+        "seed": task.seed,
+        "attempt": attempt,
+        "instruction": trajectory.instruction,
+        "termination": trajectory.termination.value,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "step_limit": trajectory.step_limit,
+        "steps": len(trajectory.steps),
+        "oldest_version": min(sampled, default=None),
+        "newest_version": max(sampled, default=None),
+        "advantage": None,
+        "fate": PENDING,
+        "started": trajectory.started,
+        "finished": trajectory.finished,
+    }
+
+
+def step_to_row(step: Step, trajectory_id: str) -> dict[str, Any]:
+    g = step.generation
+    return {
+        "trajectory_id": trajectory_id,
+        "index": step.index,
+        "text": g.text,
+        "action_json": None if step.action is None else json.dumps(action_to_json(step.action), allow_nan=False),
+        "parse_error": step.parse_error,
+        "truncated": g.truncated,
+        "prompt_token_ids": _pack("i", g.prompt_token_ids),
+        "token_ids": _pack("i", g.token_ids),
+        "logprobs": _pack("f", g.logprobs),
+        "mean_logprob": sum(g.logprobs) / len(g.logprobs) if g.logprobs else None,
+        "versions_json": json.dumps([[s.version, s.start, s.end] for s in g.versions]),
+        "images_json": json.dumps([[i.sha256.hex(), i.media_type, i.width, i.height] for i in step.images]),
+    }
+
+
+def step_from_row(row: RowMapping) -> Step:
+    action = row["action_json"]
+    return Step(
+        row["index"],
+        tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
+        Generation(
+            tuple(_unpack("i", row["prompt_token_ids"])),
+            tuple(_unpack("i", row["token_ids"])),
+            tuple(_unpack("f", row["logprobs"])),
+            tuple(VersionSpan(*span) for span in json.loads(row["versions_json"])),
+            row["text"],
+            row["truncated"],
+        ),
+        None if action is None else action_from_json(json.loads(action)),
+        row["parse_error"],
+    )
+
+
+def _task(row: RowMapping) -> Task:
+    return Task(row["suite"], row["task_name"], row["seed"])
+
+
+def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTrajectory:
+    trajectory = Trajectory(
+        id=row["id"],
+        group_id=row["group_id"],
+        task=_task(row),
+        instruction=row["instruction"],
+        steps=tuple(steps),
+        termination=Termination(row["termination"]),
+        reward=row["reward"],
+        success=row["success"],
+        step_limit=row["step_limit"],
+        started=row["started"],
+        finished=row["finished"],
+    )
+    return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"])
+
+
+def summary_from_row(row: RowMapping) -> TrajectorySummary:
+    same = ("id", "group_id", "reward", "success", "steps", "advantage", "fate", "finished")
+    return TrajectorySummary(task=_task(row), **{name: row[name] for name in same})
+
+
+def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) -> StoredGroup:
+    same = ("id", "planned", "fate", "opened", "closed", "consumed_by_update")
+    return StoredGroup(
+        task=_task(row),
+        state=GroupState(row["state"]),
+        trajectories=tuple(trajectories),
+        **{name: row[name] for name in same},
+    )
+
+
+def run_from_row(row: RowMapping) -> RunRecord:
+    summary = row["summary_json"]
+    same = ("id", "name", "started", "finished", "pid", "control_address")
+    return RunRecord(
+        config=json.loads(row["config_json"]),
+        state=RunState(row["state"]),
+        summary=None if summary is None else json.loads(summary),
+        **{name: row[name] for name in same},
+    )

@@ -1,0 +1,164 @@
+"""The schema: what a run leaves behind and what a restart needs.
+
+Only types that SQLite and PostgreSQL both have. Times are Unix seconds. JSON is kept as text, exactly as written.
+Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`). Ids of
+groups and trajectories are unique over all runs of a database. A change of anything here raises SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+schema = Table("dart_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("config_json", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("finished", Double),
+    Column("summary_json", Text),
+    Column("pid", Integer),
+    Column("control_address", Text),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("suite", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("statistics_json", Text),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("suite", Text, nullable=False),
+    Column("task_name", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("planned", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("fate", Text, nullable=False),
+    Column("opened", Double, nullable=False),
+    Column("closed", Double),
+    Column("consumed_by_update", BigInteger),
+    ForeignKeyConstraint(["run_id", "suite", "task_name"], ["tasks.run_id", "tasks.suite", "tasks.name"]),
+    Index("groups_by_state", "run_id", "state"),
+)
+
+trajectories = Table(
+    "trajectories",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("group_id", ForeignKey("groups.id"), nullable=False),
+    Column("suite", Text, nullable=False),
+    Column("task_name", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("instruction", Text, nullable=False),
+    Column("termination", Text, nullable=False),
+    Column("reward", Double, nullable=False),
+    Column("success", Boolean, nullable=False),
+    Column("step_limit", Integer, nullable=False),
+    Column("steps", Integer, nullable=False),
+    # None where nothing was sampled.
+    Column("oldest_version", BigInteger),
+    Column("newest_version", BigInteger),
+    Column("advantage", Double),
+    Column("fate", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("finished", Double, nullable=False),
+    Index("trajectories_by_group", "group_id"),
+    Index("trajectories_by_fate", "run_id", "fate"),
+    Index("trajectories_by_time", "run_id", "finished", "id"),
+    Index("trajectories_by_task", "run_id", "task_name", "finished", "id"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    # None where the text could not be parsed.
+    Column("action_json", Text),
+    Column("parse_error", Text, nullable=False),
+    Column("truncated", Boolean, nullable=False),
+    Column("prompt_token_ids", LargeBinary, nullable=False),
+    Column("token_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    # None where nothing was sampled.
+    Column("mean_logprob", Double),
+    Column("versions_json", Text, nullable=False),
+    # Oldest first; the bytes are in the blob store.
+    Column("images_json", Text, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("update", BigInteger, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("metrics_json", Text, nullable=False),
+)
+
+syncs = Table(
+    "syncs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("replica", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("finished", Double, nullable=False),
+    Column("pause_seconds", Double, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Index("syncs_by_version", "run_id", "version"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("success_rate", Double),
+    Column("kept", Boolean, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("unix_seconds", Double, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("json", Text, nullable=False),
+)

@@ -1,0 +1,88 @@
+"""gRPC settings that both ends share: message size, keepalive, TLS, bearer tokens, the protocol's version."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from dart.errors import UserError
+
+PROTOCOL_VERSION = 1
+OLDEST_PROTOCOL_VERSION = 1
+"""The oldest worker that this coordinator still understands."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A stopped peer sends no FIN: ping it, also while no call is active.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Two runs on one machine must not share a port, and a taken port must be an error.
+    ("grpc.so_reuseport", 0),
+)
+
+TOKEN_ENVIRONMENT = "DART_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """How a client reaches the coordinator. `token` is never logged."""
+
+    address: str
+    token: str | None = None
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Dial({self.address!r})"
+
+    def channel(self) -> grpc.aio.Channel:
+        if self.tls_ca is None:
+            return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        pair = {}
+        if self.tls_certificate and self.tls_key:
+            pair = {
+                "private_key": read_file(self.tls_key, "--tls-key"),
+                "certificate_chain": read_file(self.tls_certificate, "--tls-certificate"),
+            }
+        credentials = grpc.ssl_channel_credentials(read_file(self.tls_ca, "--tls-ca"), **pair)
+        return grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+def read_file(path: Path, field: str) -> bytes:
+    """The bytes of a key or certificate file. Raises UserError naming the field."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{field}: {path} cannot be read ({error.strerror}): name a readable PEM file") from None
+
+
+def read_token(source: str, field: str) -> str:
+    """A token from env:NAME or file:PATH. Raises UserError naming the field, never the token."""
+    kind, _, rest = source.partition(":")
+    value = os.environ.get(rest, "") if kind == "env" else read_file(Path(rest), field).decode().strip()
+    if not value:
+        raise UserError(f"{field}: {source} is empty: put the token there")
+    return value
+
+
+def authorised(metadata: Mapping[str, str], token: str | None) -> bool:
+    """True when no token is asked for or the caller's bearer token is it."""
+    if token is None:
+        return True
+    return hmac.compare_digest(metadata.get("authorization", ""), f"Bearer {token}")

@@ -1,0 +1,270 @@
+"""A worker's end of the session: dial, Hello, prepare, Ready, then one reply per command until Bye.
+
+What always holds: a command is carried out at most once per epoch, however often it arrives (the reply is kept and
+sent again); a lost stream is dialled again and, if the coordinator remembers this instance, work in progress goes on;
+if it does not, the work is cancelled and the role prepared anew. Heartbeats go on during long work; silence from the
+coordinator counts as a lost stream. `serve` returns when either end says Bye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import session_pb2_grpc
+from dart.wire.channel import PROTOCOL_VERSION, Dial
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
+
+log = logging.getLogger(__name__)
+
+_REPLY_FIELDS = {
+    pb.Observed: "observed", pb.Released: "released", pb.Generated: "generated", pb.WeightsLoaded: "weights_loaded",
+    pb.Trained: "trained", pb.WeightsSent: "weights_sent", pb.CheckpointSaved: "checkpoint_saved", pb.Failure: "failure",
+}  # fmt: skip
+Key = tuple[str, int, int]
+"""(assignment id, attempt, sequence): what replies are deduplicated on."""
+
+_FIRST_DELAY_SECONDS = 0.2
+
+
+class StreamLostError(Exception):
+    """The stream broke or went silent; the worker dials again."""
+
+
+@dataclass(slots=True)
+class WorkerOptions:
+    dial: Dial
+    worker_id: str
+    rank: int = 0
+    world_size: int = 1
+    connect_seconds: float = 30.0
+    """How long the first connection may take, and how long a lost one is tried again."""
+    silence_factor: float = 5.0
+    """Heartbeat intervals without a word after which the coordinator counts as lost."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """What outlives a stream: the epoch, what runs, and the replies already made."""
+
+    role: WorkerRole
+    instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    epoch: int = 0
+    ready: pb.Ready | None = None
+    config_json: str = ""
+    outbox: asyncio.Queue[pb.SessionRequest] = field(default_factory=asyncio.Queue)
+    """Bounded by the coordinator's credits: one reply per command, plus heartbeats while the stream lives."""
+    running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    replies: OrderedDict[str, tuple[Key, pb.SessionRequest]] = field(default_factory=OrderedDict)
+    """The last reply of each recent assignment: the coordinator has seen the ones before it."""
+    welcomed: float = 0.0
+    """When the last Welcome came (monotonic seconds)."""
+
+
+async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -> str:
+    """Work until Bye; returns its reason. `stop` set: say Bye and end.
+
+    Raises UserError when the coordinator cannot be reached or rejects this worker, and whatever the role raises.
+    """
+    session = _Session(role)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            reason = await _keep_connected(session, options, stop, tasks)
+            for task in session.running.values():
+                task.cancel()
+        return reason
+    except* UserError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await role.close()
+
+
+async def _keep_connected(
+    session: _Session, options: WorkerOptions, stop: asyncio.Event, tasks: asyncio.TaskGroup
+) -> str:
+    """Stream after stream until one ends with Bye; gives up when dialling fails for `connect_seconds`."""
+    deadline = time.monotonic() + options.connect_seconds
+    delay = _FIRST_DELAY_SECONDS
+    while True:
+        dialled = time.monotonic()
+        try:
+            return await _stream(session, options, stop, tasks)
+        except (StreamLostError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise UserError(
+                    f"coordinator {options.dial.address} refused the token: set DART_TOKEN to this role's token"
+                ) from None
+            if session.welcomed >= dialled:
+                deadline = time.monotonic() + options.connect_seconds
+                delay = _FIRST_DELAY_SECONDS
+                log.warning("stream to %s lost (%s); dialling again", options.dial.address, _brief(error))
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"coordinator {options.dial.address} was not reached for {options.connect_seconds:.0f} s "
+                    f"({_brief(error)}): check --coordinator HOST:PORT and that `dart coordinator` runs there"
+                ) from None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), delay * random.uniform(0.5, 1.0))
+            return "stopped"
+        delay = min(delay * 1.6, 3.0)
+
+
+def _brief(error: Exception) -> str:
+    return (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+
+
+async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> str:
+    """One connection's life. Returns the reason of a Bye; raises StreamLostError or AioRpcError when it breaks."""
+    async with options.dial.channel() as channel:
+        call = session_pb2_grpc.CoordinatorServiceStub(channel).Session(metadata=options.dial.metadata)
+        hello = pb.Hello(
+            worker_id=options.worker_id,
+            instance_id=session.instance_id,
+            role=session.role.role,
+            last_epoch=session.epoch,
+            protocol_version=PROTOCOL_VERSION,
+            rank=options.rank,
+            world_size=options.world_size,
+        )
+        await call.write(pb.SessionRequest(hello=hello))
+        first = await call.read()
+        if first is grpc.aio.EOF:
+            raise StreamLostError("the coordinator closed the stream before its welcome")
+        if first.WhichOneof("body") == "reject":
+            raise UserError(f"coordinator {options.dial.address}: {first.reject.reason}: {first.reject.remedy}")
+        await _welcomed(session, first.welcome)
+        return await _converse(session, call, first.welcome.heartbeat_seconds, options, stop, tasks)
+
+
+async def _welcomed(session: _Session, welcome: pb.Welcome) -> None:
+    session.outbox = asyncio.Queue()
+    session.welcomed = time.monotonic()
+    if session.epoch and not welcome.resumed:
+        # Another coordinator, or one that gave this worker up: what was held is void.
+        await _cancel_all(session)
+        session.replies.clear()
+        if session.ready is not None:
+            await session.role.close()
+            session.ready = None
+    session.epoch = welcome.epoch
+    session.config_json = welcome.config_json
+
+
+async def _cancel_all(session: _Session) -> None:
+    running = list(session.running.values())
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _converse(
+    session: _Session,
+    call: Any,
+    heartbeat_seconds: float,
+    options: WorkerOptions,
+    stop: asyncio.Event,
+    tasks: asyncio.TaskGroup,
+) -> str:
+    async def write() -> None:
+        while True:
+            try:
+                message = await asyncio.wait_for(session.outbox.get(), heartbeat_seconds)
+            except TimeoutError:
+                message = pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time()))
+            await call.write(message)
+
+    async def prepare() -> None:
+        if session.ready is None:
+            session.ready = await session.role.prepare(session.config_json)
+        session.outbox.put_nowait(pb.SessionRequest(ready=session.ready))
+        await asyncio.Event().wait()
+
+    async def read() -> str:
+        while True:
+            try:
+                message = await asyncio.wait_for(call.read(), heartbeat_seconds * options.silence_factor)
+            except TimeoutError:
+                raise StreamLostError(f"silent for {heartbeat_seconds * options.silence_factor:.0f} s") from None
+            if message is grpc.aio.EOF:
+                raise StreamLostError("closed without a goodbye")
+            body = message.WhichOneof("body")
+            if body == "bye":
+                return str(message.bye.reason)
+            if body not in (None, "heartbeat", "welcome", "reject"):
+                _accept(session, getattr(message, body), tasks)
+
+    async def stopped() -> str:
+        await stop.wait()
+        await call.write(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        await call.done_writing()
+        return "stopped"
+
+    return await first_result(read(), stopped(), alongside=(write(), prepare()))
+
+
+async def first_result(*racers: Any, alongside: tuple[Any, ...]) -> str:
+    """The first racer's result; a failure of any of them, unwrapped; all others are cancelled."""
+    result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def race(racer: Any) -> None:
+        value = await racer
+        if not result.done():
+            result.set_result(value)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            started = [group.create_task(race(r)) for r in racers] + [group.create_task(_quiet(a)) for a in alongside]
+            value = await result
+            for task in started:
+                task.cancel()
+        return value
+    except* (StreamLostError, grpc.aio.AioRpcError, UserError) as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _quiet(work: Any) -> None:
+    await work
+
+
+def _accept(session: _Session, command: Command, tasks: asyncio.TaskGroup) -> None:
+    assignment = command.assignment
+    if assignment.epoch != session.epoch:
+        log.warning("dropped a command of epoch %d; this is epoch %d", assignment.epoch, session.epoch)
+        return
+    key = (assignment.assignment_id, assignment.attempt, assignment.sequence)
+    last_key, last_reply = session.replies.get(assignment.assignment_id, (None, None))
+    if last_reply is not None and last_key == key:
+        session.outbox.put_nowait(last_reply)
+    elif key not in session.running:
+        session.running[key] = tasks.create_task(_carry_out(session, command, key))
+
+
+async def _carry_out(session: _Session, command: Command, key: Key) -> None:
+    reply: Reply | pb.Failure | None
+    try:
+        reply = await session.role.handle(command)
+    except CommandError as error:
+        reply = pb.Failure(code=error.code, message=str(error))
+    finally:
+        del session.running[key]
+    if reply is None:
+        return
+    reply.assignment.CopyFrom(command.assignment)
+    message = pb.SessionRequest(**{_REPLY_FIELDS[type(reply)]: reply})
+    session.replies[command.assignment.assignment_id] = (key, message)
+    session.replies.move_to_end(command.assignment.assignment_id)
+    # Twice the credits: everything that can be unanswered, and what has just been answered.
+    if len(session.replies) > 2 * max(session.ready.slots if session.ready else 0, 32):
+        session.replies.popitem(last=False)
+    session.outbox.put_nowait(message)

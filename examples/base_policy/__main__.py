@@ -1,0 +1,3 @@
+from examples.base_policy.make import main
+
+main()

@@ -1,0 +1,131 @@
+"""Demonstrations → token rows → batches. Prompts and actions are made by dart.agent, so they are what RL will see.
+
+A row holds one or more turns of an episode: where a turn's prompt begins with the earlier turn's prompt and action,
+both are trained in one row, for the price of one. Rows with the same number of screenshots go through the model
+together. The loss is on the action tokens only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dart.agent.prompt import Turn
+from examples.base_policy import demos
+from examples.base_policy.chat import Chat, image_of
+from examples.base_policy.demos import Demonstration
+from examples.base_policy.model import MERGE, PATCH
+from examples.base_policy.oracle import Move
+
+
+@dataclass(slots=True)
+class Row:
+    """`ids` with every placeholder expanded; `trained[i]`: token i is an action's, so the loss is on it."""
+
+    ids: list[int]
+    trained: list[bool]
+    images: list[bytes]
+    move: Move
+    """Of the last turn, whose action is the last `last_action` tokens."""
+    last_action: int
+
+
+class Pool:
+    """All demonstrations recorded so far, by task; `refresh` finds the new ones. PNG bytes stay in memory."""
+
+    def __init__(self, folder: Path, tasks: Iterable[str]) -> None:
+        self.folder = folder
+        self.by_task: dict[str, list[Demonstration]] = {task: [] for task in tasks}
+        self._seen: set[Path] = set()
+
+    def refresh(self) -> None:
+        for task, known in self.by_task.items():
+            for path in demos.shards(self.folder, task):
+                if path not in self._seen:
+                    known.extend(demos.read(path))
+                    self._seen.add(path)
+
+    def draw(self, counts: dict[str, int], chance: random.Random) -> list[Demonstration]:
+        return [d for task, count in counts.items() for d in chance.choices(self.by_task[task], k=count)]
+
+
+def jitter(move: Move, chance: random.Random, share: float) -> Move:
+    """The click, moved by up to `share` of its target's width and height."""
+    if not move.selector:
+        return move
+    left, top, right, bottom = move.box
+    dx, dy = (chance.uniform(-share, share) * side for side in (right - left, bottom - top))
+    return replace(move, x=round(move.x + dx), y=round(move.y + dy))
+
+
+def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
+    """The episode, with these moves, as few rows as its prompts allow."""
+    made: list[Row] = []
+    turns: list[Turn] = []
+    for move, png in zip(moves, demonstration.images, strict=True):
+        observation = image_of(png)
+        prompt, images = chat.prompt(demonstration.instruction, turns, observation)
+        action = chat.action_tokens(move.action(observation.width, observation.height), observation)
+        last = made[-1] if made else None
+        if last is not None and prompt[: len(last.ids)] == last.ids and images[: len(last.images)] == last.images:
+            known, trained = len(last.ids), last.trained
+            made.pop()
+        else:
+            known, trained = 0, []
+        trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
+        made.append(Row([*prompt, *action], trained, images, move, len(action)))
+        turns.append(Turn(observation, action))
+    return made
+
+
+@dataclass(slots=True)
+class Batch:
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    """int64[B, T], -100 where there is no loss; already shifted: labels[:, i] is what position i predicts."""
+
+
+def batches(chat: Chat, made: Sequence[Row]) -> list[Batch]:
+    """One batch for each number of screenshots."""
+    sizes = sorted({len(row.images) for row in made})
+    return [collate(chat, [row for row in made if len(row.images) == size]) for size in sizes]
+
+
+def collate(chat: Chat, made: Sequence[Row], left: bool = False) -> Batch:
+    """Padded on the right, or on the `left` for generation."""
+    length = max(len(row.ids) for row in made)
+    ids = torch.full((len(made), length), chat.pad)
+    mask = torch.zeros(len(made), length, dtype=torch.long)
+    labels = torch.full((len(made), length), -100)
+    for number, row in enumerate(made):
+        at = slice(length - len(row.ids), length) if left else slice(0, len(row.ids))
+        ids[number, at] = torch.tensor(row.ids)
+        mask[number, at] = 1
+        trained = torch.tensor(row.trained[1:] + [False], dtype=torch.bool)
+        labels[number, at] = torch.where(trained, torch.tensor(row.ids[1:] + [0]), -100)
+    pictures = np.stack([demos.pixels(png) for row in made for png in row.images])
+    values, grid = patches(torch.from_numpy(pictures))
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": (ids == chat.image_pad).int(),
+        "pixel_values": values,
+        "image_grid_thw": grid,
+    }
+    return Batch(inputs, labels)
+
+
+def patches(pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """uint8[N, H, W, 3] → the image processor's (pixel_values, image_grid_thw), without the repeated second frame."""
+    count, height, width, _ = pictures.shape
+    values = pictures.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+    rows_, columns = height // PATCH, width // PATCH
+    values = values.reshape(count, 3, rows_ // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
+    values = values.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(count * rows_ * columns, 3 * PATCH * PATCH)
+    return values, torch.tensor([[1, rows_, columns]] * count)

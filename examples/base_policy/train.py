@@ -1,0 +1,135 @@
+"""Supervised pre-training on the demonstrations: AdamW, warm-up, linear decay, bfloat16 products, one core.
+
+`Trainer.run` yields at every point where someone may want to look (evaluate, save, stop). Its whole state can be
+saved and loaded, so that a stopped run goes on.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from examples.base_policy.chat import Chat
+from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows
+from examples.base_policy.fast import speed_up
+
+JITTER = 0.06
+"""Clicks are demonstrated this share of the target's size around its middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    steps: int = 4000
+    learning_rate: float = 1.5e-3
+    warm_up: int = 100
+    final: float = 0.05
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * min((step + 1) / self.warm_up, 1.0) * max(self.final, 1.0 - step / self.steps)
+
+
+class Trainer:
+    def __init__(self, model: Any, chat: Chat, pool: Pool, counts: dict[str, int], schedule: Schedule) -> None:
+        self.model, self.chat, self.pool, self.counts, self.schedule = model, chat, pool, counts, schedule
+        speed_up(model)
+        model.train()
+        model.set_attn_implementation("eager")
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+        self.chance = random.Random(0)
+        self.step = 0
+
+    def run(self, every: int) -> Iterator[int]:
+        """Train; yields the step number at every `every` steps."""
+        started, losses, hits = time.monotonic(), [], Hits()
+        while self.step < self.schedule.steps:
+            losses.append(self._update(hits))
+            self.step += 1
+            if self.step % 50 == 0:
+                seconds, started = (time.monotonic() - started) / 50, time.monotonic()
+                loss = sum(losses) / len(losses)
+                print(f"step {self.step} loss {loss:.3f} {seconds:.2f} s/step; clicks that land: {hits}", flush=True)
+                losses, hits = [], Hits()
+            if self.step % every == 0:
+                yield self.step
+                started = time.monotonic()
+
+    def _update(self, hits: Hits) -> float:
+        if self.step % 200 == 0:
+            self.pool.refresh()
+        made: list[Row] = []
+        tasks: list[str] = []
+        for demonstration in self.pool.draw(self.counts, self.chance):
+            moves = [jitter(move, self.chance, JITTER) for move in demonstration.moves]
+            new = rows(self.chat, demonstration, moves)
+            made += new
+            tasks += [demonstration.task] * len(new)
+        order = sorted(range(len(made)), key=lambda number: len(made[number].images))
+        made, tasks = [made[number] for number in order], [tasks[number] for number in order]
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.schedule.rate(self.step)
+        self.optimiser.zero_grad()
+        total = sum(sum(row.trained) for row in made)
+        loss, at = 0.0, 0
+        for batch in batches(self.chat, made):
+            logits = self._logits(batch)
+            part = torch.nn.functional.cross_entropy(logits, batch.labels[batch.labels >= 0], reduction="sum") / total
+            part.backward()
+            loss += part.item()
+            size = len(batch.labels)
+            hits.add(self.chat, tasks[at : at + size], made[at : at + size], batch.labels, logits)
+            at += size
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        return loss
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """float32[labels, V]: only where there is a label, and without the tokens that are never sampled."""
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.model.model(**batch.inputs).last_hidden_state
+            logits = self.model.lm_head(hidden[batch.labels >= 0])
+        return logits.float().index_fill(1, torch.tensor(self.chat.banned), float("-inf"))
+
+    def save(self, path: Path) -> None:
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step, "chance": self.chance.getstate()}  # fmt: skip
+        unfinished = path.with_suffix(".part")
+        torch.save(state, unfinished)
+        unfinished.rename(path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step = state["step"]
+        self.chance.setstate(state["chance"])
+
+
+class Hits:
+    """How often the likeliest digits (after the right ones before them) make a click inside the target."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[int]] = {}
+
+    def add(self, chat: Chat, tasks: list[str], made: list[Row], labels: Tensor, logits: Tensor) -> None:
+        likeliest = torch.full_like(labels, chat.pad)
+        likeliest[labels >= 0] = logits.argmax(-1)
+        for number, (task, row) in enumerate(zip(tasks, made, strict=True)):
+            if not row.move.selector:
+                continue
+            said = likeliest[number, labels[number] >= 0].tolist()
+            start = len(said) - row.last_action
+            digits = "".join(c for c in chat.tokenizer.decode(said[start:]) if c.isdigit())
+            left, top, right, bottom = row.move.box
+            hit = len(digits) == 6 and left <= int(digits[:3]) <= right and top <= int(digits[3:]) <= bottom
+            count = self.counts.setdefault(task, [0, 0])
+            count[0] += hit
+            count[1] += 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{task} {hit / count:.2f}" for task, (hit, count) in sorted(self.counts.items()))

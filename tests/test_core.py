@@ -1,0 +1,224 @@
+"""Pure decisions: groups, curation, feed, routing, sync plan, usage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart.core.advantage import group_advantages
+from dart.core.curation import judge, start_budget
+from dart.core.feed import Feed, ReleasedGroup, balance, samples_of
+from dart.core.groups import GroupBook, Order, TaskSampler
+from dart.core.routing import Replica, Router
+from dart.core.sync_plan import SyncPlan
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.core.usage import BusyClock
+
+IMAGE = Image.of(b"x", "image/png", 2, 2)
+
+
+def step(index: int = 0, version: int = 0, tokens: int = 3) -> Step:
+    ids = tuple(range(tokens))
+    return Step(
+        index, (IMAGE,), Generation((1, 2), ids, (-0.5,) * tokens, (VersionSpan(version, 0, tokens),), "t"), None
+    )
+
+
+def trajectory(order: Order | None = None, reward: float = 0.0, version: int = 0, steps: int = 2) -> Trajectory:
+    order = order or Order("g000001-1", "g000001", Task("s", "n", 1), 5)
+    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", tuple(step(i, version) for i in range(steps)),
+                      Termination.ENVIRONMENT, reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
+
+
+def book(n: int = 3) -> GroupBook:
+    sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
+    return GroupBook(sampler, lambda task: (n, 5))
+
+
+def test_advantages_by_hand() -> None:
+    # mean 0.5, population std 0.5
+    assert group_advantages([1, 0], [3, 1]) == [1.0, -1.0]
+    # over steps: 1, 1, 1, 0 → mean 0.75, std sqrt(3)/4
+    by_step = group_advantages([1, 0], [3, 1], level="step")
+    assert by_step == pytest.approx([0.25 / (3**0.5 / 4), -0.75 / (3**0.5 / 4)])
+    assert group_advantages([1, 0], [3, 1], std_normalise=False) == [0.5, -0.5]
+    assert group_advantages([0.3, 0.3], [1, 1]) == [0.0, 0.0]
+    with pytest.raises(ValueError, match="2 rewards and 1 lengths"):
+        group_advantages([1, 0], [3])
+
+
+def test_every_task_comes_once_a_round_and_submitted_ones_first() -> None:
+    sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
+    assert {sampler.next().name for _ in range(3)} == {"a", "b", "c"}
+    sampler.submit(Task("s", "z", 7))
+    assert sampler.next() == Task("s", "z", 7)
+
+
+def test_group_closes_when_all_have_finished_in_any_order() -> None:
+    groups = book(3)
+    orders = [groups.next()[0] for _ in range(3)]
+    assert len({o.group_id for o in orders}) == 1
+    assert groups.next()[1] is not None, "an environment never waits for another group's roll-outs"
+    assert groups.finished(trajectory(orders[2])) is None
+    assert groups.finished(trajectory(orders[0])) is None
+    closed = groups.finished(trajectory(orders[1]))
+    assert closed is not None
+    assert closed.complete
+
+
+def test_infrastructure_failure_gives_the_same_rollout_out_again_first() -> None:
+    groups = book(2)
+    a = groups.next()[0]
+    b = groups.next()[0]
+    groups.failed(a)
+    again, opened = groups.next()
+    assert opened is None
+    assert (again.trajectory_id, again.attempt) == (a.trajectory_id, 2)
+    groups.finished(trajectory(b))
+    closed = groups.finished(trajectory(again))
+    assert closed is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["finish", "fail", "start", "start"])), max_size=200))
+def test_no_rollout_is_lost_or_counted_twice(events: list[tuple[int, str]]) -> None:
+    groups = book(4)
+    running: list[Order] = []
+    closed: list[str] = []
+    opened = 0
+    for pick, event in events:
+        if event == "start":
+            order, new = groups.next()
+            opened += new is not None
+            running.append(order)
+        elif running:
+            order = running.pop(pick % len(running))
+            if event == "fail":
+                groups.failed(order)
+            elif group := groups.finished(trajectory(order)):
+                assert len({t.id for t in group.finished}) == 4
+                closed.append(group.id)
+    assert len(set(closed)) == len(closed)
+    assert groups.open_trajectories == 4 * (opened - len(closed))
+    assert len({o.trajectory_id for o in running}) == len(running)
+
+
+def test_judge_names_why() -> None:
+    def decide(*rewards: float) -> str:
+        return judge([trajectory(reward=r) for r in rewards], level="trajectory", std_normalise=True).reason
+
+    assert decide(1, 1) == "all 2 succeeded"
+    assert decide(0, 0, 0) == "all 3 failed"
+    assert decide(0.5, 0.5) == "all 2 had reward 0.5"
+    assert decide(1, 0) == "1 of 2 succeeded"
+    assert judge([trajectory(reward=1), trajectory()], level="trajectory", std_normalise=True).release
+
+
+def group(name: str, version: int, n: int = 2) -> ReleasedGroup:
+    return ReleasedGroup(name, tuple(trajectory(version=version) for _ in range(n)), (1.0, -1.0)[:n])
+
+
+def test_feed_hands_out_each_group_once_and_drops_the_stale() -> None:
+    feed = Feed(trajectories_per_update=4, max_staleness=1)
+    feed.add(group("old", 0))
+    assert feed.take() is None
+    feed.add(group("a", 3))
+    feed.add(group("b", 4))
+    assert [g.id for g in feed.drop_stale(4)] == ["old"]
+    assert [g.id for g in feed.take() or []] == ["a", "b"]
+    assert feed.take() is None
+    assert feed.waiting_trajectories == 0
+
+
+def test_balance_leaves_no_sample_out() -> None:
+    samples = samples_of([group("a", 0), group("b", 0)])
+    assert len(samples) == 8, "every step of every trajectory"
+    shares = balance(samples, 3)
+    assert sorted(id(s) for share in shares for s in share) == sorted(map(id, samples))
+    tokens = [sum(s.tokens for s in share) for share in shares]
+    assert max(tokens) - min(tokens) <= max(s.tokens for s in samples)
+
+
+def test_budget_always_lets_a_batch_fill() -> None:
+    assert start_budget(0, 64, 8) == 72
+    assert start_budget(2, 64, 8) == 136
+
+
+def test_router_capacity_then_affinity_then_version() -> None:
+    router = Router()
+    router.replicas = {"a": Replica("a", 4, 1), "b": Replica("b", 4, 2)}
+    assert router.pick().id == "b"  # type: ignore[union-attr]
+    assert router.pick("a").id == "a"  # type: ignore[union-attr]
+    router.replicas["a"].busy = 3
+    assert router.pick("a").id == "b"  # type: ignore[union-attr]
+    router.replicas["b"].serving = False
+    assert router.pick().id == "a"  # type: ignore[union-attr]
+    router.replicas["a"].busy = 4
+    assert router.pick("a") is None
+
+
+def test_sync_rolls_one_at_a_time_and_skips_to_the_newest() -> None:
+    plan = SyncPlan(max_unavailable=1)
+    plan.joined("a", 0)
+    plan.joined("b", 0)
+    assert plan.next() is None
+    plan.published(1)
+    assert plan.next() == ("a", 1)
+    assert plan.next() is None, "never both at once"
+    plan.published(2)
+    plan.updated("a", 1)
+    assert plan.next() == ("b", 2), "the oldest first, straight to the newest"
+    plan.failed("b")
+    assert plan.next() == ("b", 2)
+    plan.left("b")
+    assert plan.next() == ("a", 2)
+    plan.updated("a", 2)
+    assert plan.settled
+    with pytest.raises(ValueError, match="versions only grow"):
+        plan.published(2)
+
+
+@given(st.lists(st.sampled_from(["publish", "next", "done", "fail", "leave", "join"]), max_size=100), st.integers(1, 3))
+def test_sync_never_exceeds_max_unavailable_and_settles(events: list[str], most: int) -> None:
+    plan = SyncPlan(most)
+    running: dict[str, int] = {}
+    for name in "abcd":
+        plan.joined(name, 0)
+    for event in events:
+        match event:
+            case "publish":
+                plan.published(plan.version + 1)
+            case "next":
+                if chosen := plan.next():
+                    assert chosen[0] not in running
+                    running[chosen[0]] = chosen[1]
+                assert len(running) <= most
+            case "done" if running:
+                plan.updated(*running.popitem())
+            case "fail" if running:
+                plan.failed(running.popitem()[0])
+            case "leave" if running:
+                plan.left(running.popitem()[0])
+            case "join":
+                plan.joined("e", 0)
+                running.pop("e", None)
+    for name, version in running.items():
+        plan.updated(name, version)
+    while chosen := plan.next():
+        plan.updated(*chosen)
+    assert plan.settled
+
+
+def test_busy_clock_integrates() -> None:
+    clock = BusyClock(0.0)
+    assert clock.utilisation(1.0) == 0.0
+    clock.offer(1.0, 2)
+    clock.use(2.0, 1)
+    clock.use(4.0, 1)
+    clock.use(5.0, -2)
+    # offered 2 × 4 s, busy 1 × 2 s + 2 × 1 s
+    assert clock.utilisation(5.0) == pytest.approx(0.5)
+    clock.restart(5.0)
+    assert clock.utilisation(7.0) == 0.0

@@ -1,0 +1,178 @@
+"""One headless Chromium for many environments: a `Page` is one tab in a browser context of its own.
+
+Always true: every call on a page ends within its timeout, with a result or an EnvironmentFailure; after a failure
+the page is `broken` and is to be closed and replaced. When Chromium itself dies, its pages are broken and the next
+`new_page` starts another Chromium.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from dart.workers.env.devtools import (
+    Connection,
+    EnvironmentFailure,
+    Event,
+    PageCrashed,
+    PageTimeout,
+    ProtocolError,
+    find_executable,
+)
+
+__all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout", "ProtocolError"]
+
+T = TypeVar("T")
+Call = tuple[str, dict[str, Any]]
+
+
+class Browser:
+    """Chromium, started again when it has died. Make one with `Browser.launch`."""
+
+    def __init__(self, executable: str, connection: Connection) -> None:
+        self._executable = executable
+        self._connection = connection
+        self._starting = asyncio.Lock()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def launch(cls, executable: str | None = None) -> AsyncIterator[Browser]:
+        """Start Chromium; it and all its processes are gone when the context ends. UserError when it cannot start."""
+        path = await asyncio.to_thread(find_executable, executable)
+        browser = cls(path, await Connection.launch(path))
+        try:
+            yield browser
+        finally:
+            await browser._connection.close()
+
+    @property
+    def pid(self) -> int:
+        """Chromium's process id."""
+        return self._connection.pid
+
+    async def new_page(self, viewport: tuple[int, int], timeout: float) -> Page:
+        """An empty page in a context of its own. EnvironmentFailure when that fails even in a new Chromium."""
+        async with self._starting:
+            if self._connection.lost.is_set():
+                await self._connection.close()
+                self._connection = await Connection.launch(self._executable)
+        return await Page.open(self._connection, viewport, timeout)
+
+
+class Page:
+    """One tab. `timeout` seconds bound every call."""
+
+    def __init__(self, connection: Connection, context: str, target: str, session: str, timeout: float) -> None:
+        self.timeout = timeout
+        self.failure: EnvironmentFailure | None = None
+        self._connection = connection
+        self._context = context
+        self._target = target
+        self._session = session
+        self._loaded: asyncio.Future[None] | None = None
+        connection.listen(session, self._on_event)
+
+    @classmethod
+    async def open(cls, connection: Connection, viewport: tuple[int, int], timeout: float) -> Page:
+        width, height = viewport
+        context: str | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                context = (await connection.send("Target.createBrowserContext", {}))["browserContextId"]
+                parameters = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
+                target = (await connection.send("Target.createTarget", parameters))["targetId"]
+                attached = await connection.send("Target.attachToTarget", {"targetId": target, "flatten": True})
+                page = cls(connection, context, target, attached["sessionId"], timeout)
+                metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+                await page.calls(
+                    [
+                        ("Inspector.enable", {}),
+                        ("Page.enable", {}),
+                        ("Emulation.setDeviceMetricsOverride", metrics),
+                        ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
+                    ]
+                )
+        except (TimeoutError, EnvironmentFailure) as error:
+            if context is not None:
+                connection.send("Target.disposeBrowserContext", {"browserContextId": context})
+            if isinstance(error, EnvironmentFailure):
+                raise
+            raise PageTimeout(f"Chromium made no page within {timeout:g} s") from None
+        return page
+
+    @property
+    def broken(self) -> bool:
+        return self.failure is not None
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One DevTools command."""
+        return await self._bounded(self._send(method, parameters), method)
+
+    async def calls(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        """Several commands, sent at once and carried out in order."""
+        futures = [self._send(method, parameters) for method, parameters in calls]
+        return await self._bounded(asyncio.gather(*futures), calls[-1][0])
+
+    async def evaluate(self, expression: str, wait: bool = False) -> Any:
+        """The JSON value of a JavaScript expression; `wait` for the promise that it is. ProtocolError when it throws."""
+        result = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait)
+        if "exceptionDetails" in result:
+            details = result["exceptionDetails"]
+            raise ProtocolError(details.get("exception", {}).get("description") or details.get("text", "it threw"))
+        return result["result"].get("value")
+
+    async def navigate(self, url: str) -> None:
+        """Load `url` and wait for its load event."""
+        self._loaded = asyncio.get_running_loop().create_future()
+        loaded = self._loaded
+        result = await self.call("Page.navigate", url=url)
+        if "errorText" in result:
+            raise ProtocolError(f"{url} did not load: {result['errorText']}")
+        await self._bounded(loaded, f"loading {url}")
+
+    async def screenshot(self) -> bytes:
+        """The viewport as PNG."""
+        result = await self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)
+        return base64.b64decode(result["data"])
+
+    async def close(self) -> None:
+        """Close the page and its context; never fails, never waits for the page."""
+        self._connection.forget(self._session, PageCrashed("the page was closed"))
+        self.failure = self.failure or PageCrashed("the page was closed")
+        if not self._connection.lost.is_set():
+            with contextlib.suppress(EnvironmentFailure, TimeoutError):
+                async with asyncio.timeout(self.timeout):
+                    await self._connection.send(
+                        "Target.disposeBrowserContext", {"browserContextId": self._context}
+                    )
+
+    def _send(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
+        if self.failure is not None:
+            raise self.failure
+        return self._connection.send(method, parameters, self._session)
+
+    async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await awaitable
+        except TimeoutError:
+            self.failure = PageTimeout(f"{what}: no answer within {self.timeout:g} s")
+            raise self.failure from None
+
+    def _on_event(self, event: Event) -> None:
+        match event["method"]:
+            case "Page.loadEventFired":
+                if self._loaded is not None and not self._loaded.done():
+                    self._loaded.set_result(None)
+            case "Page.javascriptDialogOpening":
+                # Nobody can see or answer it, and the page stands still until it is answered.
+                self._connection.send("Page.handleJavaScriptDialog", {"accept": True}, self._session)
+            case "Inspector.targetCrashed" | "Target.detachedFromTarget":
+                self.failure = self.failure or PageCrashed("the page's process died")
+                self._connection.forget(self._session, self.failure)
+                if self._loaded is not None and not self._loaded.done():
+                    self._loaded.set_exception(self.failure)
+                    self._loaded.exception()

@@ -1,0 +1,262 @@
+"""A Chromium process and its DevTools connection through a pipe (file descriptors 3 and 4 of the child).
+
+Messages are JSON, each ended by a NUL byte. The process leads a process group of its own, keeps its profile in a
+temporary folder, and ends by itself when the pipe closes, so nothing is left even when this process is killed.
+A `Connection` is used once: when Chromium dies it stays lost, and `Browser` (browser.py) starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dart.errors import UserError
+
+EXECUTABLES = ("chromium-headless-shell", "chromium", "google-chrome")
+REMEDY = "apt-get install chromium-headless-shell"
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-frame-rate-limit",  # otherwise every step waits for a frame of 16 or 33 ms
+    "--disable-back-forward-cache",  # otherwise every episode's page is kept, in a renderer of its own
+    "--disable-renderer-backgrounding",
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-extensions",
+    "--disable-default-apps",
+    "--mute-audio",
+    "--hide-scrollbars",
+    "--force-device-scale-factor=1",
+    "--font-render-hinting=none",
+    "--password-store=basic",
+    "--remote-debugging-pipe",
+)
+
+Event = dict[str, Any]
+LAUNCH_SECONDS = 30.0
+
+
+class EnvironmentFailure(Exception):
+    """The environment, not the policy, is at fault: the attempt is void and the page has to be replaced."""
+
+
+class PageCrashed(EnvironmentFailure):
+    """The page's process died, or the page was closed, or Chromium itself is gone."""
+
+
+class PageTimeout(EnvironmentFailure):
+    """The page did not answer in time."""
+
+
+class ProtocolError(EnvironmentFailure):
+    """Chromium refused a command."""
+
+
+def find_executable(executable: str | None) -> str:
+    """The path of Chromium: the one named, else the first known name on the PATH. UserError when there is none."""
+    if executable is not None:
+        found = shutil.which(executable)
+        if found is None:
+            raise UserError(
+                f"environment.browser is {executable!r}, which is not an executable: name Chromium's, or leave it out "
+                f"and run `{REMEDY}`"
+            )
+        return found
+    for name in EXECUTABLES:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise UserError(f"no Chromium on the PATH (looked for {', '.join(EXECUTABLES)}): run `{REMEDY}`")
+
+
+class Connection(asyncio.Protocol):
+    """One running Chromium. Calls are pipelined: `send` returns a future, replies come in any order.
+
+    Events go to the callback of their session (see `listen`). When the pipe ends, every pending call and all later
+    ones fail with PageCrashed, and `lost` is set.
+    """
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, tuple[str | None, asyncio.Future[dict[str, Any]]]] = {}
+        self._listeners: dict[str, Callable[[Event], None]] = {}
+        self._buffer = bytearray()
+        self._writer: asyncio.WriteTransport | None = None
+        self._reader: asyncio.ReadTransport | None = None
+        self._pid = 0
+        self._profile: Path | None = None
+
+    @classmethod
+    async def launch(cls, executable: str) -> Connection:
+        """Start Chromium and wait until it answers. UserError, with what it printed, when it does not."""
+        self = cls()
+        self._profile = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="dart-chromium-"))
+        try:
+            await self._spawn(executable, self._profile)
+            async with asyncio.timeout(LAUNCH_SECONDS):
+                await self.send("Browser.getVersion", {})
+        except (OSError, EnvironmentFailure, TimeoutError) as error:
+            log = self._profile / "stderr"
+            said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
+            await self.close()
+            raise UserError(
+                f"Chromium {executable} did not start ({error or 'no answer'}): {said.strip() or 'it printed nothing'}; "
+                f"try it by hand, or `{REMEDY}`"
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def _spawn(self, executable: str, profile: Path) -> None:
+        """posix_spawn: no fork, as this process may have gRPC threads."""
+        child_reads, we_write = _pipe()
+        we_read, child_writes = _pipe()
+        try:
+            self._pid = os.posix_spawn(
+                executable,
+                [executable, *FLAGS, f"--user-data-dir={profile}"],
+                {**os.environ, "HOME": str(profile)},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, str(profile / "stderr"), os.O_WRONLY | os.O_CREAT, 0o600),
+                    (os.POSIX_SPAWN_DUP2, child_reads, 3),
+                    (os.POSIX_SPAWN_DUP2, child_writes, 4),
+                ],
+                setpgroup=0,
+            )
+        finally:
+            os.close(child_reads)
+            os.close(child_writes)
+        loop = asyncio.get_running_loop()
+        self._reader, _ = await loop.connect_read_pipe(lambda: self, os.fdopen(we_read, "rb", buffering=0))
+        self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(we_write, "wb", buffering=0))
+
+    # ---- calls ----
+
+    def send(
+        self, method: str, params: dict[str, Any], session: str | None = None
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Send one command now; the future holds its result. Commands are carried out in the order sent."""
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if self.lost.is_set() or self._writer is None:
+            future.set_exception(PageCrashed("Chromium is gone"))
+            return future
+        number = next(self._ids)
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        self._pending[number] = (session, future)
+        future.add_done_callback(lambda _: self._pending.pop(number, None))
+        self._writer.write(json.dumps(message).encode() + b"\0")
+        return future
+
+    def listen(self, session: str, callback: Callable[[Event], None]) -> None:
+        """Send the session's events to `callback`."""
+        self._listeners[session] = callback
+
+    def forget(self, session: str, error: EnvironmentFailure) -> None:
+        """End the session: its pending calls fail with `error`, its events go nowhere."""
+        self._listeners.pop(session, None)
+        self._fail(error, session)
+
+    def _fail(self, error: EnvironmentFailure, session: str | None) -> None:
+        for owner, future in list(self._pending.values()):
+            if (session is None or owner == session) and not future.done():
+                future.set_exception(error)
+                future.exception()  # a pipelined call whose caller has gone must not be reported as forgotten
+
+    # ---- asyncio.Protocol ----
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if b"\0" not in data:
+            return
+        *messages, rest = self._buffer.split(b"\0")
+        self._buffer = rest
+        for message in messages:
+            self._dispatch(json.loads(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+        self._fail(PageCrashed("Chromium died"), None)
+        for callback in list(self._listeners.values()):
+            callback({"method": "Inspector.targetCrashed"})
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if number is None:
+            if message["method"] == "Target.detachedFromTarget":
+                callback = self._listeners.get(message["params"]["sessionId"])
+            else:
+                callback = self._listeners.get(message.get("sessionId", ""))
+            if callback is not None:
+                callback(message)
+            return
+        entry = self._pending.get(number)
+        if entry is None or entry[1].done():
+            return
+        if "error" in message:
+            entry[1].set_exception(ProtocolError(message["error"].get("message", "unknown error")))
+            entry[1].exception()
+        else:
+            entry[1].set_result(message["result"])
+
+    # ---- end ----
+
+    async def close(self) -> None:
+        """Kill the process and its group and remove the profile. May be called again."""
+        if self._writer is not None:
+            self._writer.abort()
+        if self._reader is not None:
+            self._reader.close()
+        self.lost.set()
+        self._fail(PageCrashed("Chromium was closed"), None)
+        pid, self._pid = self._pid, 0
+        profile, self._profile = self._profile, None
+        await asyncio.shield(asyncio.to_thread(_reap, pid, profile))
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are above the numbers that the child's will have, and are not inherited."""
+    ends = os.pipe()
+    try:
+        reading = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 10)
+        return reading, fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 10)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _reap(pid: int, profile: Path | None) -> None:
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    if profile is not None:
+        shutil.rmtree(profile, ignore_errors=True)

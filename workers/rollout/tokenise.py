@@ -1,0 +1,74 @@
+"""Prompt parts → token ids, once. What has become tokens is never tokenised again.
+
+Each part is tokenised alone, so a part's tokens do not depend on its neighbours: the trainer, the next turn and the
+engine all see the same ids. The result is *compact*: exactly one <|image_pad|> per image, which the engine expands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dart.core.types import Image, Markup, PromptPart, Text, Tokens
+from dart.wire.tokens import IMAGE_PAD, vision_token_ids
+
+
+class PromptEncoder:
+    """Encodes with one Hugging Face tokenizer. Not thread-safe, as the tokenizer is not.
+
+    Markup: special tokens in it are parsed. Text: every token that was added to the vocabulary (<|im_end|>,
+    <|image_pad|>, <tool_call>, …) is spelt out in plain characters, so that an instruction cannot end a turn or pass
+    for an image. Tokens: taken as they are. Image: one <|image_pad|>.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab()
+        if IMAGE_PAD not in vocabulary:
+            raise ValueError(f"the tokenizer has no {IMAGE_PAD}: the model does not take images as Qwen-VL models do")
+        self._image_pad = int(vocabulary[IMAGE_PAD])
+        self._vision_ids = frozenset(vision_token_ids(tokenizer))
+        added = sorted((t for t in tokenizer.get_added_vocab() if len(t) > 1), key=len, reverse=True)
+        # Lookahead, so that overlapping occurrences are all found.
+        self._added = re.compile("(?=" + "|".join(map(re.escape, added)) + ")") if added else None
+
+    def encode(self, parts: Sequence[PromptPart]) -> tuple[list[int], list[Image]]:
+        """The compact ids and the images in the order of their placeholders.
+
+        Raises ValueError for vision tokens among `Tokens` and image placeholders in `Markup`: the count of
+        placeholders would no longer be the count of images.
+        """
+        ids: list[int] = []
+        images: list[Image] = []
+        for part in parts:
+            match part:
+                case Markup(text):
+                    encoded = self._encode(text)
+                    if self._image_pad in encoded:
+                        raise ValueError(f"markup holds {IMAGE_PAD}: images are parts of their own")
+                    ids += encoded
+                case Text(text):
+                    ids += self.encode_text(text)
+                case Tokens(sampled):
+                    if not self._vision_ids.isdisjoint(sampled):
+                        raise ValueError("sampled tokens hold a vision token: those are never sampled")
+                    ids += sampled
+                case Image():
+                    ids.append(self._image_pad)
+                    images.append(part)
+        return ids, images
+
+    def encode_text(self, text: str) -> list[int]:
+        """Text from outside: cut inside every added token that occurs in it, so that none is recognised."""
+        if self._added is None:
+            return self._encode(text)
+        ids: list[int] = []
+        start = 0
+        for found in self._added.finditer(text):
+            ids += self._encode(text[start : found.start() + 1])
+            start = found.start() + 1
+        return ids + self._encode(text[start:])
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []

@@ -1,0 +1,61 @@
+"""Vision attention over all screenshots at once.
+
+Qwen's vision towers attend within each image. Without FlashAttention, transformers does that in a Python loop over the
+images; here those of one size go through one `scaled_dot_product_attention`. Same values, fewer and larger kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "dart_flash_by_length"
+"""Has "flash" in it: that is how transformers tells which implementations take packed sequences with cu_seqlens."""
+
+
+def use_batched_vision_attention(model: Any) -> None:
+    """Switch the model's vision tower over, where it is one that packs its images."""
+    visual = getattr(model.model, "visual", None)
+    if visual is not None and visual.config._attn_implementation == "sdpa":
+        AttentionInterface.register(NAME, attend_by_length)
+        visual.config._attn_implementation = NAME
+
+
+def attend_by_length(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: torch.Tensor,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Full attention within each packed sequence. query, key, value: [1, heads, S, d]. Returns [1, S, heads, d]."""
+    if attention_mask is not None or query.shape[0] != 1:
+        raise ValueError("vision attention takes one packed row and no mask")
+    starts = cu_seq_lens_q.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    if len(set(lengths)) == 1:
+        return _same_length(query, key, value, len(lengths), scaling), None
+    output = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
+    for length in sorted(set(lengths)):
+        members = [start for start, other in zip(starts, lengths, strict=False) if other == length]
+        where = torch.cat([torch.arange(start, start + length, device=query.device) for start in members])
+        part = _same_length(query[:, :, where], key[:, :, where], value[:, :, where], len(members), scaling)
+        output = output.index_copy(1, where, part)
+    return output, None
+
+
+def _same_length(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, count: int, scaling: float
+) -> torch.Tensor:
+    _, heads, total, size = query.shape
+    q, k, v = (x.view(heads, count, total // count, size).transpose(0, 1) for x in (query, key, value))
+    out = scaled_dot_product_attention(q, k, v, scale=scaling)
+    return out.transpose(1, 2).reshape(1, total, heads, size)

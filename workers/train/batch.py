@@ -1,0 +1,241 @@
+"""From samples to model inputs: rows, micro-batches, tensors.
+
+A *row* is one prompt followed by every response in the batch that was sampled from exactly that prompt: the first
+steps of a group share theirs, and it is computed once. In a row, responses do not see each other, and each continues
+the prompt's positions, so a response's log-probabilities and gradients are those it would have alone. Rows are sorted
+by length and cut into *micro-batches* by padded tokens. Padding is on the right, where causal attention never looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from dart.workers.train.errors import SampleError
+from dart.workers.train.images import Processed
+
+from dart.v1 import image_pb2 as ipb
+from dart.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What of the checkpoint decides how inputs look."""
+
+    vocab_size: int
+    image_token_id: int
+    merge_size: int
+    banned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sample, checked. behaviour: log-probabilities from sampling time; versions: per token, who sampled it."""
+
+    name: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    behaviour: tuple[float, ...]
+    versions: tuple[int, ...]
+    advantage: float
+    images: tuple[ipb.Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt and the responses (at least one) sampled from it."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.steps[0].prompt
+
+    @property
+    def images(self) -> tuple[ipb.Image, ...]:
+        return self.steps[0].images
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + sum(len(step.response) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Inputs of one forward pass over B rows of L tokens, and T response tokens of S steps, flat.
+
+    input_ids int64 [B, L]; position_ids int64 [3, B, L] (time, height, width); attention_mask bool [B, 1, L, L], or
+    None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
+    distinct images; image_index: which of them each image of the prompts is, in reading order. predict_index int64
+    [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
+    float32 [T]; versions int64 [T]; step_index int64 [T]; step_lengths int64 [S].
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+    pixel_values: torch.Tensor | None
+    image_grid_thw: torch.Tensor | None
+    image_index: tuple[int, ...]
+    predict_index: torch.Tensor
+    token_ids: torch.Tensor
+    behaviour: torch.Tensor
+    advantages: torch.Tensor
+    versions: torch.Tensor
+    step_index: torch.Tensor
+    step_lengths: torch.Tensor
+    real_tokens: int
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device) -> MicroBatch:
+        if self.input_ids.device == device:
+            return self
+        moved = {
+            field.name: value.to(device, non_blocking=True)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
+
+def read_sample(sample: pb.Sample, layout: Layout) -> Step:
+    """Check one sample. Raises SampleError that names it; nothing is filled in, clipped or left out."""
+    name = f"sample {sample.trajectory_id}/{sample.step_index}"
+    prompt, response = tuple(sample.prompt_token_ids), tuple(sample.token_ids)
+    behaviour = tuple(sample.logprobs)
+    if not prompt or not response:
+        raise SampleError(f"{name} has {len(prompt)} prompt and {len(response)} response tokens: both must be there")
+    if len(behaviour) != len(response):
+        raise SampleError(f"{name} has {len(behaviour)} log-probs for {len(response)} tokens: one each is needed")
+    if not all(math.isfinite(value) for value in behaviour):
+        raise SampleError(f"{name} has a log-prob that is not finite")
+    if not math.isfinite(sample.advantage):
+        raise SampleError(f"{name} has advantage {sample.advantage}: it must be finite")
+    if (largest := max(*prompt, *response)) >= layout.vocab_size:
+        raise SampleError(f"{name} has token {largest}, the vocabulary ends at {layout.vocab_size - 1}: another model?")
+    if banned := set(response) & set(layout.banned):
+        raise SampleError(f"{name} has vision tokens {sorted(banned)} in its response: the engine must ban them")
+    versions: list[int] = []
+    for span in sample.versions:
+        if span.start != len(versions) or span.end <= span.start:
+            raise SampleError(f"{name} has version span [{span.start}, {span.end}) after token {len(versions)}")
+        versions.extend([span.version] * (span.end - span.start))
+    if len(versions) != len(response):
+        raise SampleError(f"{name} has versions for {len(versions)} of {len(response)} tokens")
+    return Step(name, prompt, response, behaviour, tuple(versions), sample.advantage, tuple(sample.images))
+
+
+def make_rows(steps: Iterable[Step], token_limit: int) -> list[Row]:
+    """Put steps with the same prompt and images into one row, of at most `token_limit` tokens where it is shared."""
+    open_rows: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Step]] = {}
+    rows: list[Row] = []
+    for step in steps:
+        key = (step.prompt, tuple(image.sha256 for image in step.images))
+        mates = open_rows.setdefault(key, [])
+        if mates and Row((*mates, step)).length > token_limit:
+            rows.append(Row(tuple(mates)))
+            mates.clear()
+        mates.append(step)
+    return rows + [Row(tuple(mates)) for mates in open_rows.values()]
+
+
+def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
+    """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer)."""
+    parts: list[list[Row]] = []
+    # By images too, so that rows which share screenshots meet in one micro-batch.
+    for row in sorted(rows, key=lambda row: (row.length, [image.sha256 for image in row.images])):
+        if parts and (len(parts[-1]) + 1) * row.length <= token_limit:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
+
+
+def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout) -> MicroBatch:
+    """Tensors of one micro-batch. Raises SampleError where a prompt's placeholders do not match its images."""
+    length = max(row.length for row in rows)
+    input_ids = torch.zeros(len(rows), length, dtype=torch.int64)
+    position_ids = torch.zeros(3, len(rows), length, dtype=torch.int64)
+    segments = torch.full((len(rows), length), -1, dtype=torch.int64)
+    predict: list[int] = []
+    order = list(dict.fromkeys(image.sha256 for row in rows for image in row.images))
+    for index, row in enumerate(rows):
+        prompt_positions, following = _prompt_positions(row, images, layout)
+        end = len(row.prompt)
+        input_ids[index, : row.length] = torch.tensor(row.prompt + tuple(t for s in row.steps for t in s.response))
+        position_ids[:, index, :end] = prompt_positions
+        segments[index, :end] = 0
+        base = index * length
+        for number, step in enumerate(row.steps, start=1):
+            start, end = end, end + len(step.response)
+            position_ids[:, index, start:end] = torch.arange(following, following + len(step.response))
+            segments[index, start:end] = number
+            predict.append(base + len(row.prompt) - 1)
+            predict.extend(range(base + start, base + end - 1))
+    steps = [step for row in rows for step in row.steps]
+    lengths = torch.tensor([len(step.response) for step in steps])
+    advantages = torch.tensor([step.advantage for step in steps], dtype=torch.float32)
+    step_index = torch.repeat_interleave(torch.arange(len(steps)), lengths)
+    return MicroBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention_mask=_mask(segments) if any(len(row.steps) > 1 for row in rows) else None,
+        pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
+        image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
+        image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
+        predict_index=torch.tensor(predict),
+        token_ids=torch.tensor([token for step in steps for token in step.response]),
+        behaviour=torch.tensor([value for step in steps for value in step.behaviour], dtype=torch.float32),
+        advantages=advantages[step_index],
+        versions=torch.tensor([version for step in steps for version in step.versions]),
+        step_index=step_index,
+        step_lengths=lengths,
+        real_tokens=sum(row.length for row in rows),
+    )
+
+
+def _mask(segments: torch.Tensor) -> torch.Tensor:
+    """Causal, and a response (segment ≥ 1) sees the prompt (0) and itself. Padding (−1) sees the prompt, unread."""
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    key, query = segments[:, None, :], segments[:, :, None]
+    return (causal & ((key == 0) | (key == query))).unsqueeze(1)
+
+
+def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) -> tuple[torch.Tensor, int]:
+    """Multimodal rotary positions int64 [3, P] of the prompt, and the position that follows it.
+
+    Text counts up in all three rows; an image's tokens have one time and their own height and width, and the next
+    text starts one after the largest.
+    """
+    pieces: list[torch.Tensor] = []
+    position, at = 0, 0
+    wanted = iter(row.images)
+    prompt, pad = row.prompt, layout.image_token_id
+    while at < len(prompt):
+        end = at
+        while end < len(prompt) and (prompt[end] == pad) == (prompt[at] == pad):
+            end += 1
+        if prompt[at] != pad:
+            pieces.append(torch.arange(position, position + end - at).expand(3, -1))
+            position += end - at
+        else:
+            image = next(wanted, None)
+            tokens = 0 if image is None else images[image.sha256].tokens
+            if image is None or tokens != end - at:
+                what = "no image" if image is None else f"an image of {tokens} tokens"
+                raise SampleError(f"{row.steps[0].name} has {end - at} image placeholders at {at} for {what}")
+            _, height, width = images[image.sha256].grid
+            height, width = height // layout.merge_size, width // layout.merge_size
+            down, across = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+            pieces.append(torch.stack([torch.zeros_like(down), down, across]) + position)
+            position += max(height, width)
+        at = end
+    if (left := sum(1 for _ in wanted)) > 0:
+        raise SampleError(f"{row.steps[0].name} has {left} images without placeholders in its prompt")
+    return torch.cat(pieces, dim=1), position

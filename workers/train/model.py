@@ -1,0 +1,127 @@
+"""Loading a vision-language checkpoint, and the one forward pass that training uses.
+
+The forward pass runs the vision tower once per distinct screenshot of a micro-batch, the text model once per row (a
+prompt with all responses sampled from it), and the head at response positions only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from dart.workers.train import attention
+from dart.workers.train.batch import MicroBatch
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
+
+from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
+from dart.errors import UserError
+
+HEAD_ELEMENTS = 1 << 26
+"""Logits held at once (tokens × vocabulary); above it the head runs in chunks, recomputed for the gradient."""
+
+VISION_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+"""Fields of config.json that name tokens a policy must never sample: in a history they would corrupt the prompt."""
+
+
+def vision_token_ids(folder: Path) -> tuple[int, ...]:
+    """The token ids that roll-out engines ban by logit bias, so that their probability is 0 here as well."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return tuple(sorted({int(config[name]) for name in VISION_TOKENS if config.get(name) is not None}))
+
+
+def check_folder(folder: Path) -> None:
+    """The folder holds a vision-language checkpoint. Raises UserError; loads no weights."""
+    remedy = "set model.path to a Hugging Face folder of a vision-language model, or to builtin:NAME"
+    if not folder.is_dir():
+        raise UserError(f"model.path: folder {folder} does not exist: {remedy}")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.path: {folder} has no config.json, so it is not a checkpoint: {remedy}")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.path: config.json in {folder} cannot be read ({_first_line(error)}): {remedy}"
+        ) from None
+    if not hasattr(config, "vision_config") or not hasattr(config, "image_token_id"):
+        raise UserError(f"model.path: {folder} is a {config.model_type} model, which sees no images: {remedy}")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"model.path: {folder} has no *.safetensors weights: {remedy}")
+
+
+def load_model(folder: Path, device: torch.device) -> Any:
+    """The checkpoint in float32 (master weights), no dropout. Raises UserError when weights and config disagree."""
+    check_folder(folder)
+    remedy = "the checkpoint is broken or of another architecture: download or export it again"
+    try:
+        model, info = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model.path: weights in {folder} do not fit its config.json ({_first_line(error)}): {remedy}"
+        ) from None
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if names := sorted(str(name) for name in info[problem]):
+            what = f"{len(names)} {problem.replace('_', ' ')}, the first is {names[0]}"
+            raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
+    attention.use_batched_vision_attention(model)
+    return model.to(device).eval()
+
+
+def load_image_processor(folder: Path) -> Any:
+    """The checkpoint's own image processor. Raises UserError."""
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.path: {folder} has no image processor that loads ({_first_line(error)}): "
+            "add its preprocessor_config.json or processor_config.json"
+        ) from None
+
+
+def forward(
+    model: Any, batch: MicroBatch, temperature: float, banned: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π(a_t) and entropy H_t of every response token, each float32 [T]; gradients flow through the first."""
+    inputs: dict[str, Any] = {}
+    if batch.pixel_values is not None:
+        vision = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
+        vision.pooler_output = tuple(vision.pooler_output[i] for i in batch.image_index)
+        if getattr(vision, "deepstack_features", None) is not None:
+            vision.deepstack_features = [
+                tuple(level[i] for i in batch.image_index) for level in vision.deepstack_features
+            ]
+        inputs["mm_encoder_outputs"] = {"image": vision}
+    hidden = model.model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        **inputs,
+    ).last_hidden_state
+    hidden = hidden.flatten(0, 1).index_select(0, batch.predict_index)
+    return _head(model.lm_head, hidden, batch.token_ids, temperature, banned)
+
+
+def _head(
+    lm_head: Any, hidden: torch.Tensor, token_ids: torch.Tensor, temperature: float, banned: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distribution = log_distribution(lm_head(rows), temperature, banned)
+        return token_logprobs(distribution, ids), token_entropy(distribution)
+
+    size = max(1, HEAD_ELEMENTS // lm_head.weight.shape[0])
+    if hidden.shape[0] <= size:
+        return run(hidden, token_ids)
+    parts = [
+        checkpoint(run, rows, ids, use_reentrant=False)
+        for rows, ids in zip(hidden.split(size), token_ids.split(size), strict=True)
+    ]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,195 @@
+"""The train worker as `dart.wire` drives it: batches in, versions out, weights to replicas, checkpoints.
+
+Everything that touches the model runs in one thread of its own, one thing after the other, so the event loop (and its
+heartbeats) goes on during an update. Transfers run beside it in threads of theirs: they read staged snapshots, which
+training never changes. Rank and world size come from Accelerate's environment; ranks other than 0 train and answer,
+but send and save nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from dart.config import TrainWorkerConfig
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+from dart.wire.role import Command, CommandError, Reply
+from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownImageError
+from dart.workers.train.snapshots import Snapshots
+from dart.workers.train.trainer import Trainer
+from dart.workers.weights import TransferError, make_sender
+
+T = TypeVar("T")
+Key = tuple[str, int]
+
+TRANSFER_HOST = "DART_TRANSFER_HOST"
+"""Environment variable: the address under which replicas on other machines reach this one for transfers."""
+
+
+class TrainRole:
+    """One rank. Implements `dart.wire.role.WorkerRole`."""
+
+    role = pb.ROLE_TRAIN
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._trainer: Trainer | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._snapshots = Snapshots()
+        self._pages: dict[Key, dict[int, pb.TrainBatch]] = {}
+        self._transport = ""
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        """Load the model. Raises UserError for a config or checkpoint that cannot be trained."""
+        try:
+            config = TrainWorkerConfig.model_validate_json(config_json)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise UserError(
+                f"train config: {field}: {first['msg']}: the coordinator is of another release, install the same on both"
+            ) from None
+        self._transport = config.sync.transport
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._trainer = await self._train_thread(lambda: Trainer(config))
+        if self.rank == 0:
+            self._snapshots.stage(self._trainer.version, await self._train_thread(self._trainer.snapshot))
+        return pb.Ready(
+            slots=1,
+            weight_version=self._trainer.version,
+            transfer_host=transfer_host() if self.rank == 0 else "",
+            versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")},
+        )
+
+    async def handle(self, command: Command) -> Reply | None:
+        match command:
+            case pb.TrainBatch():
+                return await self._train(command)
+            case pb.SendWeights():
+                return await self._send(command)
+            case pb.SaveCheckpoint():
+                return await self._save(command)
+            case _:
+                raise CommandError(
+                    pb.FAILURE_CODE_INVALID, f"a train worker does not take {type(command).__name__} commands"
+                )
+
+    async def close(self) -> None:
+        """End a running update before its next micro-batch, and let the model go."""
+        if self._trainer is not None:
+            self._trainer.cancel()
+        if self._thread is not None:
+            # Waited for outside the event loop, so that other things can close meanwhile.
+            await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        self._trainer, self._thread = None, None
+        self._snapshots = Snapshots()
+        self._pages.clear()
+
+    async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
+        key = (page.assignment.assignment_id, page.assignment.attempt)
+        for older in [k for k in self._pages if k[0] == key[0] and k[1] < key[1]]:
+            del self._pages[older]
+        pages = self._pages.setdefault(key, {})
+        pages[page.page] = page
+        if len(pages) < page.pages:
+            return None
+        del self._pages[key]
+        samples = [sample for _, one in sorted(pages.items()) for sample in one.samples]
+        trainer = self._loaded()
+        started = time.perf_counter()
+
+        def update() -> tuple[dict[str, float], dict[str, Any]]:
+            metrics = trainer.update(samples, page.total_samples, page.total_tokens)
+            return metrics, trainer.snapshot() if self.rank == 0 else {}
+
+        try:
+            metrics, weights = await self._train_thread(update)
+        except TrainError as error:
+            if error.weights_changed or isinstance(error, CancelledUpdateError):
+                raise
+            raise CommandError(_failure_code(error), str(error)) from error
+        if self.rank == 0:
+            self._snapshots.stage(trainer.version, weights)
+        return pb.Trained(
+            update=page.update,
+            weight_version=trainer.version,
+            metrics=metrics,
+            seconds=time.perf_counter() - started,
+            tensors=[tensor_info(name, tensor) for name, tensor in weights.items()],
+        )
+
+    async def _send(self, command: pb.SendWeights) -> pb.WeightsSent:
+        started = time.perf_counter()
+        if self.rank != 0:
+            raise CommandError(pb.FAILURE_CODE_INVALID, f"rank {self.rank} does not send weights, rank 0 does")
+        if command.version not in self._snapshots.versions:
+            staged = ", ".join(str(version) for version in self._snapshots.versions)
+            raise CommandError(pb.FAILURE_CODE_INVALID, f"version {command.version} is not staged; staged: {staged}")
+        with self._snapshots.sending(command.version) as weights:
+
+            def transfer() -> int:
+                sender = make_sender(command.group.transport or self._transport)
+                try:
+                    sender.open(command.group)
+                    return sender.send(weights)
+                finally:
+                    sender.close()
+
+            try:
+                sent = await asyncio.to_thread(transfer)
+            except TransferError as error:
+                raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from error
+        return pb.WeightsSent(version=command.version, seconds=time.perf_counter() - started, bytes=sent)
+
+    async def _save(self, command: pb.SaveCheckpoint) -> pb.CheckpointSaved:
+        started = time.perf_counter()
+        trainer, path = self._loaded(), Path(command.path)
+
+        def save() -> int:
+            if self.rank == 0:
+                trainer.save_checkpoint(path)
+            return trainer.version
+
+        try:
+            version = await self._train_thread(save)
+        except OSError as error:
+            raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
+        return pb.CheckpointSaved(
+            path=str(path), weight_version=version, seconds=time.perf_counter() - started
+        )
+
+    def _loaded(self) -> Trainer:
+        if self._trainer is None:
+            raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
+        return self._trainer
+
+    async def _train_thread(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def transfer_host() -> str:
+    """Where replicas reach this machine: said by the user, else the ranks' own meeting point, else this machine only."""
+    return os.environ.get(TRANSFER_HOST) or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def tensor_info(name: str, tensor: Any) -> wpb.TensorInfo:
+    return wpb.TensorInfo(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
+
+
+def _failure_code(error: TrainError) -> pb.FailureCode:
+    if isinstance(error, UnknownImageError):
+        return pb.FAILURE_CODE_UNKNOWN_IMAGE
+    return pb.FAILURE_CODE_INVALID if isinstance(error, SampleError) else pb.FAILURE_CODE_TRAINER

@@ -1,0 +1,149 @@
+"""Weights over gloo: the CPU transport, both ends. Needs torch alone.
+
+A transfer is one fingerprint (8 bytes), one broadcast per bucket from rank 0, and a barrier, so that `send` returns
+when the replica has everything. Gloo notices a peer that died at once (its connection closes) and one that hangs by
+the timeout.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
+
+from dart.v1 import weights_pb2 as wpb
+
+
+class Group:
+    """One joined group. `close` may be called twice."""
+
+    def __init__(self, group_id: str, host: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> None:
+        """Join, waiting for all ranks. Raises TransferError."""
+        self.group_id = group_id
+        self.timeout = timedelta(seconds=timeout_seconds)
+        try:
+            self._store = dist.TCPStore(
+                host, port, world_size, is_master=rank == 0, timeout=self.timeout, wait_for_workers=False
+            )
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = self.timeout
+            # Else gloo takes the address that the machine's own name resolves to, which may be unreachable or absent.
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(host, port))]
+            store = dist.PrefixStore(group_id, self._store)
+            self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
+        except (RuntimeError, OSError) as error:
+            raise TransferError(
+                f"group {group_id} at {host}:{port}: rank {rank} could not join: {_line(error)}"
+            ) from None
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """From rank 0 to all. Raises TransferError."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = self.timeout
+        try:
+            self._group.broadcast([tensor], options).wait()
+        except RuntimeError as error:
+            raise TransferError(f"group {self.group_id}: a broadcast failed: {_line(error)}") from None
+
+    def barrier(self) -> None:
+        """All ranks are here. Raises TransferError."""
+        options = dist.BarrierOptions()
+        options.timeout = self.timeout
+        try:
+            self._group.barrier(options).wait()
+        except RuntimeError as error:
+            raise TransferError(f"group {self.group_id}: the barrier failed: {_line(error)}") from None
+
+    def close(self) -> None:
+        """Leave. Peers that wait in a broadcast then fail."""
+        self._group = None
+        self._store = None
+
+
+class GlooSender:
+    """`Sender` over gloo; see `dart.workers.weights.transfer`."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._group: Group | None = None
+
+    def open(self, group: wpb.TransferGroup) -> None:
+        if self._group is not None and self._group.group_id == group.group_id:
+            return
+        self.close()
+        self._group = Group(group.group_id, group.host, group.port, 0, group.world_size, self._timeout_seconds)
+
+    def send(self, tensors: Iterable[tuple[str, Any]]) -> int:
+        if self._group is None:
+            raise TransferError("no group is open")
+        named = {name: tensor.detach() for name, tensor in tensors}
+        specs = [spec_of(name, tensor) for name, tensor in named.items()]
+        try:
+            self._group.broadcast(torch.tensor([fingerprint(specs)], dtype=torch.int64))
+            sent = 0
+            for bucket in plan_buckets(specs):
+                buffer = torch.cat([_bytes_of(named[spec.name]) for spec in bucket])
+                self._group.broadcast(buffer)
+                sent += buffer.numel()
+            # A broadcast ends when the bytes are in the kernel's buffers, which says nothing about the replica.
+            self._group.barrier()
+            return sent
+        except TransferError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def receive(group: Group, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The replica's end of `GlooSender.send`: every tensor by name. Raises TransferError.
+
+    Each bucket has a buffer of its own: vLLM's layer-wise reload keeps views until a layer is complete.
+    """
+    theirs = torch.empty(1, dtype=torch.int64)
+    group.broadcast(theirs)
+    if int(theirs) != fingerprint(specs):
+        raise TransferError(f"group {group.group_id}: the trainer sends other tensors than this replica was told of")
+    for bucket in plan_buckets(specs, BUCKET_BYTES):
+        buffer = torch.empty(sum(spec.bytes for spec in bucket), dtype=torch.uint8)
+        group.broadcast(buffer)
+        offset = 0
+        for spec in bucket:
+            part = buffer[offset : offset + spec.bytes]
+            offset += spec.bytes
+            yield spec.name, _view(part, spec)
+    group.barrier()
+
+
+def _view(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    if part.storage_offset() % dtype.itemsize:
+        part = part.clone()  # A view needs an aligned start; only lists of mixed dtypes get here.
+    return part.view(dtype).view(spec.shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of this machine on the way to `host`; no packet is sent."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,108 @@
+"""Weights over NCCL, with vLLM's own trainer engine (0.32 and 0.33): the GPU transport, the trainer's end.
+
+The receiving end is vLLM's built-in "nccl" engine. Here the coordinator tells both ends when to act, so the `client`
+through which vLLM's trainer engine would call the replica does nothing.
+
+Not run in CI, which has no GPU: kept small, and written against vLLM's source. NCCL does not time out by itself: a
+replica that dies while a broadcast runs leaves the sending thread in it. `send` therefore gives up waiting after the
+timeout and abandons that thread and its communicator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from dart.workers.weights.transfer import TransferError
+from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+from dart.v1 import weights_pb2 as wpb
+
+
+class NcclSender:
+    """`Sender` over NCCL; see `dart.workers.weights.transfer`."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._group_id = ""
+        self._engine: Any = None
+        self._source = _Snapshot()
+
+    def open(self, group: wpb.TransferGroup) -> None:
+        if self._engine is not None and self._group_id == group.group_id:
+            return
+        self.close()
+        info = NCCLTrainerInitInfo(
+            master_address=group.host, master_port=group.port, world_size=group.world_size, rank=0
+        )
+        self._engine = self._bounded(
+            lambda: WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=self._source),
+            f"group {group.group_id} was not joined",
+        )
+        self._group_id = group.group_id
+
+    def send(self, tensors: Iterable[tuple[str, Any]]) -> int:
+        if self._engine is None:
+            raise TransferError("no group is open")
+        self._source.tensors = list(tensors)
+        try:
+            self._bounded(self._engine.send_weights, f"group {self._group_id}: the transfer did not finish")
+            return sum(tensor.numel() * tensor.element_size() for _, tensor in self._source.tensors)
+        finally:
+            self._source.tensors = []
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+    def _bounded(self, work: Callable[[], Any], what: str) -> Any:
+        """Run `work` in a thread of its own and wait for it no longer than the timeout."""
+        import torch
+
+        device = torch.accelerator.current_device_index()
+        outcome: list[Any] = []
+        failure: list[Exception] = []
+
+        def run() -> None:
+            torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
+            try:
+                outcome.append(work())
+            except (RuntimeError, ValueError, OSError) as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=run, daemon=True, name="nccl-transfer")
+        thread.start()
+        thread.join(self._timeout_seconds)
+        if outcome:
+            return outcome[0]
+        self._engine = None  # Not shut down: a stuck communicator would block that, too.
+        reason = failure[0] if failure else f"no answer within {self._timeout_seconds:.0f} s"
+        raise TransferError(f"{what}: {reason}")
+
+
+class _Snapshot(WeightSource):  # type: ignore[misc]
+    """The tensors of the transfer in progress."""
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[str, Any]] = []
+
+    def metadata(self) -> list[Any]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.tensors)
+
+
+class _NoClient:
+    """The replica's side of the handshake is driven by the coordinator's LoadWeights."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: Any) -> None: ...
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...

@@ -1,0 +1,107 @@
+"""What the two ends of a weight transfer agree on, and the sending interface.
+
+Tensors travel in the order of the update's `TensorInfo` list. Both ends cut that list into the same buckets with
+`plan_buckets` and compare a fingerprint of it before any weights, so that a disagreement is an error and not garbage.
+
+What always holds: every wait is bounded by the timeout, on both ends; after any error the group is closed, and the
+next transfer needs a new `TransferGroup` (new id and port) on both ends, because one end cannot know what the other
+has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dart.v1 import weights_pb2 as wpb
+
+BUCKET_BYTES = 64 << 20
+"""Tensors are sent packed into buffers of about this size: few messages, and one buffer's worth of extra memory."""
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+               "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
+
+
+class TransferError(Exception):
+    """A transfer broke: the peer is gone, silent, or speaks of other tensors. The group is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a transfer. `dtype` is a torch dtype's name, for example "float32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+
+class Sender(Protocol):
+    """The trainer's end of one replica's group. Its methods block: call them in a thread, one at a time.
+
+    open: joins the group as rank 0 and waits for the replica; does nothing when that group is open already, and
+    closes another one. send: sends the named tensors, returns the bytes sent. close: leaves the group. All raise
+    TransferError, after which the group is closed.
+    """
+
+    def open(self, group: wpb.TransferGroup) -> None: ...
+
+    def send(self, tensors: Iterable[tuple[str, Any]]) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
+    """A sender for "gloo" (CPU) or "nccl" (GPU); one per replica. `timeout_seconds` bounds every single wait."""
+    if transport == "gloo":
+        from dart.workers.weights.gloo import GlooSender
+
+        return GlooSender(timeout_seconds)
+    if transport == "nccl":
+        from dart.workers.weights.nccl import NcclSender
+
+        return NcclSender(timeout_seconds)
+    raise ValueError(f"transport {transport!r} is unknown: use gloo or nccl")
+
+
+def spec_of(name: str, tensor: Any) -> TensorSpec:
+    return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def specs_to_proto(specs: Iterable[TensorSpec]) -> list[wpb.TensorInfo]:
+    return [wpb.TensorInfo(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs]
+
+
+def specs_from_proto(infos: Iterable[wpb.TensorInfo]) -> list[TensorSpec]:
+    """Raises ValueError for a dtype that cannot be sent."""
+    specs = [TensorSpec(info.name, info.dtype, tuple(info.shape)) for info in infos]
+    for spec in specs:
+        if spec.dtype not in _ITEM_BYTES:
+            raise ValueError(f"tensor {spec.name} has dtype {spec.dtype!r}, which cannot be sent")
+    return specs
+
+
+def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[TensorSpec]]:
+    """Cut the list into runs of at most `limit_bytes`; a larger tensor is a run of its own. Same on both ends."""
+    bucket: list[TensorSpec] = []
+    size = 0
+    for spec in specs:
+        if bucket and size + spec.bytes > limit_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(spec)
+        size += spec.bytes
+    if bucket:
+        yield bucket
+
+
+def fingerprint(specs: Sequence[TensorSpec]) -> int:
+    """A positive 63-bit number that two equal lists share."""
+    text = "\n".join(f"{s.name} {s.dtype} {s.shape}" for s in specs)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
