@@ -1,8 +1,71 @@
-# One virtual environment beside the sources; every target brings up what it needs.
-VENV := .venv
-PY := $(VENV)/bin/python
+# One virtual environment beside the sources; every target installs what it needs first.
+# Only Python 3.11+ and (for the browser) apt have to be there.
 
-proto: ## Generate the Python code of the wire protocol.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+SUDO   := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT    := chromium-headless-shell fonts-liberation
+BUF    := npx --yes @bufbuild/buf@1.75.0
+
+.PHONY: help install browser demo test test-fast lint types imports proto proto-check bench clean
+
+help: ## What can be made.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+# torch first: the CPU build is small and everything else accepts it as it is.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet torch==2.13.0
+	$(PY) -m pip install --quiet -e '.[cpu,env-browser,rollout,train,plot,dev]'
+	$(PY) -m dart.mend
+	touch $@
+
+install: $(VENV)/installed browser ## Install everything for this machine's CPU.
+
+browser:
+	@command -v chromium-headless-shell chromium google-chrome >/dev/null || \
+	  { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
+
+demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
+	$(VENV)/bin/dart train configs/miniwob_cpu.yaml
+
+test: install ## All tests, the real browser and the real engine included.
+	$(PY) -m pytest
+
+test-fast: install ## Without the engine, torch and the browser.
+	$(PY) -m pytest -m 'not engine and not torch and not browser'
+
+# The type checker and the import checker read folders: show them the package as it is imported.
+build/tree/dart: $(VENV)/installed
+	rm -rf build/tree && mkdir -p build/tree/dart
+	for part in dart/* ; do ln -s ../../../$$part build/tree/dart/ ; done
+	ln -s ../../../workers build/tree/dart/workers
+
+lint: $(VENV)/installed ## Style.
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: build/tree/dart ## Types.
+	cd build/tree && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml -p dart
+
+imports: build/tree/dart ## Who may import whom.
+	cd build/tree && PYTHONPATH=. ../../$(VENV)/bin/lint-imports --config ../../pyproject.toml
+
+proto: $(VENV)/installed ## Generate the Python code of the wire protocol.
 	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/dart/v1/*.proto
 	touch dart/v1/__init__.py
-.PHONY: proto
+
+proto-check: $(VENV)/installed ## The protocol is well-formed, unbroken, and its generated code is current.
+	$(BUF) lint proto
+	$(BUF) breaking proto --against proto/released.binpb
+	rm -rf build/proto && mkdir -p build/proto
+	$(PY) -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
+	for file in build/proto/dart/v1/*; do cmp $$file dart/v1/$$(basename $$file) || { echo "run make proto"; exit 1; }; done
+
+bench: install ## Measure; results go to benchmarks/results.
+	$(PY) -m benchmarks.step_path
+
+clean:
+	rm -rf build $(VENV)

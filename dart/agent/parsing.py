@@ -68,8 +68,7 @@ def smart_resize(width: int, height: int, multiple: int, min_pixels: int, max_pi
             f"screenshot of {width}x{height} pixels: the model takes sides of at least 1 and a ratio of at most "
             f"{MAX_ASPECT_RATIO}; change the environment's viewport"
         )
-    wide = max(multiple, round(width / multiple) * multiple)
-    high = max(multiple, round(height / multiple) * multiple)
+    wide, high = round(width / multiple) * multiple, round(height / multiple) * multiple
     if wide * high > max_pixels:
         shrink = math.sqrt(width * height / max_pixels)
         wide = max(multiple, math.floor(width / shrink / multiple) * multiple)

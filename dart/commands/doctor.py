@@ -59,7 +59,7 @@ def checks(config: Config | None) -> list[tuple[str, Callable[[], str | None]]]:
 
 
 def _python() -> str | None:
-    if sys.version_info >= (3, 11):
+    if tuple(sys.version_info[:2]) >= (3, 11):
         return None
     return f"this is Python {sys.version.split()[0]}: use 3.11 or newer"
 

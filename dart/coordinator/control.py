@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import grpc
 
 from dart.coordinator.metrics import Metrics
-from dart.coordinator.sessions import Fleet
 from dart.coordinator.server import ROLE_NAMES
+from dart.coordinator.sessions import Fleet
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database

@@ -16,8 +16,8 @@ from typing import Any
 
 from dart.agent.prompt import Prompt
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
-from dart.core.groups import Order
 from dart.core.action import Action
+from dart.core.groups import Order
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Image, Observation, Task
 from dart.core.usage import BusyClock

@@ -434,12 +434,12 @@ async def starting_point(database: Database) -> Start:
     events = [event for event in await database.events_since(1, 1_000_000) if event.kind == "update"]
     totals = json.loads(events[-1].json) if events else None
     # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
-    counts = {"first_group": await database.group_count() + 1, "first_event": await database.last_sequence() + 1}
+    group, event = await database.group_count() + 1, await database.last_sequence() + 1
     checkpoint = await database.latest_checkpoint()
     if checkpoint is None:
-        return Start(totals=totals, **counts)
+        return Start(totals=totals, first_group=group, first_event=event)
     # One update makes one version, so the checkpoint's version is also the number of its update.
-    return Start(Path(checkpoint.path), checkpoint.version, checkpoint.version, totals, **counts)
+    return Start(Path(checkpoint.path), checkpoint.version, checkpoint.version, totals, group, event)
 
 
 def process_runs(pid: int) -> bool:

@@ -165,7 +165,8 @@ class Worker:
         assignment.epoch = self.epoch
         assignment.sequence = self._sequences.get(work, 0) + 1
         self._sequences[work] = assignment.sequence
-        return pb.SessionResponse(**{_COMMAND_FIELDS[type(command)]: command})
+        body: Any = {_COMMAND_FIELDS[type(command)]: command}
+        return pb.SessionResponse(**body)
 
 
 Listener = Callable[[Worker], None]

@@ -70,7 +70,7 @@ class TrainerRanks:
                 for page, content in enumerate(cut)
             ]
 
-        replies = await self._all(lambda rank: pages(rank), f"u{number}")
+        replies = await self._all(pages, f"u{number}")
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
             raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")

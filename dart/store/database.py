@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, bindparam, insert, select, update
+from sqlalchemy import URL, ColumnElement, Table, bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from dart.core.types import Task, Trajectory
@@ -240,16 +240,16 @@ class Database(Reader):
     # ---- versions, syncs, checkpoints, events ----
 
     async def add_version(self, version: int, number: int, metrics: Mapping[str, float], created: float) -> None:
-        """Update `number` made weight version `version`."""
+        """Update `number` made weight version `version`; a run that resumed from before it makes it again."""
         row = {"version": version, "update": number, "created": created, "metrics_json": r.to_json(metrics)}
-        await self._insert(t.versions, [row])
+        await self._replace(t.versions, t.versions.c.version == version, row)
 
     async def add_sync(self, sync: r.SyncRecord) -> None:
         await self._insert(t.syncs, [asdict(sync)])
 
     async def add_checkpoint(self, checkpoint: r.CheckpointRecord) -> None:
-        """Call it when the folder is complete."""
-        await self._insert(t.checkpoints, [asdict(checkpoint)])
+        """Call it when the folder is complete; one that was at the same path is replaced."""
+        await self._replace(t.checkpoints, t.checkpoints.c.path == checkpoint.path, asdict(checkpoint))
 
     async def drop_checkpoint(self, path: str) -> None:
         """The folder is about to be deleted: `latest_checkpoint` must not name it."""
@@ -262,7 +262,12 @@ class Database(Reader):
     async def append_events(self, events: Sequence[r.Event]) -> None:
         await self._insert(t.events, [asdict(event) for event in events])
 
-    async def _insert(self, table: Any, rows: list[dict[str, Any]]) -> None:
+    async def _replace(self, table: Table, same: ColumnElement[bool], row: dict[str, Any]) -> None:
+        async with self._write() as connection:
+            await connection.execute(delete(table).where(table.c.run_id == self.run_id, same))
+            await connection.execute(insert(table), {"run_id": self.run_id, **row})
+
+    async def _insert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if rows:
             async with self._write() as connection:
                 await connection.execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 _REPLY_FIELDS = {
     pb.Observed: "observed", pb.Released: "released", pb.Generated: "generated", pb.WeightsLoaded: "weights_loaded",
-    pb.Trained: "trained", pb.WeightsSent: "weights_sent", pb.CheckpointSaved: "checkpoint_saved", pb.Failure: "failure",
+    pb.Trained: "trained", pb.WeightsSent: "weights_sent", pb.CheckpointSaved: "checkpoint_saved",
+    pb.Failure: "failure",
 }  # fmt: skip
 Key = tuple[str, int, int]
 """(assignment id, attempt, sequence): what replies are deduplicated on."""
@@ -261,7 +262,8 @@ async def _carry_out(session: _Session, command: Command, key: Key) -> None:
     if reply is None:
         return
     reply.assignment.CopyFrom(command.assignment)
-    message = pb.SessionRequest(**{_REPLY_FIELDS[type(reply)]: reply})
+    body: Any = {_REPLY_FIELDS[type(reply)]: reply}
+    message = pb.SessionRequest(**body)
     session.replies[command.assignment.assignment_id] = (key, message)
     session.replies.move_to_end(command.assignment.assignment_id)
     # Twice the credits: everything that can be unanswered, and what has just been answered.

@@ -156,7 +156,7 @@ class Engine:
         await asyncio.to_thread(self._llm.shutdown)
 
     async def _run(self, request_id: str, ids: list[int], images: list[Image], sampling: Any) -> Any:
-        from vllm.exceptions import GenerationError
+        from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
@@ -171,7 +171,9 @@ class Engine:
                 raise
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
-        except (GenerationError, EngineGenerateError) as error:
+        except VLLMClientError as error:
+            raise ValueError(f"vLLM refuses the prompt: {error}") from None
+        except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
             self._salt += 1
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
 
@@ -232,7 +234,7 @@ class Engine:
         )
 
     async def _receive(self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
-        """Join, receive, load. A failure before the model is touched is a TransferError, a later one ends the engine."""
+        """Join, receive, load. Raises TransferError while the model is untouched, EngineDiedError after that."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -283,7 +285,7 @@ class Engine:
 
 
 def check_model(folder: Path) -> None:
-    """The folder holds a model that vLLM can load. Raises UserError; imports vLLM only for a folder that looks right."""
+    """The folder holds a model that vLLM can load. Raises UserError; vLLM is imported last."""
     if not folder.is_dir():
         raise UserError(f"model.path: {folder} is not a folder: name a Hugging Face model folder or builtin:NAME")
     try:
@@ -311,6 +313,7 @@ def _start_vllm(config: RolloutWorkerConfig) -> Any:
     check_model(config.model.folder)
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.exceptions import VLLMClientError
     from vllm.v1.engine.async_llm import AsyncLLM
 
     rollout = config.rollout
@@ -336,15 +339,15 @@ def _start_vllm(config: RolloutWorkerConfig) -> Any:
             use_tqdm_on_load=False,
         )
         vllm_config = arguments.create_engine_config()
-    except ValueError as error:
+    except (ValueError, VLLMClientError) as error:
         raise UserError(f"vLLM refuses model {config.model.folder} with this rollout section: {_line(error)}") from None
     try:
         with nursery.engine_starter():
             return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
     except RuntimeError as error:
         raise UserError(
-            f"vLLM could not start with model {config.model.folder}: {_line(error)}: the engine process says why above; "
-            "often rollout.max_model_len or rollout.kv_cache_bytes does not fit the memory"
+            f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
+            "the engine process says why above; often rollout.max_model_len or rollout.kv_cache_bytes does not fit the memory"
         ) from None
 
 

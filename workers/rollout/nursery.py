@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection, context, forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 from dart.workers.rollout import environment
@@ -78,7 +79,7 @@ def _copy_runs() -> bool:
 
 
 def _server() -> Any:
-    return forkserver._forkserver  # type: ignore[attr-defined]
+    return forkserver._forkserver
 
 
 def _start_copy() -> None:
@@ -104,5 +105,5 @@ def _start_copy() -> None:
 
 
 def _threads() -> int:
-    with open("/proc/self/status") as status:
+    with Path("/proc/self/status").open() as status:
         return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))

@@ -22,7 +22,9 @@ from dart.v1 import weights_pb2 as wpb
 class Group:
     """One joined group. `close` may be called twice."""
 
-    def __init__(self, group_id: str, host: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, group_id: str, host: str, port: int, *, rank: int, world_size: int, timeout_seconds: float
+    ) -> None:
         """Join, waiting for all ranks. Raises TransferError."""
         self.group_id = group_id
         self.timeout = timedelta(seconds=timeout_seconds)
@@ -78,7 +80,14 @@ class GlooSender:
         if self._group is not None and self._group.group_id == group.group_id:
             return
         self.close()
-        self._group = Group(group.group_id, group.host, group.port, 0, group.world_size, self._timeout_seconds)
+        self._group = Group(
+            group.group_id,
+            group.host,
+            group.port,
+            rank=0,
+            world_size=group.world_size,
+            timeout_seconds=self._timeout_seconds,
+        )
 
     def send(self, tensors: Iterable[tuple[str, Any]]) -> int:
         if self._group is None:

@@ -59,8 +59,14 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self.shutdown()
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        where = (init_info.group_id, init_info.host, init_info.port)
-        self._group = Group(*where, rank, init_info.world_size, init_info.timeout_seconds)
+        self._group = Group(
+            init_info.group_id,
+            init_info.host,
+            init_info.port,
+            rank=rank,
+            world_size=init_info.world_size,
+            timeout_seconds=init_info.timeout_seconds,
+        )
 
     def start_weight_update(self) -> None:
         self._staged = []

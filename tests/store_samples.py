@@ -1,0 +1,53 @@
+"""Trajectories for the store's tests, and the writer process that one of them kills. Run: store_samples.py DIRECTORY."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from pathlib import Path
+
+from dart.core.action import Click, Point
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.store.database import Database, sqlite_url
+
+TASK = Task("miniwob", "click-color", 17)
+
+
+def image(text: str, size: int = 1000) -> Image:
+    return Image.of(text.encode().ljust(size, b"."), "image/png", 160, 210)
+
+
+def trajectory(name: str, group: str, task: Task = TASK, finished: float = 2.0, steps: int = 3) -> Trajectory:
+    images = tuple(image(f"{name}-{index}") for index in range(steps))
+    made = tuple(
+        Step(
+            index,
+            images[: index + 1],
+            Generation((1, 2, 151_655), (7, 8), (-0.5, -0.25), (VersionSpan(3, 0, 2),), "click(1, 2)"),
+            Click(Point(0.25, 0.5)),
+        )
+        for index in range(steps)
+    )
+    return Trajectory(name, group, task, "Click red", made, Termination.ENVIRONMENT, 1.0, True, 10, 1.0, finished)
+
+
+async def write_for_ever(directory: Path) -> None:
+    """Prints the id of every trajectory that was confirmed."""
+    async with await Database.open(sqlite_url(directory / "dart.db"), directory / "blobs") as database:
+        await database.start_run("run-1", "killed", {}, started=1.0)
+        await database.open_group("group-1", TASK, 8, 1.0)
+
+        async def write(writer: int) -> None:
+            for number in itertools.count():
+                name = f"t-{writer}-{number}"
+                await database.add_trajectory(trajectory(name, "group-1"))
+                print(name, flush=True)
+
+        async with asyncio.TaskGroup() as group:
+            for writer in range(4):
+                group.create_task(write(writer))
+
+
+if __name__ == "__main__":
+    asyncio.run(write_for_ever(Path(sys.argv[1])))

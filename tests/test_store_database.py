@@ -1,0 +1,307 @@
+"""The database: what is written comes back, from another process too."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import IntegrityError
+from store_samples import TASK, image, trajectory
+from test_store_action_json import actions, texts
+
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.errors import UserError
+from dart.store.blobs import BlobCorrupt, BlobMissing
+from dart.store.database import Database, sqlite_url
+from dart.store.records import CheckpointRecord, Event, GroupState, RunState, SyncRecord
+
+
+async def opened(directory: Path, create: bool = True) -> Database:
+    return await Database.open(sqlite_url(directory / "dart.db"), directory / "blobs", create=create)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    async with await opened(tmp_path) as made:
+        await made.start_run("run-1", "demo", {"seed": 1}, started=1.0, pid=42)
+        yield made
+
+
+def without_bytes(whole: Trajectory) -> Trajectory:
+    def bare(step: Step) -> Step:
+        return replace(step, images=tuple(replace(one, data=b"") for one in step.images))
+
+    return replace(whole, steps=tuple(bare(step) for step in whole.steps))
+
+
+# ---- trajectories ----
+
+seconds = st.floats(0, 4e9)
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+images = st.builds(
+    Image.of, st.binary(min_size=1, max_size=30), st.sampled_from(["image/png", "image/webp"]), *[st.integers(1, 9)] * 2
+)
+generations = st.builds(
+    Generation,
+    token_ids,
+    token_ids,
+    st.lists(st.floats(max_value=0, allow_nan=False, width=32), max_size=6).map(tuple),
+    st.lists(st.builds(VersionSpan, *[st.integers(0, 2**62)] * 3), max_size=3).map(tuple),
+    texts,
+    st.booleans(),
+)
+steps = st.builds(Step, st.just(0), st.lists(images, max_size=3).map(tuple), generations, st.none() | actions, texts)
+trajectories = st.builds(
+    Trajectory,
+    id=st.uuids().map(str),
+    group_id=st.just("group-1"),
+    task=st.builds(Task, texts, texts, st.integers(0, 2**63 - 1)),
+    instruction=texts,
+    steps=st.lists(steps, max_size=4).map(lambda made: tuple(replace(s, index=i) for i, s in enumerate(made))),
+    termination=st.sampled_from(Termination),
+    reward=st.floats(0, 1),
+    success=st.booleans(),
+    step_limit=st.integers(1, 100),
+    started=seconds,
+    finished=seconds,
+)
+
+
+def test_any_trajectory_comes_back_equal(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+
+        async def start() -> Database:
+            database = await opened(tmp_path)
+            await database.start_run("run-1", "demo", {}, started=1.0)
+            await database.open_group("group-1", TASK, 8, 1.0)
+            return database
+
+        database = runner.run(start())
+
+        @settings(max_examples=60, deadline=None)
+        @given(trajectories, st.integers(1, 9))
+        def check(whole: Trajectory, attempt: int) -> None:
+            async def there_and_back() -> None:
+                await database.add_trajectory(whole, attempt)
+                bare = await database.trajectory(whole.id)
+                full = await database.trajectory(whole.id, with_images=True)
+                assert bare and bare.trajectory == without_bytes(whole)
+                assert full and full.trajectory == whole
+                assert (full.attempt, full.advantage, full.fate) == (attempt, None, "pending")
+
+            runner.run(there_and_back())
+
+        check()
+        runner.run(database.close())
+
+
+async def test_a_trajectory_needs_its_group_and_comes_once(database: Database) -> None:
+    with pytest.raises(IntegrityError):
+        await database.add_trajectory(trajectory("t-1", "nowhere"))
+    assert await database.trajectory("t-1") is None
+    await database.open_group("group-1", TASK, 8, 1.0)
+    await database.add_trajectory(trajectory("t-1", "group-1"))
+    with pytest.raises(IntegrityError):
+        await database.add_trajectory(trajectory("t-1", "group-1"))
+    assert await database.fates() == {"pending": 1}
+
+
+async def test_a_trajectory_whose_screenshot_nobody_has_is_refused(database: Database) -> None:
+    await database.open_group("group-1", TASK, 8, 1.0)
+    bare = without_bytes(trajectory("t-1", "group-1"))
+    with pytest.raises(BlobMissing):
+        await database.add_trajectory(bare)
+    assert await database.trajectory("t-1") is None
+    database.blobs.put_many(image(f"t-1-{index}") for index in range(3))
+    await database.add_trajectory(bare)
+    stored = await database.trajectory("t-1", with_images=True)
+    assert stored and stored.trajectory == trajectory("t-1", "group-1")
+
+
+async def test_a_corrupt_screenshot_is_told_when_it_is_asked_for(database: Database, tmp_path: Path) -> None:
+    await database.open_group("group-1", TASK, 8, 1.0)
+    await database.add_trajectory(trajectory("t-1", "group-1"))
+    digest = image("t-1-0").sha256.hex()
+    (tmp_path / "blobs" / digest[:2] / digest).write_bytes(b"x")
+    assert await database.trajectory("t-1")
+    with pytest.raises(BlobCorrupt, match=digest):
+        await database.trajectory("t-1", with_images=True)
+
+
+async def test_pages_are_newest_first_and_leave_nothing_out(database: Database) -> None:
+    other = Task("miniwob", "enter-text", 1)
+    for group, task in (("group-1", TASK), ("group-2", other)):
+        await database.open_group(group, task, 8, 1.0)
+    for number in range(12):  # several finish at the same time
+        group, task = (("group-1", TASK), ("group-2", other))[number % 3 == 0]
+        await database.add_trajectory(trajectory(f"t-{number:02}", group, task, finished=float(number // 4)))
+    expected = [f"t-{number:02}" for number in reversed(range(12))]
+    seen: list[str] = []
+    while page := await database.list_trajectories(limit=5, before=seen[-1] if seen else ""):
+        seen += [row.id for row in page]
+    assert seen == expected
+    texts_only = await database.list_trajectories("enter-text")
+    assert [row.id for row in texts_only] == ["t-09", "t-06", "t-03", "t-00"]
+    assert (texts_only[0].task, texts_only[0].steps, texts_only[0].group_id) == (other, 3, "group-2")
+    with pytest.raises(UserError, match="page token 'x'"):
+        await database.list_trajectories(before="x")
+
+
+# ---- groups ----
+
+
+async def fill(database: Database, group: str, opened_at: float, count: int = 2) -> list[str]:
+    await database.open_group(group, TASK, 8, opened_at)
+    names = [f"{group}/{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        await database.add_trajectory(trajectory(name, group, finished=float(number)))
+    return names
+
+
+async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tmp_path: Path) -> None:
+    for position, group in enumerate(["open", "released", "dropped", "consumed"]):
+        names = await fill(database, group, float(position))
+        if group != "open":
+            state = GroupState.DROPPED if group == "dropped" else GroupState.RELEASED
+            await database.close_group(group, state, f"{state}: why", dict(zip(names, (1.5, -1.5), strict=True)), 9.0)
+    await database.consume_groups(["consumed"], 7)
+
+    async with await opened(tmp_path, create=False) as resumed:
+        waiting = await resumed.unfinished_groups(with_images=True)
+        assert [(group.id, group.state) for group in waiting] == [("open", "open"), ("released", "released")]
+        assert [stored.trajectory for stored in waiting[1].trajectories] == [
+            trajectory(f"released/{number}", "released", finished=float(number)) for number in range(2)
+        ]
+        assert [stored.advantage for stored in waiting[1].trajectories] == [1.5, -1.5]
+        assert (waiting[1].task, waiting[1].planned, waiting[1].closed) == (TASK, 8, 9.0)
+        assert (waiting[0].closed, waiting[0].fate, waiting[0].consumed_by_update) == (None, "pending", None)
+        (consumed,) = await resumed.unfinished_groups([GroupState.CONSUMED])
+        assert (consumed.consumed_by_update, consumed.fate) == (7, "trained")
+        assert await resumed.fates() == {"pending": 2, "released: why": 2, "dropped: why": 2, "trained": 2}
+
+
+async def test_no_group_is_trained_on_twice(database: Database) -> None:
+    for group in ("group-1", "group-2"):
+        await fill(database, group, 1.0)
+    await database.close_group("group-1", GroupState.RELEASED, "mixed", {}, 2.0)
+    with pytest.raises(ValueError, match="only 1 of 2"):
+        await database.consume_groups(["group-1", "group-2"], 1)
+    assert len(await database.unfinished_groups([GroupState.RELEASED])) == 1
+    await database.consume_groups(["group-1"], 1)
+    with pytest.raises(ValueError, match="only 0 of 1"):
+        await database.consume_groups(["group-1"], 2)
+    with pytest.raises(ValueError, match="neither open nor released"):
+        await database.close_group("group-1", GroupState.DROPPED, "dropped: stale", {}, 3.0)
+
+
+async def test_a_stale_group_keeps_its_advantages_and_a_dropped_trajectory_its_fate(database: Database) -> None:
+    for group in ("stale", "used"):
+        names = await fill(database, group, 1.0, count=3)
+        fates = {names[2]: "dropped: too long"}
+        await database.close_group(group, GroupState.RELEASED, "mixed", {names[0]: 0.5}, 2.0, fates=fates)
+    await database.close_group("stale", GroupState.DROPPED, "dropped: stale", {}, 3.0)
+    await database.set_fates({"used/1": "dropped: not chosen"})
+    await database.consume_groups(["used"], 1)
+    expected = {
+        "stale/0": (0.5, "dropped: stale"),
+        "used/0": (0.5, "trained"),
+        "used/1": (None, "dropped: not chosen"),
+        "used/2": (None, "dropped: too long"),
+    }
+    for name, (advantage, fate) in expected.items():
+        stored = await database.trajectory(name)
+        assert stored and (stored.advantage, stored.fate) == (advantage, fate)
+
+
+async def test_more_groups_than_one_query_takes(database: Database) -> None:
+    for number in range(520):
+        await database.open_group(f"group-{number:03}", TASK, 1, float(number))
+    for number in (0, 250, 519):
+        await database.add_trajectory(trajectory(f"t-{number}", f"group-{number:03}"))
+    waiting = await database.unfinished_groups()
+    assert [number for number, group in enumerate(waiting) if group.trajectories] == [0, 250, 519]
+
+
+# ---- the rest of a run ----
+
+
+async def test_a_run_and_its_states(database: Database, tmp_path: Path) -> None:
+    await database.set_control_address("127.0.0.1:9")
+    run = await database.run()
+    assert (run.id, run.name, run.config, run.state) == ("run-1", "demo", {"seed": 1}, RunState.RUNNING)
+    assert (run.pid, run.control_address, run.started, run.finished) == (42, "127.0.0.1:9", 1.0, None)
+    await database.set_run_state(RunState.INTERRUPTED, 5.0)
+    assert (await database.run()).state == RunState.INTERRUPTED
+    async with await opened(tmp_path) as resumed:
+        await resumed.resume_run(pid=43, control_address=None)
+        run = await resumed.run()
+        assert (run.state, run.pid, run.control_address, run.finished) == (RunState.RUNNING, 43, None, None)
+        await resumed.finish_run({"success_after": math.nan, "updates": 3}, 6.0)
+    run = await database.run()
+    assert (run.state, run.summary, run.finished) == (RunState.FINISHED, {"success_after": None, "updates": 3}, 6.0)
+
+
+async def test_runs_of_one_database_are_kept_apart(database: Database, tmp_path: Path) -> None:
+    await database.append_events([Event(1, 1.0, "update", "{}")])
+    await fill(database, "group-1", 1.0)
+    await database.start_run("run-2", "later", {}, started=2.0)
+    await fill(database, "group-2", 1.0, count=1)
+    assert await database.events_since(0) == []
+    assert await database.fates() == {"pending": 1}
+    assert [run.id for run in await database.runs()] == ["run-2", "run-1"]
+    async with await opened(tmp_path) as reader:
+        assert reader.run_id == "run-2"
+        await reader.bind("run-1")
+        assert await reader.fates() == {"pending": 2}
+        with pytest.raises(UserError, match="run run-3 is not in database"):
+            await reader.bind("run-3")
+
+
+async def test_task_statistics(database: Database) -> None:
+    await database.open_group("group-1", TASK, 8, 1.0)
+    await database.save_task_statistics({("miniwob", "click-color"): {"n": 1}, ("miniwob", "new"): {"n": 2}})
+    await database.save_task_statistics({("miniwob", "click-color"): {"n": 3}})
+    await database.save_task_statistics({})
+    assert await database.task_statistics() == {("miniwob", "click-color"): {"n": 3}, ("miniwob", "new"): {"n": 2}}
+
+
+async def test_versions_and_syncs(database: Database) -> None:
+    assert await database.latest_version() is None
+    await database.add_version(1, 1, {"loss": 0.5}, 1.0)
+    await database.add_version(2, 2, {"loss": math.inf}, 2.0)
+    await database.add_version(2, 2, {"loss": 0.25}, 3.0)  # made again after a resume
+    assert await database.latest_version() == (2, 2)
+    assert await database.metrics() == [(1, {"loss": 0.5}), (2, {"loss": 0.25})]
+    syncs = [SyncRecord(2, f"rollout-{number}", 1.0, 2.0 + number, 0.5, 10**10) for number in range(2)]
+    for sync in reversed(syncs):
+        await database.add_sync(sync)
+    assert await database.syncs() == syncs
+
+
+async def test_checkpoints(database: Database) -> None:
+    assert await database.latest_checkpoint() is None
+    first, second = CheckpointRecord("v1", 1, 1.0), CheckpointRecord("v2", 2, 2.0, 0.75)
+    await database.add_checkpoint(first)
+    await database.add_checkpoint(second)
+    assert await database.checkpoints() == [second, first]
+    await database.drop_checkpoint("v2")
+    assert await database.latest_checkpoint() == first
+    await database.add_checkpoint(second)
+    assert await database.latest_checkpoint() == second
+
+
+async def test_events_are_watched_from_a_point(database: Database) -> None:
+    assert await database.last_sequence() == 0
+    events = [Event(number, float(number), "update", f'{{"n": {number}}}') for number in range(1, 6)]
+    await database.append_events(events[:3])
+    await database.append_events(events[3:])
+    await database.append_events([])
+    assert await database.events_since(3) == events[2:]
+    assert await database.events_since(0, limit=2) == events[:2]
+    assert await database.last_sequence() == 5
