@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,9 @@ import click
 
 from dart import __version__
 from dart.errors import UserError
+
+# Children are started by exec at once, so gRPC has nothing to prepare for a fork; it would log each.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(

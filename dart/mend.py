@@ -1,13 +1,15 @@
-"""torchvision beside a CPU build of torch: `python -m dart.mend` makes `import torchvision` work.
+"""torchvision and torchaudio beside a CPU build of torch: `python -m dart.mend`.
 
-PyPI carries no CPU build of torchvision. The CUDA build's compiled operators do not load beside a CPU torch, and then
-the whole import fails, although what transformers and vLLM use of it is pure Python. The mend is a `.pth` file in
-site-packages that leaves out the one module which registers those operators; a file, because vLLM looks at models in
-processes of its own. It is written only where the operators do not load, and `--undo` removes it.
+PyPI carries no CPU builds of them. The CUDA builds' compiled parts do not load beside a CPU torch, and then
+transformers and vLLM fail on import, although what they use of torchvision is pure Python and of torchaudio (and
+torchcodec) nothing here. So, only where they do not load: torchaudio and torchcodec are uninstalled, and torchvision
+gets a `.pth` file in site-packages that leaves out the one module which registers its operators. A file, because vLLM
+looks at models in processes of its own. `--undo` removes it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import sysconfig
@@ -30,16 +32,18 @@ def main() -> None:
     if "--undo" in sys.argv:
         path.unlink(missing_ok=True)
         return
-    if path.exists() or _imports():
+    for name in ("torchaudio", "torchcodec"):
+        if importlib.util.find_spec(name) and not _imports(name):
+            subprocess.run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", name], check=True)
+            print(f"{name} does not load beside this torch and is not used; uninstalled it")
+    if path.exists() or _imports("torchvision"):
         return
     path.write_text(_LINE, encoding="utf-8")
     print(f"torchvision's compiled operators do not load here; wrote {path.name} so that the rest of it does")
 
 
-def _imports() -> bool:
-    return (
-        subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0
-    )
+def _imports(name: str) -> bool:
+    return subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
 
 
 if __name__ == "__main__":

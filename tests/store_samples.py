@@ -1,4 +1,4 @@
-"""Trajectories for the store's tests, and the writer process that one of them kills. Run: store_samples.py DIRECTORY."""
+"""Trajectories for the store's tests, and a writer process that they kill: store_samples.py DIRECTORY."""
 
 from __future__ import annotations
 

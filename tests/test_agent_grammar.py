@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dart.agent.grammar import Grammar, ParseError, make_grammar, smart_resize
@@ -170,9 +170,10 @@ def test_ui_tars_1_0_has_a_grid_that_includes_its_end() -> None:
     end = UI_TARS_1_0.parse(box.format(1000, 1000), *SCREEN)
     assert isinstance(end, Click) and end.at is not None
     assert end.at.x > 0.999 and end.at.y > 0.999
-    with pytest.raises(ParseError) as caught:
-        UI_TARS_1_0.parse(box.format(1001, 0), *SCREEN)
-    assert caught.value.kind == "out_of_bounds"
+    for outside in ((1001, 0), (0, 1001), ("0,0,0", 1001)):
+        with pytest.raises(ParseError) as caught:
+            UI_TARS_1_0.parse(box.format(*outside), *SCREEN)
+        assert caught.value.kind == "out_of_bounds"
 
 
 def test_ui_tars_writes() -> None:
@@ -371,6 +372,7 @@ def grid(grammar: Grammar, size: tuple[int, int]) -> tuple[int, int]:
 
 
 @GRAMMARS
+@settings(deadline=None)  # a busy machine is no error
 @given(action=ACTIONS, size=SIZES, thought=st.sampled_from(["", "I see (1,2).", "Ünï 'quoted'"]))
 def test_round_trip(grammar: Grammar, action: Action, size: tuple[int, int], thought: str) -> None:
     can_write = qwen3_vl_can_write if grammar is QWEN else ui_tars_can_write
@@ -395,13 +397,14 @@ PIECES = st.sampled_from(
     [
         "Thought: ", "\n", "Action: ", "Action:", "click", "type", "drag", "hotkey", "(", ")", "start_box", "content",
         "=", "'", '"', "\\", ",", "(1,2)", "<|box_start|>", "<point>1 2</point>", "wait()", "<|im_end|>", "<tool_call>",
-        "</tool_call>", '{"name": "computer_use", "arguments": {', "}}", '"action": "', 'left_click"', ', "coordinate":',
-        "[", "1", "-", "9" * 30, "]", "1e999", "\\ud800", "null", "\x00", "🙂",
+        "</tool_call>", '{"name": "computer_use", "arguments": {', "}}", '"action": "', 'left_click"',
+        ', "coordinate":', "[", "1", "-", "9" * 30, "]", "1e999", "\\ud800", "null", "\x00", "🙂",
     ]
 )  # fmt: skip
 
 
 @GRAMMARS
+@settings(deadline=None)  # a busy machine is no error
 @given(text=st.text() | st.lists(PIECES | st.text(max_size=3), max_size=14).map("".join))
 @example(text="Action: click(start_box='(1,2)')\x1c")
 def test_any_text_is_an_action_or_a_parse_error(grammar: Grammar, text: str) -> None:

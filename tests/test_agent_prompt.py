@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.agent.prompt import Turn, build_prompt
@@ -115,6 +115,7 @@ SETTINGS = st.tuples(
 )  # template, history_screenshots, history_turns, past turns
 
 
+@settings(deadline=None)  # a busy machine is no error
 @given(SETTINGS)
 def test_what_always_holds(settings: tuple[str, int, int, int]) -> None:
     name, screenshots, history, count = settings
@@ -131,6 +132,7 @@ def test_what_always_holds(settings: tuple[str, int, int, int]) -> None:
             assert isinstance(after, Markup) and after.text.startswith("<|vision_end|>")
 
 
+@settings(deadline=None)  # a busy machine is no error
 @given(SETTINGS)
 def test_without_sliding_each_prompt_begins_with_the_one_before(settings: tuple[str, int, int, int]) -> None:
     name, _, _, count = settings

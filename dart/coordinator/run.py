@@ -151,51 +151,53 @@ class Run:
             await self.server.start(sessions, service)
             self.address.set_result(self.server.address)
             await self.database.set_control_address(self.server.address)
-            summary = await self._with_background(launch)
-        except Interrupted:
-            await self._end(RunState.INTERRUPTED)
-            raise
-        except UserError as error:
-            self.metrics.event("failed", why=str(error))
-            await self._end(RunState.FAILED)
-            raise
-        else:
-            self._phase("finished")
-            await self.database.finish_run(summary, time.time())
-            await self._goodbye()
+            return await self._beside(launch) if launch else await self._to_its_end()
         finally:
             self.address.cancel()
             await self.metrics.flush(self.database)
             self.metrics.close()
             await self.server.stop()
-        return summary
 
-    async def _with_background(self, launch: Coroutine[Any, Any, None] | None) -> dict[str, Any]:
+    async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
+        """The run with its launcher, which ends after the run has told the workers goodbye."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(work)
-                    for work in (
-                        self.fleet.reap(),
-                        self.metrics.write_events(self.database),
-                        self.sync.run(),
-                        self._watch_stop(),
-                        *([self._watch_trainer()] if self._training else []),
-                        *([launch] if launch else []),
-                    )
-                ]
-                summary = await self._phases()
-                for task in background[:-1] if launch else background:
-                    task.cancel()
-                if launch:
-                    # The workers first: a launcher that ended now would have to kill them.
-                    await self._goodbye()
-                    background[-1].cancel()
+                launching = tasks.create_task(launch)
+                summary = await self._to_its_end()
+                launching.cancel()
         except* (Interrupted, UserError) as errors:
-            leaf: BaseException = errors
-            while isinstance(leaf, BaseExceptionGroup):
-                leaf = leaf.exceptions[0]
-            raise leaf from None
+            raise _leaf(errors) from None
+        return summary
+
+    async def _to_its_end(self) -> dict[str, Any]:
+        """The phases, then the last entries and goodbyes, however they ended."""
+        try:
+            summary = await self._with_background()
+        except Interrupted:
+            await self._end(RunState.INTERRUPTED)
+            raise
+        except (UserError, asyncio.CancelledError) as error:
+            # Cancelled: the launcher could not go on, and says why.
+            self.metrics.event("failed", why=str(error))
+            await self._end(RunState.FAILED)
+            raise
+        self._phase("finished")
+        await self.database.finish_run(summary, time.time())
+        await self._goodbye()
+        return summary
+
+    async def _with_background(self) -> dict[str, Any]:
+        work = [self.fleet.reap(), self.metrics.write_events(self.database), self.sync.run(), self._watch_stop()]
+        if self._training:
+            work.append(self._watch_trainer())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(each) for each in work]
+                summary = await self._phases()
+                for task in background:
+                    task.cancel()
+        except* (Interrupted, UserError) as errors:
+            raise _leaf(errors) from None
         return summary
 
     async def _phases(self) -> dict[str, Any]:
@@ -418,6 +420,13 @@ class Run:
             "unparsable": totals["unparsable"],
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }
+
+
+def _leaf(errors: BaseException) -> BaseException:
+    """The first error that is not a group."""
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors
 
 
 def _remove(folder: Path) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import itertools
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ class _LocalFiles:
     def __init__(self, root: Path) -> None:
         self._root = str(root)
         self._temporary = root / _TEMPORARY
+        self._writer = secrets.token_hex(8)  # a process id is not unique: two stores in one, two machines on one share
         self._counter = itertools.count()
         try:
             self._temporary.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ class _LocalFiles:
 
     def write(self, name: str, data: bytes) -> None:
         target = f"{self._root}/{name}"
-        temporary = f"{self._temporary}/{os.getpid()}-{next(self._counter)}"
+        temporary = f"{self._temporary}/{self._writer}-{next(self._counter)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             view = memoryview(data)
@@ -121,7 +123,7 @@ class _RemoteFiles:
         if self._atomic:
             self._fs.pipe_file(target, data)
             return
-        temporary = f"{self._root}/{_TEMPORARY}/{name.rpartition('/')[2]}-{os.getpid()}"
+        temporary = f"{self._root}/{_TEMPORARY}/{secrets.token_hex(16)}"
         self._fs.makedirs(f"{self._root}/{_TEMPORARY}", exist_ok=True)
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._fs.pipe_file(temporary, data)

@@ -10,21 +10,19 @@ Group: open → released → consumed, or → dropped from open and released.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Table, bindparam, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindparam, delete, insert, select, update
 
 from dart.core.types import Task, Trajectory
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
-from dart.store.engine import make_engines, parse_url, prepare, sqlite_url
+from dart.store.engine import Lane, make_lanes, parse_url, prepare, sqlite_url
 from dart.store.reader import Reader
 
 __all__ = ["Database", "Reader", "sqlite_url"]
@@ -37,10 +35,9 @@ _SET_ADVANTAGE = (
 class Database(Reader):
     """Made by `open`, ended by `close`; also an async context manager."""
 
-    def __init__(self, url: URL, writer: AsyncEngine, reader: AsyncEngine, blobs: BlobStore) -> None:
+    def __init__(self, url: URL, writer: Lane, reader: Lane, blobs: BlobStore) -> None:
         super().__init__(url, reader, blobs)
         self._writer = writer
-        self._lock = asyncio.Lock()
         self._known_tasks: set[tuple[str, str, str]] = set()
 
     @classmethod
@@ -50,29 +47,27 @@ class Database(Reader):
         Raises UserError: not a database's URL, another schema version, no such database.
         """
         parsed = parse_url(url)
-        writer, reader = make_engines(parsed)
-        store = blobs if isinstance(blobs, BlobStore) else BlobStore(blobs)
-        database = cls(parsed, writer, reader, store)
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(database.close)
+        writer, reader = make_lanes(parsed)
+        with ExitStack() as undo:
+            undo.callback(reader.close)
+            undo.callback(writer.close)
             await prepare(parsed, writer, reader, create)
+            store = blobs if isinstance(blobs, BlobStore) else BlobStore(blobs)
+            database = cls(parsed, writer, reader, store)
             await database.bind_newest()
             undo.pop_all()
         return database
 
     async def close(self) -> None:
-        """Waits for a write that is under way."""
-        async with self._lock:
-            await self._writer.dispose()
+        """Waits for what is under way."""
+        self._writer.close()
         await super().close()
 
     async def __aenter__(self) -> Database:
         return self
 
-    @asynccontextmanager
-    async def _write(self) -> AsyncIterator[AsyncConnection]:
-        async with self._lock, self._writer.begin() as connection:
-            yield connection
+    async def _execute(self, statement: Executable, rows: Any = None) -> None:
+        await self._writer.run(lambda connection: connection.execute(statement, rows))
 
     # ---- the run ----
 
@@ -96,8 +91,7 @@ class Database(Reader):
             "pid": pid,
             "control_address": control_address,
         }
-        async with self._write() as connection:
-            await connection.execute(insert(t.runs), row)
+        await self._execute(insert(t.runs), row)
         self._run_id = run_id
 
     async def resume_run(self, *, pid: int, control_address: str | None) -> None:
@@ -116,8 +110,7 @@ class Database(Reader):
         await self._update_run(state=r.RunState.FINISHED, finished=finished, summary_json=r.to_json(summary))
 
     async def _update_run(self, **values: Any) -> None:
-        async with self._write() as connection:
-            await connection.execute(update(t.runs).where(t.runs.c.id == self.run_id).values(**values))
+        await self._execute(update(t.runs).where(t.runs.c.id == self.run_id).values(**values))
 
     # ---- tasks, groups, trajectories ----
 
@@ -134,18 +127,22 @@ class Database(Reader):
             "fate": r.PENDING,
             "opened": opened,
         }
-        async with self._write() as connection:
-            await self._ensure_tasks(connection, [(task.suite, task.name)])
-            await connection.execute(insert(t.groups), row)
-        self._known_tasks.add((self.run_id, task.suite, task.name))
+        key = (self.run_id, task.suite, task.name)
 
-    async def _ensure_tasks(self, connection: AsyncConnection, names: Iterable[tuple[str, str]]) -> None:
-        wanted = [key for name in names if (key := (self.run_id, *name)) not in self._known_tasks]
-        for run_id, suite, name in wanted:
+        def write(connection: Connection) -> None:
+            self._ensure_tasks(connection, [key])
+            connection.execute(insert(t.groups), row)
+
+        await self._writer.run(write)
+        self._known_tasks.add(key)
+
+    def _ensure_tasks(self, connection: Connection, keys: Iterable[tuple[str, str, str]]) -> None:
+        """Rows for tasks, as (run id, suite, name), that have none yet."""
+        for run_id, suite, name in [key for key in keys if key not in self._known_tasks]:
             c = t.tasks.c
             same = (c.run_id == run_id) & (c.suite == suite) & (c.name == name)
-            if (await connection.execute(select(c.name).where(same))).first() is None:
-                await connection.execute(insert(t.tasks), {"run_id": run_id, "suite": suite, "name": name})
+            if connection.execute(select(c.name).where(same)).first() is None:
+                connection.execute(insert(t.tasks), {"run_id": run_id, "suite": suite, "name": name})
 
     async def save_task_statistics(self, statistics: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         """(suite, name) → its statistics, whatever curation keeps; they replace the earlier ones."""
@@ -158,10 +155,14 @@ class Database(Reader):
         rows = [{"of_suite": s, "of_name": n, "value": r.to_json(value)} for (s, n), value in statistics.items()]
         if not rows:
             return
-        async with self._write() as connection:
-            await self._ensure_tasks(connection, statistics)
-            await connection.execute(statement, rows)
-        self._known_tasks.update((self.run_id, *key) for key in statistics)
+        keys = [(self.run_id, *name) for name in statistics]
+
+        def write(connection: Connection) -> None:
+            self._ensure_tasks(connection, keys)
+            connection.execute(statement, rows)
+
+        await self._writer.run(write)
+        self._known_tasks.update(keys)
 
     async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
         """Stores a finished roll-out of an open group: its blobs, then its rows.
@@ -171,10 +172,13 @@ class Database(Reader):
         row = r.trajectory_to_row(trajectory, self.run_id, attempt)
         step_rows = [r.step_to_row(step, trajectory.id) for step in trajectory.steps]
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
-        async with self._write() as connection:
-            await connection.execute(insert(t.trajectories), row)
+
+        def write(connection: Connection) -> None:
+            connection.execute(insert(t.trajectories), row)
             if step_rows:
-                await connection.execute(insert(t.steps), step_rows)
+                connection.execute(insert(t.steps), step_rows)
+
+        await self._writer.run(write)
 
     async def close_group(
         self,
@@ -193,30 +197,36 @@ class Database(Reader):
         """
         g, c = t.groups.c, t.trajectories.c
         unfinished = (r.GroupState.OPEN, r.GroupState.RELEASED)
-        async with self._write() as connection:
-            changed = await connection.execute(
+
+        def write(connection: Connection) -> None:
+            changed = connection.execute(
                 update(t.groups)
                 .where(g.id == group_id, g.state.in_(unfinished))
                 .values(state=state, fate=fate, closed=closed)
             )
             if changed.rowcount != 1:
                 raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")
-            await connection.execute(update(t.trajectories).where(c.group_id == group_id).values(fate=fate))
-            await self._set_fates(connection, fates or {})
+            connection.execute(update(t.trajectories).where(c.group_id == group_id).values(fate=fate))
+            self._set_fates(connection, fates or {})
             if advantages:
                 values = [{"of": name, "value": value} for name, value in advantages.items()]
-                await connection.execute(_SET_ADVANTAGE, values)
+                connection.execute(_SET_ADVANTAGE, values)
+
+        await self._writer.run(write)
 
     async def set_fates(self, fates: Mapping[str, str]) -> None:
         """Trajectory id → fate, for those that go another way than their group."""
-        async with self._write() as connection:
-            await self._set_fates(connection, fates)
 
-    async def _set_fates(self, connection: AsyncConnection, fates: Mapping[str, str]) -> None:
+        def write(connection: Connection) -> None:
+            self._set_fates(connection, fates)
+
+        await self._writer.run(write)
+
+    def _set_fates(self, connection: Connection, fates: Mapping[str, str]) -> None:
         c = t.trajectories.c
         if fates:
             statement = update(t.trajectories).where(c.id == bindparam("of")).values(fate=bindparam("value"))
-            await connection.execute(statement, [{"of": name, "value": fate} for name, fate in fates.items()])
+            connection.execute(statement, [{"of": name, "value": fate} for name, fate in fates.items()])
 
     async def consume_groups(self, group_ids: Sequence[str], number: int) -> None:
         """Update `number` has trained on these groups. Their trajectories become trained, but for dropped ones.
@@ -225,17 +235,20 @@ class Database(Reader):
         """
         g, c = t.groups.c, t.trajectories.c
         values = {"state": r.GroupState.CONSUMED, "fate": r.TRAINED, "consumed_by_update": number}
-        async with self._write() as connection:
-            changed = await connection.execute(
+
+        def write(connection: Connection) -> None:
+            changed = connection.execute(
                 update(t.groups).where(g.id.in_(group_ids), g.state == r.GroupState.RELEASED).values(**values)
             )
             if changed.rowcount != len(group_ids):
                 raise ValueError(f"update {number}: only {changed.rowcount} of {len(group_ids)} groups are released")
-            await connection.execute(
+            connection.execute(
                 update(t.trajectories)
                 .where(c.group_id.in_(group_ids), c.fate.not_like(f"{r.DROPPED}%"))
                 .values(fate=r.TRAINED)
             )
+
+        await self._writer.run(write)
 
     # ---- versions, syncs, checkpoints, events ----
 
@@ -254,20 +267,20 @@ class Database(Reader):
     async def drop_checkpoint(self, path: str) -> None:
         """The folder is about to be deleted: `latest_checkpoint` must not name it."""
         c = t.checkpoints.c
-        async with self._write() as connection:
-            await connection.execute(
-                update(t.checkpoints).where(c.run_id == self.run_id, c.path == path).values(kept=False)
-            )
+        await self._execute(update(t.checkpoints).where(c.run_id == self.run_id, c.path == path).values(kept=False))
 
     async def append_events(self, events: Sequence[r.Event]) -> None:
         await self._insert(t.events, [asdict(event) for event in events])
 
     async def _replace(self, table: Table, same: ColumnElement[bool], row: dict[str, Any]) -> None:
-        async with self._write() as connection:
-            await connection.execute(delete(table).where(table.c.run_id == self.run_id, same))
-            await connection.execute(insert(table), {"run_id": self.run_id, **row})
+        run_id = self.run_id
+
+        def write(connection: Connection) -> None:
+            connection.execute(delete(table).where(table.c.run_id == run_id, same))
+            connection.execute(insert(table), {"run_id": run_id, **row})
+
+        await self._writer.run(write)
 
     async def _insert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if rows:
-            async with self._write() as connection:
-                await connection.execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])
+            await self._execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])

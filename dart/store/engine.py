@@ -1,19 +1,23 @@
-"""How a database is reached: URL, connection settings, schema version. Nothing here knows a table but the version's."""
+"""How a database is reached: URL, threads, connection settings, schema version."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, event, insert, inspect, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from dart.errors import UserError
 from dart.store import tables
 
-_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+T = TypeVar("T")
+
+_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _SQLITE_SETTINGS = (
     "PRAGMA busy_timeout=30000",
     "PRAGMA journal_mode=WAL",
@@ -24,20 +28,21 @@ READERS = 4
 
 
 def parse_url(url: str) -> URL:
-    """The URL with its asynchronous driver. Raises UserError."""
+    """The URL, with the driver that is used here. Raises UserError."""
     try:
         parsed = make_url(url)
     except ArgumentError:
         raise UserError(
             f"database {url!r} is not a URL: write sqlite:///path/to/dart.db or postgresql://user@host/name"
         ) from None
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise UserError(f"database {url!r} is in memory only, where a restart finds nothing: name a file")
-    return parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    return parsed
 
 
 def sqlite_url(path: Path) -> str:
-    return f"sqlite+aiosqlite:///{path}"
+    return f"sqlite:///{path}"
 
 
 def shown(url: URL) -> str:
@@ -45,11 +50,36 @@ def shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
-    """(writer, reader). The writer has one connection, and its transactions take SQLite's write lock at their start."""
+class Lane:
+    """An engine and the threads that alone use it. One call is one transaction and one hop to a thread.
+
+    A caller that is cancelled stops waiting, and the transaction ends as it would have: on an asynchronous driver a
+    cancelled one was seen to hold SQLite's write lock until the next had waited out its busy timeout.
+    """
+
+    def __init__(self, engine: Engine, threads: int, name: str) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, after the commit. What it raises rolls everything back."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+
+    def _transact(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.begin() as connection:
+            return work(connection)
+
+    def close(self) -> None:
+        """Waits for the transactions under way."""
+        self._threads.shutdown()
+        self._engine.dispose()
+
+
+def make_lanes(url: URL) -> tuple[Lane, Lane]:
+    """(writer, reader). The writer's transactions come one after the other and take SQLite's write lock at once."""
     try:
-        writer = create_async_engine(url, pool_size=1, max_overflow=0, pool_reset_on_return=None)
-        reader = create_async_engine(url, pool_size=READERS, max_overflow=0)
+        writer = create_engine(url, pool_size=1, max_overflow=0)
+        reader = create_engine(url, pool_size=READERS, max_overflow=0)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UserError(
             f"database {shown(url)}: {error}: install its driver, or use sqlite:///path/to/dart.db"
@@ -57,35 +87,31 @@ def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
     if url.get_backend_name() == "sqlite":
         for engine, begin in ((writer, "BEGIN IMMEDIATE"), (reader, "BEGIN")):
             _configure_sqlite(engine, begin)
-    return writer, reader
+    return Lane(writer, 1, "database-writer"), Lane(reader, READERS, "database-reader")
 
 
-def _configure_sqlite(engine: AsyncEngine, begin: str) -> None:
-    @event.listens_for(engine.sync_engine, "connect")
+def _configure_sqlite(engine: Engine, begin: str) -> None:
+    @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # else the driver begins transactions itself, and late
-        cursor = connection.cursor()
         for setting in _SQLITE_SETTINGS:
-            cursor.execute(setting)
-        cursor.close()
+            connection.execute(setting)
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-async def prepare(url: URL, writer: AsyncEngine, reader: AsyncEngine, create: bool) -> None:
+async def prepare(url: URL, writer: Lane, reader: Lane, create: bool) -> None:
     """Checks the schema version; makes the tables where there are none and `create` says so. Raises UserError."""
     if not create and not _there(url):
         raise UserError(f"database {shown(url)} does not exist: name the run directory of a run that has started")
     try:
-        async with reader.connect() as connection:
-            if await connection.run_sync(_stamped, url):
-                return
+        if await reader.run(lambda connection: _stamped(connection, url)):
+            return
         if not create:
             raise UserError(f"database {shown(url)} has no tables of dart: name the database of a run that has started")
-        async with writer.begin() as connection:
-            await connection.run_sync(_create, url)
+        await writer.run(lambda connection: _create(connection, url))
     except DBAPIError as error:
         raise UserError(
             f"database {shown(url)} cannot be opened ({error.orig}): name a database of dart's in a writable folder"

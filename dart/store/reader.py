@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import URL, RowMapping, and_, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import URL, Connection, RowMapping, Select, and_, func, or_, select
 
 from dart.core.types import Step
 from dart.errors import UserError
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
-from dart.store.engine import shown
+from dart.store.engine import Lane, shown
 
 _IDS_PER_QUERY = 500
 
@@ -25,7 +23,7 @@ _IDS_PER_QUERY = 500
 class Reader:
     """Reads the run that it is bound to: the newest when it was opened."""
 
-    def __init__(self, url: URL, reader: AsyncEngine, blobs: BlobStore) -> None:
+    def __init__(self, url: URL, reader: Lane, blobs: BlobStore) -> None:
         self.url = url
         self.blobs = blobs
         self._reader = reader
@@ -40,8 +38,7 @@ class Reader:
     async def bind_newest(self) -> None:
         """Bind to the run that started last, if there is one."""
         newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
-        async with self._read() as connection:
-            self._run_id = (await connection.execute(newest)).scalar_one_or_none()
+        self._run_id = await self._reader.run(lambda connection: connection.execute(newest).scalar_one_or_none())
 
     async def bind(self, run_id: str) -> None:
         known = {run.id for run in await self.runs()}
@@ -50,7 +47,7 @@ class Reader:
         self._run_id = run_id
 
     async def close(self) -> None:
-        await self._reader.dispose()
+        self._reader.close()
         self.blobs.close()
 
     async def __aenter__(self) -> Self:
@@ -61,14 +58,8 @@ class Reader:
     ) -> None:
         await self.close()
 
-    @asynccontextmanager
-    async def _read(self) -> AsyncIterator[AsyncConnection]:
-        async with self._reader.connect() as connection:
-            yield connection
-
-    async def _rows(self, statement: Any) -> Sequence[RowMapping]:
-        async with self._read() as connection:
-            return (await connection.execute(statement)).mappings().all()
+    async def _rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
+        return await self._reader.run(lambda connection: connection.execute(statement).mappings().all())
 
     # ---- the run ----
 
@@ -89,8 +80,9 @@ class Reader:
 
     async def trajectory(self, trajectory_id: str, *, with_images: bool = False) -> r.StoredTrajectory | None:
         """None when there is no such trajectory. `with_images` raises BlobMissing, BlobCorrupt."""
-        async with self._read() as connection:
-            found = await _trajectories(connection, t.trajectories.c.id == trajectory_id)
+        found = await self._reader.run(
+            lambda connection: _trajectories(connection, t.trajectories.c.id == trajectory_id)
+        )
         if not found:
             return None
         return await self._with_images(found[0]) if with_images else found[0]
@@ -100,18 +92,21 @@ class Reader:
     ) -> list[r.TrajectorySummary]:
         """Newest first. `before`: the id of the last one of the page before. Empty strings: all tasks, first page."""
         c = t.trajectories.c
-        statement = select(t.trajectories).where(c.run_id == self.run_id)
+        wanted = select(t.trajectories).where(c.run_id == self.run_id)
         if task_name:
-            statement = statement.where(c.task_name == task_name)
-        async with self._read() as connection:
-            if before:
-                finished = (await connection.execute(select(c.finished).where(c.id == before))).scalar_one_or_none()
-                if finished is None:
-                    raise UserError(f"page token {before!r} names no trajectory: use one that a page came with")
-                older = or_(c.finished < finished, and_(c.finished == finished, c.id < before))
-                statement = statement.where(older)
-            page = statement.order_by(c.finished.desc(), c.id.desc()).limit(limit)
-            return [r.summary_from_row(row) for row in (await connection.execute(page)).mappings()]
+            wanted = wanted.where(c.task_name == task_name)
+        wanted = wanted.order_by(c.finished.desc(), c.id.desc()).limit(limit)
+
+        def read(connection: Connection) -> Sequence[RowMapping]:
+            if not before:
+                return connection.execute(wanted).mappings().all()
+            finished = connection.execute(select(c.finished).where(c.id == before)).scalar_one_or_none()
+            if finished is None:
+                raise UserError(f"page token {before!r} names no trajectory: use one that a page came with")
+            older = or_(c.finished < finished, and_(c.finished == finished, c.id < before))
+            return connection.execute(wanted.where(older)).mappings().all()
+
+        return [r.summary_from_row(row) for row in await self._reader.run(read)]
 
     async def unfinished_groups(
         self,
@@ -121,21 +116,23 @@ class Reader:
     ) -> list[r.StoredGroup]:
         """Groups whose trajectories no update has had yet, oldest first: where a resumed run goes on."""
         g = t.groups.c
-        async with self._read() as connection:
-            wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
-            rows = (await connection.execute(wanted)).mappings().all()
+        wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
+
+        def read(connection: Connection) -> list[r.StoredGroup]:
+            rows = connection.execute(wanted).mappings().all()
             members: dict[str, list[r.StoredTrajectory]] = {row["id"]: [] for row in rows}
             for ids in _chunks(list(members)):
-                for stored in await _trajectories(connection, t.trajectories.c.group_id.in_(ids)):
+                for stored in _trajectories(connection, t.trajectories.c.group_id.in_(ids)):
                     members[stored.trajectory.group_id].append(stored)
-        if with_images:
-            members = {key: [await self._with_images(stored) for stored in value] for key, value in members.items()}
-        return [r.group_from_row(row, members[row["id"]]) for row in rows]
+            return [r.group_from_row(row, members[row["id"]]) for row in rows]
 
-    async def group_count(self) -> int:
-        """Groups of every state, evaluations included."""
-        rows = await self._rows(select(func.count()).select_from(t.groups).where(t.groups.c.run_id == self.run_id))
-        return int(rows[0]["count"])
+        groups = await self._reader.run(read)
+        if not with_images:
+            return groups
+        return [
+            replace(group, trajectories=tuple([await self._with_images(stored) for stored in group.trajectories]))
+            for group in groups
+        ]
 
     async def fates(self) -> dict[str, int]:
         """Fate → trajectories of it."""
@@ -205,14 +202,14 @@ def _chunks(ids: list[str]) -> list[list[str]]:
     return [ids[i : i + _IDS_PER_QUERY] for i in range(0, len(ids), _IDS_PER_QUERY)]
 
 
-async def _trajectories(connection: AsyncConnection, where: Any) -> list[r.StoredTrajectory]:
+def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory]:
     """In the order in which they finished; images without their bytes."""
     c = t.trajectories.c
-    rows = (await connection.execute(select(t.trajectories).where(where).order_by(c.finished, c.id))).mappings().all()
+    rows = connection.execute(select(t.trajectories).where(where).order_by(c.finished, c.id)).mappings().all()
     steps: dict[str, list[Step]] = {row["id"]: [] for row in rows}
     for ids in _chunks(list(steps)):
         s = t.steps.c
         wanted = select(t.steps).where(s.trajectory_id.in_(ids)).order_by(s.trajectory_id, s["index"])
-        for row in (await connection.execute(wanted)).mappings():
+        for row in connection.execute(wanted).mappings():
             steps[row["trajectory_id"]].append(r.step_from_row(row))
     return [r.trajectory_from_row(row, steps[row["id"]]) for row in rows]

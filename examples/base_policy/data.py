@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dart.agent.prompt import Turn
 from examples.base_policy import demos
-from examples.base_policy.chat import Chat, image_of
+from examples.base_policy.chat import SIDE, Chat, image_of
 from examples.base_policy.demos import Demonstration
 from examples.base_policy.model import MERGE, PATCH
 from examples.base_policy.oracle import Move
@@ -34,6 +34,8 @@ class Row:
     move: Move
     """Of the last turn, whose action is the last `last_action` tokens."""
     last_action: int
+    targets: list[int]
+    """For each screenshot the merged patch that its turn's click is in; -1: none, or trained in another row."""
 
 
 class Pool:
@@ -55,13 +57,15 @@ class Pool:
         return [d for task, count in counts.items() for d in chance.choices(self.by_task[task], k=count)]
 
 
-def jitter(move: Move, chance: random.Random, share: float) -> Move:
-    """The click, moved by up to `share` of its target's width and height."""
+def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int, int]) -> Move:
+    """The click, moved by up to `share` of its target's width and height, and still on the screen."""
+    width, height = viewport
     if not move.selector:
         return move
     left, top, right, bottom = move.box
     dx, dy = (chance.uniform(-share, share) * side for side in (right - left, bottom - top))
-    return replace(move, x=round(move.x + dx), y=round(move.y + dy))
+    x, y = round(move.x + dx), round(move.y + dy)
+    return replace(move, x=max(0, min(x, width - 1)), y=max(0, min(y, height - 1)))
 
 
 def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
@@ -74,12 +78,13 @@ def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> lis
         action = chat.action_tokens(move.action(observation.width, observation.height), observation)
         last = made[-1] if made else None
         if last is not None and prompt[: len(last.ids)] == last.ids and images[: len(last.images)] == last.images:
-            known, trained = len(last.ids), last.trained
+            known, trained, targets = len(last.ids), last.trained, last.targets
             made.pop()
         else:
-            known, trained = 0, []
+            known, trained, targets = 0, [], [-1] * (len(images) - 1)
         trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
-        made.append(Row([*prompt, *action], trained, images, move, len(action)))
+        target = move.y // SIDE * (observation.width // SIDE) + move.x // SIDE if move.selector else -1
+        made.append(Row([*prompt, *action], trained, images, move, len(action), [*targets, target]))
         turns.append(Turn(observation, action))
     return made
 
@@ -89,6 +94,8 @@ class Batch:
     inputs: dict[str, Tensor]
     labels: Tensor
     """int64[B, T], -100 where there is no loss; already shifted: labels[:, i] is what position i predicts."""
+    targets: Tensor
+    """int64[images]"""
 
 
 def batches(chat: Chat, made: Sequence[Row]) -> list[Batch]:
@@ -107,8 +114,8 @@ def collate(chat: Chat, made: Sequence[Row], left: bool = False) -> Batch:
         at = slice(length - len(row.ids), length) if left else slice(0, len(row.ids))
         ids[number, at] = torch.tensor(row.ids)
         mask[number, at] = 1
-        trained = torch.tensor(row.trained[1:] + [False], dtype=torch.bool)
-        labels[number, at] = torch.where(trained, torch.tensor(row.ids[1:] + [0]), -100)
+        trained = torch.tensor([*row.trained[1:], False], dtype=torch.bool)
+        labels[number, at] = torch.where(trained, torch.tensor([*row.ids[1:], 0]), -100)
     pictures = np.stack([demos.pixels(png) for row in made for png in row.images])
     values, grid = patches(torch.from_numpy(pictures))
     inputs = {
@@ -118,7 +125,7 @@ def collate(chat: Chat, made: Sequence[Row], left: bool = False) -> Batch:
         "pixel_values": values,
         "image_grid_thw": grid,
     }
-    return Batch(inputs, labels)
+    return Batch(inputs, labels, torch.tensor([target for row in made for target in row.targets]))
 
 
 def patches(pictures: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def main() -> None:
         build(start, _texts(pool))
     model, tokenizer = load(start)
     chat = Chat(tokenizer)
-    trainer = Trainer(model, chat, pool, TASKS, Schedule(steps=options.steps))
+    trainer = Trainer(model, chat, pool, TASKS, Schedule(steps=options.steps), VIEWPORT)
     state = options.work / "state.pt"
     if state.exists():
         trainer.load(state)

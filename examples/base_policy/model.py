@@ -107,7 +107,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
 
 
 def build(folder: Path, texts: Iterable[str], seed: int = 0) -> None:
-    """Write the whole folder, with random weights. `texts` are instructions and action strings of the policy's tasks."""
+    """Write the whole folder, with random weights. `texts` are instructions and action strings of its tasks."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(texts)
     tokenizer.save_pretrained(folder)

@@ -20,6 +20,8 @@ from examples.base_policy.chat import Chat
 from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows
 from examples.base_policy.fast import speed_up
 
+POINTING = 0.5
+"""The weight of the helper's loss (see Pointer)."""
 JITTER = 0.06
 """Clicks are demonstrated this share of the target's size around its middle."""
 
@@ -36,12 +38,17 @@ class Schedule:
 
 
 class Trainer:
-    def __init__(self, model: Any, chat: Chat, pool: Pool, counts: dict[str, int], schedule: Schedule) -> None:
+    def __init__(
+        self, model: Any, chat: Chat, pool: Pool, counts: dict[str, int], schedule: Schedule, viewport: tuple[int, int]
+    ) -> None:
+        self.viewport = viewport
         self.model, self.chat, self.pool, self.counts, self.schedule = model, chat, pool, counts, schedule
         speed_up(model)
         model.train()
         model.set_attn_implementation("eager")
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+        self.pointer = Pointer(model)
+        parameters = [*model.parameters(), *self.pointer.parameters()]
+        self.optimiser = torch.optim.AdamW(parameters, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
         self.chance = random.Random(0)
         self.step = 0
 
@@ -66,7 +73,7 @@ class Trainer:
         made: list[Row] = []
         tasks: list[str] = []
         for demonstration in self.pool.draw(self.counts, self.chance):
-            moves = [jitter(move, self.chance, JITTER) for move in demonstration.moves]
+            moves = [jitter(move, self.chance, JITTER, self.viewport) for move in demonstration.moves]
             new = rows(self.chat, demonstration, moves)
             made += new
             tasks += [demonstration.task] * len(new)
@@ -76,12 +83,15 @@ class Trainer:
             group["lr"] = self.schedule.rate(self.step)
         self.optimiser.zero_grad()
         total = sum(sum(row.trained) for row in made)
+        images = sum(target >= 0 for row in made for target in row.targets)
         loss, at = 0.0, 0
         for batch in batches(self.chat, made):
             logits = self._logits(batch)
             part = torch.nn.functional.cross_entropy(logits, batch.labels[batch.labels >= 0], reduction="sum") / total
-            part.backward()
+            pointing, found, asked = self.pointer.loss(batch, self.chat.image_pad)
+            (part + POINTING * pointing / images).backward()
             loss += part.item()
+            hits.found, hits.asked = hits.found + found, hits.asked + asked
             size = len(batch.labels)
             hits.add(self.chat, tasks[at : at + size], made[at : at + size], batch.labels, logits)
             at += size
@@ -97,7 +107,13 @@ class Trainer:
         return logits.float().index_fill(1, torch.tensor(self.chat.banned), float("-inf"))
 
     def save(self, path: Path) -> None:
-        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step, "chance": self.chance.getstate()}  # fmt: skip
+        state = {
+            "model": self.model.state_dict(),
+            "pointer": self.pointer.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "chance": self.chance.getstate(),
+        }
         unfinished = path.with_suffix(".part")
         torch.save(state, unfinished)
         unfinished.rename(path)
@@ -105,9 +121,39 @@ class Trainer:
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=False)
         self.model.load_state_dict(state["model"])
+        self.pointer.load_state_dict(state["pointer"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
         self.chance.setstate(state["chance"])
+
+
+class Pointer(torch.nn.Module):
+    """A helper that is thrown away: which merged patch is to be clicked, read off the image's own tokens half way up.
+
+    Image tokens come after the instruction, so they can know it. The action tokens alone tell the vision tower very
+    little about where it was wrong; this tells it for every patch, and grounding is learned several times sooner.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        text = model.config.text_config
+        self.norm = torch.nn.RMSNorm(text.hidden_size)
+        self.score = torch.nn.Linear(text.hidden_size, 1)
+        self._hidden: Tensor | None = None
+        model.model.language_model.layers[text.num_hidden_layers // 2 - 1].register_forward_hook(self._keep)
+
+    def _keep(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0] if isinstance(output, tuple) else output
+
+    def loss(self, batch: Batch, image_pad: int) -> tuple[Tensor, int, int]:
+        """(summed cross-entropy over the patches of every screenshot with a target, right ones, how many)."""
+        assert self._hidden is not None
+        cells = self._hidden[batch.inputs["input_ids"] == image_pad].float()
+        scores = self.score(self.norm(cells)).reshape(len(batch.targets), -1)
+        known = batch.targets >= 0
+        found = int((scores.argmax(-1) == batch.targets).sum())
+        total = torch.nn.functional.cross_entropy(scores, batch.targets, ignore_index=-1, reduction="sum")
+        return total, found, int(known.sum())
 
 
 class Hits:
@@ -115,6 +161,7 @@ class Hits:
 
     def __init__(self) -> None:
         self.counts: dict[str, list[int]] = {}
+        self.found = self.asked = 0
 
     def add(self, chat: Chat, tasks: list[str], made: list[Row], labels: Tensor, logits: Tensor) -> None:
         likeliest = torch.full_like(labels, chat.pad)
@@ -132,4 +179,5 @@ class Hits:
             count[1] += 1
 
     def __str__(self) -> str:
-        return ", ".join(f"{task} {hit / count:.2f}" for task, (hit, count) in sorted(self.counts.items()))
+        shares = [f"{task} {hit / count:.2f}" for task, (hit, count) in sorted(self.counts.items())]
+        return ", ".join([*shares, f"pointed right {self.found / max(self.asked, 1):.2f}"])

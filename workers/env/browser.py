@@ -28,6 +28,12 @@ __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout"
 T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
 
+_TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
+FRAME_SECONDS = 0.05  # between two frames while time passes
+FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
+INPUT_FRAMES = 10  # at most, until a scroll has been taken in
+SCREENSHOT_TRIES = 5  # a frame without a picture is possible just after a page has been loaded
+
 
 class Browser:
     """Chromium, started again when it has died. Make one with `Browser.launch`."""
@@ -83,6 +89,8 @@ class Page:
             async with asyncio.timeout(timeout):
                 context = (await connection.send("Target.createBrowserContext", {}))["browserContextId"]
                 parameters = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
+                if connection.frames_on_demand:
+                    parameters["enableBeginFrameControl"] = True
                 target = (await connection.send("Target.createTarget", parameters))["targetId"]
                 attached = await connection.send("Target.attachToTarget", {"targetId": target, "flatten": True})
                 page = cls(connection, context, target, attached["sessionId"], timeout)
@@ -133,21 +141,80 @@ class Page:
             raise ProtocolError(f"{url} did not load: {result['errorText']}")
         await self._bounded(loaded, f"loading {url}")
 
+    async def input(self, calls: Sequence[Call]) -> None:
+        """Input commands, carried out in order; the page has handled them when this returns."""
+        for batch in _batches(calls) if self._connection.frames_on_demand else [calls]:
+            futures = [self._send(method, parameters) for method, parameters in batch]
+            if self._connection.frames_on_demand and batch[-1][1].get("type") in _TOLD_IN_FRAMES:
+                await self._frames_until_done(futures)
+            await self._bounded(asyncio.gather(*futures), batch[-1][0])
+
+    async def _frames_until_done(self, futures: Sequence[asyncio.Future[dict[str, Any]]]) -> None:
+        await self.evaluate("0")
+        for _ in range(INPUT_FRAMES):
+            await self._frame()
+            _, pending = await asyncio.wait(futures, timeout=FRAME_SECONDS)
+            if not pending:
+                return
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the page run for a while, with frames for what it animates."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(left, FRAME_SECONDS))
+            if self._connection.frames_on_demand:
+                await self.evaluate("0")
+                await self._frame(noDisplayUpdates=True)
+
     async def screenshot(self) -> bytes:
-        """The viewport as PNG."""
-        result = await self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)
-        return base64.b64decode(result["data"])
+        """The viewport as PNG, drawn now."""
+        options = {"format": "png", "optimizeForSpeed": True}
+        if not self._connection.frames_on_demand:
+            return base64.b64decode((await self.call("Page.captureScreenshot", **options))["data"])
+        for _ in range(SCREENSHOT_TRIES):
+            result = await self._frame(screenshot=options)
+            if "screenshotData" in result:
+                return base64.b64decode(result["screenshotData"])
+        self.failure = PageCrashed(f"no screenshot in {SCREENSHOT_TRIES} frames")
+        raise self.failure
 
     async def close(self) -> None:
-        """Close the page and its context; never fails, never waits for the page."""
-        self._connection.forget(self._session, PageCrashed("the page was closed"))
+        """Close the page and its context; never fails, and waits for no page."""
         self.failure = self.failure or PageCrashed("the page was closed")
-        if not self._connection.lost.is_set():
-            with contextlib.suppress(EnvironmentFailure, TimeoutError):
-                async with asyncio.timeout(self.timeout):
-                    await self._connection.send(
-                        "Target.disposeBrowserContext", {"browserContextId": self._context}
-                    )
+        with contextlib.suppress(EnvironmentFailure, TimeoutError):
+            async with asyncio.timeout(self.timeout):
+                await self._dispose()
+        self._connection.forget(self._session, self.failure)
+
+    def _dispose(self) -> asyncio.Future[dict[str, Any]]:
+        return self._connection.send("Target.disposeBrowserContext", {"browserContextId": self._context})
+
+    async def _frame(self, **parameters: Any) -> dict[str, Any]:
+        """Draw one frame. To be called when the page has just answered: all others wait for it.
+
+        The lock is given back when the frame has ended, whatever becomes of the caller.
+        """
+        await self._connection.drawing.acquire()
+        try:
+            frame = self._send("HeadlessExperimental.beginFrame", parameters)
+        except EnvironmentFailure:
+            self._connection.drawing.release()
+            raise
+        limit = min(self.timeout, FRAME_LIMIT_SECONDS)
+        timer = asyncio.get_running_loop().call_later(limit, self._frame_is_late, limit)
+
+        def ended(_: object) -> None:
+            timer.cancel()
+            self._connection.drawing.release()
+
+        frame.add_done_callback(ended)
+        return await asyncio.shield(frame)
+
+    def _frame_is_late(self, limit: float) -> None:
+        """Only when the hung page is gone can another page draw."""
+        failure = self.failure = self.failure or PageTimeout(f"no frame within {limit:g} s")
+        self._dispose().add_done_callback(lambda _: self._connection.forget(self._session, failure))
 
     def _send(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
         if self.failure is not None:
@@ -176,3 +243,15 @@ class Page:
                 if self._loaded is not None and not self._loaded.done():
                     self._loaded.set_exception(self.failure)
                     self._loaded.exception()
+
+
+def _batches(calls: Sequence[Call]) -> list[list[Call]]:
+    """Cut after every call that the page has to hear of by itself: movements in a row would be taken as one."""
+    batches: list[list[Call]] = [[]]
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        batches[-1].append(call)
+        if following is None:
+            break
+        if call[1].get("type") == "mouseWheel" or call[1].get("type") == following[1].get("type") == "mouseMoved":
+            batches.append([])
+    return batches

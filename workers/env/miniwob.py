@@ -7,7 +7,6 @@ its verdict the episode is frozen: later actions change nothing.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import functools
 import importlib.util
@@ -25,15 +24,28 @@ from dart.workers.env.inputs import InputDevices
 SUITE = "miniwob"
 
 # The end of an episode covers the page with START and shows the next problem: without startEpisode it stays as it
-# is. The display shows the reward and a clock.
+# is. The display beside the task shows the reward and a clock, and lets the page be scrolled. Pictures that the
+# problem brings, or that its style sheet holds for later, are loaded first: else they appear some time after.
 _START = """(async () => {
-  document.head.insertAdjacentHTML(
-    'beforeend', '<style>#reward-display, #click-canvas { visibility: hidden }</style>');
+  document.head.insertAdjacentHTML('beforeend', '<style>#reward-display, #click-canvas { display: none }</style>');
   core.EPISODE_MAX_TIME = 2147483647;
   Math.seedrandom(%s);
   core.startEpisodeReal();
   core.startEpisode = () => {};
   while (!WOB_TASK_READY) await new Promise(resolve => setTimeout(resolve, 5));
+  const pictures = new Set(Array.from(document.images, image => image.src));
+  const collect = css => { for (const match of css.matchAll(/url\\(["']?([^"')]+)["']?\\)/g)) pictures.add(match[1]); };
+  for (const sheet of document.querySelectorAll('style')) collect(sheet.textContent);
+  for (const element of document.body.querySelectorAll('*')) {
+    const style = getComputedStyle(element);
+    if (style.backgroundImage !== 'none') collect(style.backgroundImage);
+    if (style.listStyleImage !== 'none') collect(style.listStyleImage);
+  }
+  await Promise.all(Array.from(pictures, source => {
+    const image = new Image();
+    image.src = source;
+    return image.decode().catch(() => {});
+  }));
   const said = core.getUtterance();
   return typeof said === 'string' ? said : said.utterance;
 })()"""
@@ -112,11 +124,9 @@ class MiniWobEnv:
             return self._final
         calls = self._devices.calls(action)
         if calls:
-            await self._page.calls(calls)
-        if isinstance(action, Wait):
-            await asyncio.sleep(max(0.0, min(action.seconds, self._config.max_wait_seconds)))
-        if self._config.settle_seconds:
-            await asyncio.sleep(self._config.settle_seconds)
+            await self._page.input(calls)
+        pause = max(0.0, min(action.seconds, self._config.max_wait_seconds)) if isinstance(action, Wait) else 0.0
+        await self._page.pass_time(pause + self._config.settle_seconds)
         done, raw = await self._page.evaluate(_VERDICT)
         reward = max(0.0, min(1.0, float(raw or 0))) if done else 0.0
         observation = Observation(await self._look() if image else _NO_IMAGE, "", bool(done), reward)

@@ -21,21 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dart.workers.rollout import environment, nursery
-from dart.workers.rollout.gate import Gate
-from dart.workers.rollout.images import ImageStore, opened
-from dart.workers.rollout.tokenise import PromptEncoder
-from dart.workers.weights.names import EXTENSION, OWNER_VARIABLE
-from dart.workers.weights.transfer import TensorSpec, TransferError
-
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.errors import UserError
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
+from dart.workers.rollout import environment, nursery
+from dart.workers.rollout.gate import Gate
+from dart.workers.rollout.images import ImageStore, opened
+from dart.workers.rollout.tokenise import PromptEncoder
+from dart.workers.weights.owner import own_engines
+from dart.workers.weights.transfer import TensorSpec, TransferError
 
 PauseMode = Literal["keep", "drain", "abort"]
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
+_EXTENSION = "dart.workers.weights.vllm_extension.Extension"
+"""vLLM imports it in its worker process."""
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
@@ -153,6 +154,8 @@ class Engine:
 
     async def close(self) -> None:
         """End the engine process."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # Else it reports the end as an engine that died.
         await asyncio.to_thread(self._llm.shutdown)
 
     async def _run(self, request_id: str, ids: list[int], images: list[Image], sampling: Any) -> Any:
@@ -309,7 +312,7 @@ def check_model(folder: Path) -> None:
 def _start_vllm(config: RolloutWorkerConfig) -> Any:
     """Blocks until the engine process is ready."""
     environment.apply(config.rollout.environment)
-    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    own_engines()
     check_model(config.model.folder)
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -334,7 +337,7 @@ def _start_vllm(config: RolloutWorkerConfig) -> Any:
             logprobs_mode="processed_logprobs",
             max_logprobs=-1,
             weight_transfer_config=WeightTransferConfig(backend=config.sync.transport),
-            worker_extension_cls=EXTENSION,
+            worker_extension_cls=_EXTENSION,
             disable_log_stats=True,
             use_tqdm_on_load=False,
         )
@@ -347,7 +350,7 @@ def _start_vllm(config: RolloutWorkerConfig) -> Any:
     except RuntimeError as error:
         raise UserError(
             f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
-            "the engine process says why above; often rollout.max_model_len or rollout.kv_cache_bytes does not fit the memory"
+            "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory"
         ) from None
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dart.workers.rollout import environment
-from dart.workers.weights.names import OWNER_VARIABLE
+from dart.workers.weights.owner import own_engines
 
 
 def prepare() -> bool:
     """Import vLLM and fork the copy; True when there is one. Call once, first thing in the process."""
-    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    own_engines()
     environment.apply()
     if not environment.on_cpu() or not sys.platform.startswith("linux") or sys.version_info >= (3, 14):
         return False

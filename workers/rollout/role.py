@@ -9,6 +9,14 @@ from __future__ import annotations
 import time
 from importlib import metadata
 
+from pydantic import ValidationError
+
+from dart.config import RolloutWorkerConfig
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+from dart.wire.convert import part_from_proto, spans_to_proto
+from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
 from dart.workers.rollout.engine import (
     Engine,
@@ -19,14 +27,6 @@ from dart.workers.rollout.engine import (
 )
 from dart.workers.rollout.images import BadImageError, UnknownImageError
 from dart.workers.weights.transfer import TransferError, specs_from_proto
-from pydantic import ValidationError
-
-from dart.config import RolloutWorkerConfig
-from dart.errors import UserError
-from dart.v1 import session_pb2 as pb
-from dart.v1 import weights_pb2 as wpb
-from dart.wire.convert import part_from_proto, spans_to_proto
-from dart.wire.role import Command, CommandError, Reply
 
 _MODES: dict[int, PauseMode] = {
     wpb.PAUSE_MODE_KEEP: "keep",

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
-from dart.workers.train.errors import SampleError
-from dart.workers.train.images import Processed
 
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
+from dart.workers.train.errors import SampleError
+from dart.workers.train.images import Processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class MicroBatch:
 
     @property
     def padded_tokens(self) -> int:
-        return self.input_ids.numel()
+        rows, length = self.input_ids.shape
+        return int(rows * length)
 
     def to(self, device: torch.device) -> MicroBatch:
         if self.input_ids.device == device:

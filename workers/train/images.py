@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dart.workers.train.errors import SampleError, UnknownImageError
 from PIL import Image as PIL
 from PIL import UnidentifiedImageError
 
 from dart.v1 import image_pb2 as ipb
+from dart.workers.train.errors import SampleError, UnknownImageError
 
 CACHE_BYTES = 512 << 20
 """Processed screenshots kept; the least recently used goes first. Steps of one trajectory share most of theirs."""

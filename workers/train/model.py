@@ -6,30 +6,21 @@ prompt with all responses sampled from it), and the head at response positions o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from dart.workers.train import attention
-from dart.workers.train.batch import MicroBatch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.errors import UserError
+from dart.wire.tokens import vision_token_ids
+from dart.workers.train import attention
+from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
 """Logits held at once (tokens × vocabulary); above it the head runs in chunks, recomputed for the gradient."""
-
-VISION_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-"""Fields of config.json that name tokens a policy must never sample: in a history they would corrupt the prompt."""
-
-
-def vision_token_ids(folder: Path) -> tuple[int, ...]:
-    """The token ids that roll-out engines ban by logit bias, so that their probability is 0 here as well."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return tuple(sorted({int(config[name]) for name in VISION_TOKENS if config.get(name) is not None}))
 
 
 def check_folder(folder: Path) -> None:
@@ -69,6 +60,16 @@ def load_model(folder: Path, device: torch.device) -> Any:
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
     attention.use_batched_vision_attention(model)
     return model.to(device).eval()
+
+
+def load_banned_tokens(folder: Path) -> tuple[int, ...]:
+    """Ids that roll-out engines never sample, so that their probability is 0 here as well. Raises UserError."""
+    try:
+        return vision_token_ids(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.path: {folder} has no tokenizer that loads ({_first_line(error)}): add its tokenizer files"
+        ) from None
 
 
 def load_image_processor(folder: Path) -> Any:

@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
-from dart.v1 import weights_pb2 as wpb
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownImageError
+from dart.workers.train.senders import Senders
 from dart.workers.train.snapshots import Snapshots
 from dart.workers.train.trainer import Trainer
-from dart.workers.weights import TransferError, make_sender
+from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -48,7 +48,7 @@ class TrainRole:
         self._thread: ThreadPoolExecutor | None = None
         self._snapshots = Snapshots()
         self._pages: dict[Key, dict[int, pb.TrainBatch]] = {}
-        self._transport = ""
+        self._senders: Senders | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Load the model. Raises UserError for a config or checkpoint that cannot be trained."""
@@ -58,9 +58,9 @@ class TrainRole:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise UserError(
-                f"train config: {field}: {first['msg']}: the coordinator is of another release, install the same on both"
+                f"train config: {field}: {first['msg']}: install the coordinator's release here too"
             ) from None
-        self._transport = config.sync.transport
+        self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer = await self._train_thread(lambda: Trainer(config))
         if self.rank == 0:
@@ -92,7 +92,9 @@ class TrainRole:
         if self._thread is not None:
             # Waited for outside the event loop, so that other things can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
-        self._trainer, self._thread = None, None
+        if self._senders is not None:
+            await self._senders.close()
+        self._trainer, self._thread, self._senders = None, None, None
         self._snapshots = Snapshots()
         self._pages.clear()
 
@@ -126,7 +128,7 @@ class TrainRole:
             weight_version=trainer.version,
             metrics=metrics,
             seconds=time.perf_counter() - started,
-            tensors=[tensor_info(name, tensor) for name, tensor in weights.items()],
+            tensors=specs_to_proto(spec_of(name, tensor) for name, tensor in weights.items()),
         )
 
     async def _send(self, command: pb.SendWeights) -> pb.WeightsSent:
@@ -137,17 +139,8 @@ class TrainRole:
             staged = ", ".join(str(version) for version in self._snapshots.versions)
             raise CommandError(pb.FAILURE_CODE_INVALID, f"version {command.version} is not staged; staged: {staged}")
         with self._snapshots.sending(command.version) as weights:
-
-            def transfer() -> int:
-                sender = make_sender(command.group.transport or self._transport)
-                try:
-                    sender.open(command.group)
-                    return sender.send(weights)
-                finally:
-                    sender.close()
-
             try:
-                sent = await asyncio.to_thread(transfer)
+                sent = await self._loaded_senders().send(command.group, weights)
             except TransferError as error:
                 raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from error
         return pb.WeightsSent(version=command.version, seconds=time.perf_counter() - started, bytes=sent)
@@ -165,14 +158,17 @@ class TrainRole:
             version = await self._train_thread(save)
         except OSError as error:
             raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
-        return pb.CheckpointSaved(
-            path=str(path), weight_version=version, seconds=time.perf_counter() - started
-        )
+        return pb.CheckpointSaved(path=str(path), weight_version=version, seconds=time.perf_counter() - started)
 
     def _loaded(self) -> Trainer:
         if self._trainer is None:
             raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
         return self._trainer
+
+    def _loaded_senders(self) -> Senders:
+        if self._senders is None:
+            raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
+        return self._senders
 
     async def _train_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
@@ -181,12 +177,8 @@ class TrainRole:
 
 
 def transfer_host() -> str:
-    """Where replicas reach this machine: said by the user, else the ranks' own meeting point, else this machine only."""
+    """Where replicas reach this machine: by the user's word, else where ranks meet, else only locally."""
     return os.environ.get(TRANSFER_HOST) or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-
-
-def tensor_info(name: str, tensor: Any) -> wpb.TensorInfo:
-    return wpb.TensorInfo(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
 
 
 def _failure_code(error: TrainError) -> pb.FailureCode:

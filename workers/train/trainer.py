@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from dart.workers.train import batch as batches
-from dart.workers.train import checkpoint, collectives
-from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
-from dart.workers.train.images import Images
-from dart.workers.train.model import forward, load_image_processor, load_model, vision_token_ids
 
 from dart.algo.importance import truncated_importance_weight
 from dart.algo.loss import Totals, policy_loss
 from dart.config import TrainWorkerConfig
 from dart.v1 import session_pb2 as pb
+from dart.workers.train import batch as batches
+from dart.workers.train import checkpoint, collectives
+from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
+from dart.workers.train.images import Images
+from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
 
 MEANS = (
     "loss", "entropy", "clip_fraction", "ratio", "importance_weight", "importance_truncated", "kl_old", "kl_reference",
@@ -75,7 +75,7 @@ class Trainer:
             vocab_size=text.vocab_size,
             image_token_id=self.model.config.image_token_id,
             merge_size=self.model.config.vision_config.spatial_merge_size,
-            banned=vision_token_ids(self.folder),
+            banned=load_banned_tokens(self.folder),
         )
         self._banned = torch.tensor(self.layout.banned, dtype=torch.int64, device=self.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

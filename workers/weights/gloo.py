@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
 
 from dart.v1 import weights_pb2 as wpb
+from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
 
 
 class Group:

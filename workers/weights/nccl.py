@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dart.workers.weights.transfer import TransferError
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from dart.v1 import weights_pb2 as wpb
+from dart.workers.weights.transfer import TransferError
 
 
 class NcclSender:

@@ -9,19 +9,17 @@ leaves the old weights whole and the replica can go on serving. The price is one
 
 from __future__ import annotations
 
-import os
-import select
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dart.workers.weights.gloo import Group, receive
-from dart.workers.weights.names import OWNER_VARIABLE
-from dart.workers.weights.transfer import TensorSpec, TransferError
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from dart.workers.weights.gloo import Group, receive
+from dart.workers.weights.owner import end_with_owner
+from dart.workers.weights.transfer import TensorSpec, TransferError
 
 
 class Extension:
@@ -104,27 +102,6 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._group is not None:
             self._group.close()
             self._group = None
-
-
-def end_with_owner() -> None:
-    """End this process as soon as its owner is gone.
-
-    vLLM's engine process outlives a parent that was killed. PR_SET_PDEATHSIG is no substitute: it fires when the
-    *thread* that started this process ends.
-    """
-    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
-    if not owner or owner == os.getpid() or not hasattr(os, "pidfd_open"):
-        return
-    try:
-        handle = os.pidfd_open(owner)
-    except ProcessLookupError:
-        os._exit(17)
-
-    def watch() -> None:
-        select.select([handle], [], [])  # Readable when the owner has ended.
-        os._exit(17)
-
-    threading.Thread(target=watch, daemon=True, name="owner-watch").start()
 
 
 if "gloo" not in WeightTransferEngineFactory._registry:

@@ -1,0 +1,175 @@
+"""Samples → rows → micro-batches → tensors, and everything that is refused on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import PAD, mixed, sample, screenshot  # noqa: E402
+
+from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.workers.train.batch import Layout, collate, cut, make_rows, read_sample  # noqa: E402
+from dart.workers.train.errors import SampleError, UnknownImageError  # noqa: E402
+from dart.workers.train.images import Images  # noqa: E402
+
+LAYOUT = Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 5, 6, 7))
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return tiny_model.build_processor(tiny_model.build_tokenizer()).image_processor
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from dart.workers.train.model import load_model
+
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model.build(folder)
+    return load_model(folder, torch.device("cpu"))
+
+
+def rows_of(samples: list[pb.Sample], limit: int = 10_000) -> list[Any]:
+    return make_rows([read_sample(one, LAYOUT) for one in samples], limit)
+
+
+def test_steps_with_the_same_prompt_make_one_row() -> None:
+    rows = rows_of(mixed(groups=3, rollouts=4))
+    assert sorted(len(row.steps) for row in rows) == [1, 1, 1, 4, 4, 4]
+
+
+def test_same_text_over_another_screenshot_is_another_row() -> None:
+    samples = [sample(str(seed), "go", "1", 1.0, [screenshot(seed)]) for seed in range(2)]
+    assert len(rows_of(samples)) == 2
+
+
+def test_rows_are_split_at_the_token_limit() -> None:
+    samples = [sample(str(n), "go", "12345", 1.0, [screenshot(0)]) for n in range(6)]
+    prompt = len(samples[0].prompt_token_ids)
+    rows = rows_of(samples, prompt + 13)
+    assert [len(row.steps) for row in rows] == [2, 2, 2]
+    assert all(row.length <= prompt + 13 for row in rows)
+
+
+def test_microbatches_hold_every_row_once_within_the_limit() -> None:
+    rows = rows_of(mixed(groups=6))
+    parts = cut(rows, 150)
+    assert sorted(id(row) for part in parts for row in part) == sorted(id(row) for row in rows)
+    assert all(len(part) * max(row.length for row in part) <= 150 or len(part) == 1 for part in parts)
+
+
+def test_positions_are_those_of_the_model(model: Any, processor: Any) -> None:
+    samples = [one for one in mixed(groups=3, rollouts=1)]
+    batch = collate(rows_of(samples), Images(processor).get(i for s in samples for i in s.images), LAYOUT)
+    for number, row in enumerate(rows_of(samples)):
+        ids = batch.input_ids[number : number + 1, : row.length]
+        grids = Images(processor).get(row.images)
+        expected, _ = model.model.get_rope_index(
+            ids,
+            mm_token_type_ids=(ids == PAD).int(),
+            image_grid_thw=torch.tensor([grids[image.sha256].grid for image in row.images]),
+        )
+        assert torch.equal(batch.position_ids[:, number, : row.length], expected[:, 0])
+
+
+def test_a_prompt_without_images(processor: Any) -> None:
+    batch = collate(rows_of([sample("a", "go", "12", 1.0, [])]), {}, LAYOUT)
+    assert batch.pixel_values is None
+    assert batch.position_ids[:, 0].tolist() == [list(range(8))] * 3
+
+
+def test_images_shared_by_rows_are_there_once(processor: Any) -> None:
+    samples = mixed(groups=1, rollouts=2)
+    batch = collate(rows_of(samples), Images(processor).get(i for s in samples for i in s.images), LAYOUT)
+    assert batch.image_grid_thw.shape[0] == 2
+    assert batch.image_index == (0, 0, 1)
+
+
+def test_cache_drops_the_least_recently_used(processor: Any) -> None:
+    one, two, three = (screenshot(seed) for seed in range(3))
+    bytes_each = Images(processor).get([one])[one.sha256].pixel_values.nbytes
+    images = Images(processor, cache_bytes=2 * bytes_each)
+    images.get([one])
+    images.get([two])
+    images.get([one])
+    images.get([three])
+    assert images.misses == 3
+    images.get([one])
+    assert (images.hits, images.misses) == (2, 3)
+    images.get([two])
+    assert images.misses == 4
+
+
+def test_processed_images_are_the_processors_own(processor: Any) -> None:
+    import io
+
+    from PIL import Image
+
+    image = screenshot(3)
+    expected = processor(images=[Image.open(io.BytesIO(image.data)).convert("RGB")], return_tensors="pt")
+    found = Images(processor).get([screenshot(1), image, screenshot(2, 96, 64)])[image.sha256]
+    assert torch.equal(found.pixel_values, expected["pixel_values"])
+    assert found.grid == tuple(expected["image_grid_thw"][0].tolist())
+
+
+def changed(**fields: Any) -> pb.Sample:
+    one = sample("t", "go", "123", 1.0, [screenshot(0)])
+    for name, value in fields.items():
+        if isinstance(value, list):
+            del getattr(one, name)[:]
+            getattr(one, name).extend(value)
+        else:
+            setattr(one, name, value)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logprobs": [-1.0] * 3}, "3 log-probs for 4 tokens"),
+        ({"logprobs": []}, "0 log-probs for 4 tokens"),
+        ({"logprobs": [-1.0, float("nan"), -1.0, -1.0]}, "not finite"),
+        ({"token_ids": [], "logprobs": []}, "0 response tokens"),
+        ({"prompt_token_ids": []}, "0 prompt"),
+        ({"advantage": float("inf")}, "advantage"),
+        ({"token_ids": [10, 11, 999, 2]}, "vocabulary"),
+        ({"token_ids": [10, 11, PAD, 2]}, "vision tokens"),
+        ({"versions": []}, "versions for 0 of 4"),
+    ],
+)
+def test_a_wrong_sample_is_refused_and_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SampleError, match=message) as caught:
+        read_sample(changed(**fields), LAYOUT)
+    assert "sample t/0" in str(caught.value)
+
+
+def test_placeholders_must_match_images(processor: Any) -> None:
+    image = screenshot(0)
+    good = sample("t", "go", "1", 1.0, [image])
+    images = Images(processor).get([image])
+    few, many, none = pb.Sample(), pb.Sample(), pb.Sample()
+    for one in (few, many, none):
+        one.CopyFrom(good)
+    few.prompt_token_ids.remove(PAD)
+    many.images.append(image)
+    del none.images[:]
+    for one, message in ((few, "5 image placeholders"), (many, "1 images without"), (none, "for no image")):
+        with pytest.raises(SampleError, match=message):
+            collate(rows_of([one]), images, LAYOUT)
+
+
+def test_images_must_be_what_their_digest_says(processor: Any) -> None:
+    wrong = screenshot(0)
+    wrong.sha256 = screenshot(1).sha256
+    with pytest.raises(SampleError, match="digest"):
+        Images(processor).get([wrong])
+    missing = screenshot(0)
+    missing.ClearField("data")
+    with pytest.raises(UnknownImageError, match="without data"):
+        Images(processor).get([missing])

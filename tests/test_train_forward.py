@@ -1,0 +1,152 @@
+"""The forward pass of training is the plain one: same log-probs, same gradients, however the batch is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import PAD, mixed, sample, screenshot, settings, totals  # noqa: E402
+
+from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train import model as models  # noqa: E402
+from dart.workers.train.trainer import Trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trainer(folder: Path) -> Trainer:
+    return Trainer(settings(folder))
+
+
+def plain_logprobs(trainer: Trainer, plain: Any, one: pb.Sample) -> Any:
+    """One sample alone through transformers as it comes: no sharing, no padding, logits everywhere."""
+    ids = torch.tensor([[*one.prompt_token_ids, *one.token_ids]])
+    images = trainer.images.get(one.images)
+    logits = plain(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=(ids == PAD).int(),
+        pixel_values=torch.cat([images[image.sha256].pixel_values for image in one.images]),
+        image_grid_thw=torch.tensor([images[image.sha256].grid for image in one.images]),
+    ).logits[0, len(one.prompt_token_ids) - 1 : -1]
+    logits = logits / trainer.config.temperature
+    logits[:, list(trainer.layout.banned)] = -torch.inf
+    return logits.log_softmax(-1).gather(1, torch.tensor(list(one.token_ids))[:, None])[:, 0]
+
+
+def logprobs(trainer: Trainer, parts: list[list[batches.Row]]) -> dict[str, Any]:
+    """Of every sample by name."""
+    found = {}
+    for part in parts:
+        values, _ = trainer._forward(trainer.model, trainer._collate(part))
+        steps = [step for row in part for step in row.steps]
+        for step, value in zip(steps, values.split([len(step.response) for step in steps]), strict=True):
+            found[step.name] = value
+    return found
+
+
+def cuts(trainer: Trainer, samples: list[pb.Sample]) -> dict[str, list[list[batches.Row]]]:
+    steps = [batches.read_sample(one, trainer.layout) for one in samples]
+    shared, single = batches.make_rows(steps, 4096), [batches.Row((step,)) for step in steps]
+    return {
+        "everything in one": [shared],
+        "in small parts": batches.cut(shared, 100),
+        "nothing shared": [single],
+        "one by one": [[row] for row in single],
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Any:
+    """The model with nothing of ours in it; eager attention, so that not even the kernels are the same."""
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("cutting", ["everything in one", "in small parts", "nothing shared", "one by one"])
+def test_logprobs_and_gradients_equal_the_plain_forward(trainer: Trainer, plain: Any, cutting: str) -> None:
+    samples = mixed()
+    expected = {f"sample {s.trajectory_id}/0": plain_logprobs(trainer, plain, s) for s in samples}
+    found = logprobs(trainer, cuts(trainer, samples)[cutting])
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=5e-6)
+
+    def gradients(model: Any, values: dict[str, Any]) -> dict[str, Any]:
+        model.zero_grad()
+        (sum((number + 1) * values[name].mean() for number, name in enumerate(sorted(values))) / 100).backward()
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+
+    theirs, ours = gradients(plain, expected), gradients(trainer.model, found)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+    trainer.model.zero_grad()
+
+
+def test_padding_does_not_change_a_sample(trainer: Trainer) -> None:
+    short = sample("short", "go", "12", 1.0, [screenshot(0)])
+    long = sample("long", "go to the other side of the page", "123456789", 1.0, [screenshot(1)])
+    alone = logprobs(trainer, cuts(trainer, [short])["one by one"])["sample short/0"]
+    padded = logprobs(trainer, cuts(trainer, [short, long])["everything in one"])["sample short/0"]
+    torch.testing.assert_close(padded, alone, rtol=0, atol=1e-6)
+
+
+def test_chunks_of_the_head_change_nothing(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = cuts(trainer, mixed())["everything in one"]
+
+    def run() -> tuple[Any, Any]:
+        trainer.model.zero_grad()
+        found = torch.cat(list(logprobs(trainer, parts).values()))
+        found.sum().backward()
+        return found.detach(), trainer.model.lm_head.weight.grad.clone()
+
+    whole = run()
+    monkeypatch.setattr(models, "HEAD_ELEMENTS", 264 * 7)
+    torch.testing.assert_close(run(), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_head_runs_at_response_positions_only(trainer: Trainer) -> None:
+    samples = mixed()
+    rows = []
+    hook = trainer.model.lm_head.register_forward_hook(lambda _m, inputs, _o: rows.append(inputs[0].shape[0]))
+    logprobs(trainer, cuts(trainer, samples)["everything in one"])
+    hook.remove()
+    assert sum(rows) == totals(samples)[1]
+
+
+def test_loss_and_update_do_not_depend_on_the_cut(folder: Path) -> None:
+    """Padding, micro-batches and sharing: the same loss, gradient norm and weights afterwards."""
+    samples = mixed(groups=4)
+    results = []
+    for tokens in (60, 300, 4096):
+        one = Trainer(settings(folder, microbatch_tokens=tokens, learning_rate=1e-5))
+        results.append((one.update(samples, *totals(samples)), one.snapshot()))
+    first, weights = results[0]
+    assert {metrics["microbatches"] for metrics, _ in results} != {1.0}
+    for metrics, other in results[1:]:
+        assert metrics["loss"] == pytest.approx(first["loss"], abs=1e-6)
+        assert metrics["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-5)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_temperature_is_that_of_sampling(folder: Path, plain: Any) -> None:
+    hot = Trainer(settings(folder, temperature=2.0))
+    one = sample("t", "go", "123", 1.0, [screenshot(0)])
+    found = logprobs(hot, cuts(hot, [one])["one by one"])["sample t/0"]
+    torch.testing.assert_close(found, plain_logprobs(hot, plain, one), rtol=0, atol=5e-6)

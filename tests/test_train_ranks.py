@@ -1,0 +1,72 @@
+"""Two ranks over gloo make the same update as one, however samples are spread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import mixed, settings, totals  # noqa: E402
+
+from dart.workers.train.trainer import Trainer  # noqa: E402
+
+TESTS = Path(__file__).parent
+
+
+def launch(folder: Path, split: str, out: Path) -> list[dict[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
+        "--main_process_port", str(port), "--num_cpu_threads_per_process", "1",
+        str(TESTS / "train_rank.py"), str(folder), split, str(out),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    samples = mixed(groups=3)
+    trainer = Trainer(settings(folder, learning_rate=1e-5, microbatch_tokens=120))
+    start = trainer.snapshot()
+    for _ in range(2):
+        metrics = trainer.update(samples, *totals(samples))
+    weights = trainer.snapshot()
+    assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 1e-5
+    return weights, metrics
+
+
+@pytest.mark.parametrize("split", ["even", "uneven", "empty", "failing"])
+def test_two_ranks_make_the_same_update(folder: Path, alone: Any, split: str, tmp_path: Path) -> None:
+    weights, metrics = alone
+    for rank, result in enumerate(launch(folder, split, tmp_path)):
+        for name, tensor in weights.items():
+            torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)
+        for name in ("loss", "gradient_norm", "entropy", "importance_weight", "staleness"):
+            assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
+        if split == "failing":
+            # The rank with the broken sample names it; the other gives the update up as well instead of waiting.
+            expected = "refused: sample 0-0/0" if rank == 0 else "refused: another rank"
+            assert result["lines"][0].startswith(expected)

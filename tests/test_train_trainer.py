@@ -1,0 +1,237 @@
+"""The trainer: what an update does to the policy, what it refuses, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import mixed, sample, screenshot, settings, totals  # noqa: E402
+
+from dart.errors import UserError  # noqa: E402
+from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError  # noqa: E402
+from dart.workers.train.trainer import Trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
+    return path
+
+
+def logprob(trainer: Trainer, one: pb.Sample) -> float:
+    row = batches.Row((batches.read_sample(one, trainer.layout),))
+    with torch.no_grad():
+        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+    return float(values.sum())
+
+
+def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+def test_update_raises_good_actions_and_lowers_bad_ones(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    image = screenshot(0)
+    good, bad = sample("good", "go", "12", 1.0, [image]), sample("bad", "go", "98", -1.0, [image])
+    before = logprob(trainer, good), logprob(trainer, bad)
+    for _ in range(3):
+        metrics = trainer.update([good, bad], *totals([good, bad]))
+    assert logprob(trainer, good) > before[0] + 0.1
+    assert logprob(trainer, bad) < before[1] - 0.1
+    assert trainer.version == 3
+    assert 0 <= metrics["padding_share"] < 1
+    assert metrics["staleness"] == 2
+    assert metrics["entropy"] > 0
+
+
+def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    one = sample("t", "go", "12", 1.0, [screenshot(0)])
+    with torch.no_grad():
+        row = batches.Row((batches.read_sample(one, trainer.layout),))
+        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+    del one.logprobs[:]
+    one.logprobs.extend((values + torch.tensor([0.0, -0.3, 0.0])).tolist())
+    old = sample("old", "go", "1", 1.0, [screenshot(1)], version=0)
+    trainer.version = 4
+    one.versions[0].version = 4
+    metrics = trainer.update([one, old], *totals([one, old]))
+    assert metrics["same_version_tokens"] == 3
+    assert metrics["same_version_difference"] == pytest.approx(0.1, abs=1e-5)
+    assert metrics["same_version_difference_max"] == pytest.approx(0.3, abs=1e-5)
+    assert metrics["staleness"] == pytest.approx(4 * 2 / 5)
+
+
+def test_importance_weights_are_those_of_the_behaviour_logprobs(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    one = sample("t", "go", "12", 1.0, [screenshot(0)])
+    with torch.no_grad():
+        row = batches.Row((batches.read_sample(one, trainer.layout),))
+        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+    # The engine thought twice as much of the first token, half as much of the second.
+    del one.logprobs[:]
+    one.logprobs.extend((values + torch.tensor([2.0, 0.5, 1.0]).log()).tolist())
+    metrics = trainer.update([one], *totals([one]))
+    assert metrics["importance_weight"] == pytest.approx((0.5 + 1 + 1) / 3, abs=1e-4)
+    # The gradient of −J at ρ = 1 is −mean(w · A), so that is the loss.
+    assert metrics["loss"] == pytest.approx(-(0.5 + 1 + 1) / 3, abs=1e-4)
+
+
+def test_minibatches_clip_against_the_policy_before_the_first_step(folder: Path) -> None:
+    samples = mixed(groups=4)
+    one = Trainer(settings(folder, learning_rate=3e-3)).update(samples, *totals(samples))
+    four = Trainer(settings(folder, learning_rate=3e-3, minibatches=4)).update(samples, *totals(samples))
+    assert (one["ratio"], one["clip_fraction"], one["kl_old"]) == (pytest.approx(1.0), 0.0, 0.0)
+    assert four["clip_fraction"] > 0
+    assert four["kl_old"] > 0
+
+
+def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy(folder: Path) -> None:
+    samples = mixed(groups=2)
+
+    def drift(beta: float) -> float:
+        trainer = Trainer(settings(folder, loss={"kl_coefficient": beta}))
+        kl = [trainer.update(samples, *totals(samples))["kl_reference"] for _ in range(4)]
+        assert kl[0] == pytest.approx(0.0, abs=1e-6)
+        return kl[-1]
+
+    assert 0 < drift(10.0) < drift(0.01)
+
+
+def test_learning_rate_decays_linearly_or_not_at_all(folder: Path) -> None:
+    trainer = Trainer(settings(folder, learning_rate=1.0, final_learning_rate_fraction=0.2, total_updates=5))
+    assert [trainer.learning_rate(update) for update in range(6)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    trainer.config = settings(folder, learning_rate=1.0, final_learning_rate_fraction=0.2)
+    assert trainer.learning_rate(1000) == 1.0
+
+
+def test_what_cannot_be_trained_leaves_the_weights_alone(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    before = trainer.snapshot()
+    samples = mixed(groups=1)
+    count, tokens = totals(samples)
+    with pytest.raises(SampleError, match="said to have"):
+        trainer.update(samples[1:], count, tokens)
+    with pytest.raises(SampleError, match="said to have"):
+        trainer.update([], 0, 1)
+    with pytest.raises(SampleError, match="too few"):
+        trainer.update([], 0, 0)
+    bad = mixed(groups=1)
+    bad[-1].prompt_token_ids.insert(2, 6)
+    with pytest.raises(SampleError, match="placeholders"):
+        trainer.update(bad, count, tokens)
+    trainer.cancel()
+    with pytest.raises(CancelledUpdateError):
+        trainer.update(samples, count, tokens)
+    assert trainer.version == 0
+    assert same_weights(before, trainer.snapshot())
+
+
+def test_a_gradient_that_is_not_finite_is_an_error(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    samples = mixed(groups=1)
+    before = trainer.snapshot()
+    hook = trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(NonFiniteError, match="norm") as caught:
+        trainer.update(samples, *totals(samples))
+    hook.remove()
+    assert not caught.value.weights_changed
+    assert same_weights(before, trainer.snapshot())
+    with torch.no_grad():
+        trainer.model.lm_head.weight[10] = float("nan")
+    with pytest.raises(NonFiniteError, match="not finite"):
+        trainer.update(samples, *totals(samples))
+
+
+def test_snapshots_do_not_change_with_training(folder: Path) -> None:
+    trainer = Trainer(settings(folder))
+    snapshot = trainer.snapshot()
+    copy = {name: tensor.clone() for name, tensor in snapshot.items()}
+    samples = mixed(groups=1)
+    trainer.update(samples, *totals(samples))
+    assert same_weights(snapshot, copy)
+    assert not same_weights(snapshot, trainer.snapshot())
+
+
+def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    path = tmp_path / "checkpoints" / "v1"
+    samples = mixed(groups=2)
+    trainer = Trainer(settings(folder))
+    trainer.update(samples, *totals(samples))
+    trainer.save_checkpoint(path)
+    saved = trainer.snapshot()
+    trainer.update(samples, *totals(samples))
+
+    loaded = AutoModelForImageTextToText.from_pretrained(path)
+    assert same_weights(dict(loaded.named_parameters()), saved)
+    AutoProcessor.from_pretrained(path)
+    assert (path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert [entry.name for entry in path.parent.iterdir()] == ["v1"]
+
+    resumed = Trainer(settings(folder, resume_from=str(path)))
+    assert (resumed.version, resumed.updates) == (1, 1)
+    resumed.update(samples, *totals(samples))
+    assert same_weights(resumed.snapshot(), trainer.snapshot())
+    resumed.save_checkpoint(path)
+    assert Trainer(settings(folder, resume_from=str(path))).version == 2
+
+
+def test_bfloat16_keeps_float32_masters(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    samples = mixed(groups=1)
+    trainer = Trainer(settings(folder, dtype="bfloat16", learning_rate=1e-5))
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.update(samples, *totals(samples))
+    # Steps this small are lost in bfloat16, and must not be lost here.
+    assert not same_weights(start, dict(trainer.model.named_parameters()))
+    assert {tensor.dtype for tensor in trainer.snapshot().values()} == {torch.bfloat16}
+    trainer.save_checkpoint(tmp_path / "c")
+    assert AutoModelForImageTextToText.from_pretrained(tmp_path / "c").dtype == torch.bfloat16
+    resumed = Trainer(settings(folder, dtype="bfloat16", resume_from=str(tmp_path / "c")))
+    assert same_weights(dict(trainer.model.named_parameters()), dict(resumed.model.named_parameters()))
+
+
+def test_folders_that_hold_no_vision_language_model(folder: Path, tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            Trainer(settings(path))
+        message = str(caught.value)
+        assert str(path) in message and "\n" not in message
+        return message
+
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refused(tmp_path / "empty")
+
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert "sees no images" in refused(text)
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    config = json.loads((broken / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "do not fit" in refused(broken)
+    config["text_config"]["intermediate_size"] //= 2
+    config["text_config"]["num_hidden_layers"] += 1
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "missing keys" in refused(broken)
+    with pytest.raises(UserError, match=r"trainer_state\.pt"):
+        Trainer(settings(folder, resume_from=str(folder)))

@@ -1,0 +1,187 @@
+"""The transfer between two real processes' worth of ranks: contents, and every way in which an end can be missing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dart.v1 import weights_pb2 as wpb
+from dart.workers.weights.gloo import Group, receive
+from dart.workers.weights.transfer import (
+    Sender,
+    TensorSpec,
+    TransferError,
+    fingerprint,
+    make_sender,
+    plan_buckets,
+    spec_of,
+    specs_from_proto,
+    specs_to_proto,
+)
+
+pytestmark = pytest.mark.torch
+TIMEOUT = 2.0
+
+
+@pytest.fixture
+def group() -> wpb.TransferGroup:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return wpb.TransferGroup(group_id=f"g{port}", transport="gloo", host="127.0.0.1", port=port, world_size=2)
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    sender = make_sender("gloo", TIMEOUT)
+    yield sender
+    sender.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "a": torch.randn(7, 5),
+        "b": torch.randn(3).to(torch.bfloat16),
+        "transposed": torch.randn(4, 6).T,
+        "odd": torch.arange(3, dtype=torch.uint8),
+        "after an odd start": torch.randn(2, 2),
+        "scalar": torch.tensor(3.5),
+    }
+
+
+def _join(group: wpb.TransferGroup) -> Group:
+    return Group(group.group_id, group.host, group.port, rank=1, world_size=group.world_size, timeout_seconds=TIMEOUT)
+
+
+def _received(group: Group, specs: list[TensorSpec]) -> dict[str, torch.Tensor]:
+    return dict(receive(group, specs))
+
+
+def test_tensors_arrive_as_they_were_sent_again_and_again(
+    group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
+) -> None:
+    tensors = _tensors()
+    specs = specs_from_proto(specs_to_proto(spec_of(name, tensor) for name, tensor in tensors.items()))
+    joined = pool.submit(_join, group)
+    sender.open(group)
+    for round_ in range(2):
+        sender.open(group)
+        sent = {name: tensor + round_ if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        arrived = pool.submit(_received, joined.result(), specs)
+        assert sender.send(sent.items()) == sum(spec.bytes for spec in specs)
+        assert list(arrived.result()) == list(sent)
+        for name, tensor in arrived.result().items():
+            torch.testing.assert_close(tensor, sent[name], rtol=0, atol=0)
+
+
+def test_a_replica_that_never_comes_costs_the_trainer_the_timeout(group: wpb.TransferGroup, sender: Sender) -> None:
+    began = time.monotonic()
+    with pytest.raises(TransferError, match="could not join"):
+        sender.open(group)
+    assert time.monotonic() - began < 3 * TIMEOUT
+
+
+def test_a_trainer_that_never_comes_costs_the_replica_the_timeout(group: wpb.TransferGroup) -> None:
+    began = time.monotonic()
+    with pytest.raises(TransferError, match="could not join"):
+        _join(group)
+    assert time.monotonic() - began < 3 * TIMEOUT
+
+
+def test_a_silent_replica_and_then_a_new_group(
+    group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
+) -> None:
+    tensors = {"large": torch.randn(8 << 20)}  # More than the kernel's buffers take without a reader.
+    joined = pool.submit(_join, group)
+    sender.open(group)
+    silent = joined.result()
+    began = time.monotonic()
+    with pytest.raises(TransferError):
+        sender.send(tensors.items())
+    assert time.monotonic() - began < 3 * TIMEOUT
+    with pytest.raises(TransferError, match="no group"):
+        sender.send(tensors.items())
+    silent.close()
+
+    renewed = wpb.TransferGroup()
+    renewed.CopyFrom(group)
+    renewed.group_id += "-2"
+    joined = pool.submit(_join, renewed)
+    sender.open(renewed)
+    arrived = pool.submit(_received, joined.result(), [spec_of(*item) for item in tensors.items()])
+    sender.send(tensors.items())
+    assert torch.equal(arrived.result()["large"], tensors["large"])
+
+
+def test_a_replica_that_leaves_half_way_is_noticed(
+    group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
+) -> None:
+    joined = pool.submit(_join, group)
+    sender.open(group)
+    joined.result().close()
+    with pytest.raises(TransferError):
+        sender.send({"large": torch.randn(8 << 20)}.items())
+
+
+def test_a_trainer_that_leaves_half_way_is_noticed(group: wpb.TransferGroup, pool: ThreadPoolExecutor) -> None:
+    sender = make_sender("gloo", TIMEOUT)
+    joined = pool.submit(_join, group)
+    sender.open(group)
+    arrived = pool.submit(_received, joined.result(), [TensorSpec("a", "float32", (4,))])
+    sender.close()
+    del sender
+    with pytest.raises(TransferError):
+        arrived.result()
+
+
+def test_other_tensors_than_agreed_are_an_error_on_both_ends(
+    group: wpb.TransferGroup, sender: Sender, pool: ThreadPoolExecutor
+) -> None:
+    joined = pool.submit(_join, group)
+    sender.open(group)
+
+    def refuse() -> None:
+        mine = joined.result()
+        try:
+            _received(mine, [TensorSpec("a", "float32", (8,))])
+        finally:
+            mine.close()
+
+    arrived = pool.submit(refuse)
+    with pytest.raises(TransferError):
+        sender.send([("a", torch.zeros(4))])
+    with pytest.raises(TransferError, match="other tensors"):
+        arrived.result()
+
+
+def test_buckets_keep_order_and_limit() -> None:
+    specs = [TensorSpec(f"t{i}", "float32", (n,)) for i, n in enumerate([10, 20, 100, 1, 1, 30])]
+    buckets = list(plan_buckets(specs, limit_bytes=124))
+    assert [spec for bucket in buckets for spec in bucket] == specs
+    assert [sum(spec.bytes for spec in bucket) for bucket in buckets] == [120, 400, 8, 120]
+    assert fingerprint(specs) != fingerprint(specs[::-1])
+
+
+def test_the_interface_is_importable_without_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, dart.workers.weights.transfer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(ValueError, match="use gloo or nccl"):
+        make_sender("pigeon")

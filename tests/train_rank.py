@@ -1,0 +1,35 @@
+"""One rank of `test_train_ranks`: `accelerate launch … train_rank.py FOLDER SPLIT OUT`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from train_samples import mixed, settings, totals
+
+from dart.workers.train.errors import TrainError
+from dart.workers.train.trainer import Trainer
+
+
+def main(folder: Path, split: str, out: Path) -> None:
+    samples = mixed(groups=3)
+    trainer = Trainer(settings(folder, learning_rate=1e-5, microbatch_tokens=120))
+    rank, world = trainer.state.process_index, trainer.state.num_processes
+    lines = []
+    if split == "failing":
+        broken = mixed(groups=3)
+        broken[0].prompt_token_ids.insert(2, 6)
+        try:
+            trainer.update(broken[:3] if rank == 0 else broken[3:], *totals(broken))
+        except TrainError as error:
+            lines.append(f"refused: {error}")
+    share = {"even": samples[rank::world], "uneven": samples[:1] if rank else samples[1:], "failing": samples[rank::world],
+             "empty": [] if rank else samples}[split]  # fmt: skip
+    for _ in range(2):
+        metrics = trainer.update(share, *totals(samples))
+    torch.save({"weights": trainer.snapshot(), "metrics": metrics, "lines": lines}, out / f"{split}-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

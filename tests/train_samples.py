@@ -1,0 +1,105 @@
+"""Samples and settings for the tests of the train worker, over the tiny model of `tiny_model`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from dart.config import TrainWorkerConfig
+from dart.v1 import image_pb2 as ipb
+from dart.v1 import session_pb2 as pb
+from dart.v1 import trajectory_pb2 as tpb
+
+END, START, VISION_START, VISION_END, PAD = 2, 1, 3, 4, 6
+"""Of the tiny model's tokenizer."""
+
+
+def settings(folder: Path, **trainer: Any) -> TrainWorkerConfig:
+    """Small, float32, no reference model unless asked for."""
+    top = {key: trainer.pop(key) for key in ("temperature", "total_updates", "resume_from", "dtype") if key in trainer}
+    loss = {"kl_coefficient": 0.0, **trainer.pop("loss", {})}
+    return TrainWorkerConfig.model_validate(
+        {
+            "model": {"path": str(folder), "dtype": top.pop("dtype", "float32")},
+            "trainer": {"learning_rate": 1e-3, "threads": 1, "microbatch_tokens": 2048, "loss": loss, **trainer},
+            "sync": {"transport": "gloo", "timeout_seconds": 20.0},
+            "seed": 0,
+            "temperature": 1.0,
+            "total_updates": None,
+            **top,
+        }
+    )
+
+
+def screenshot(seed: int, width: int = 64, height: int = 96) -> ipb.Image:
+    """64 × 96 is 6 image tokens."""
+    rng = random.Random(seed)
+    image = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(image)
+    for _ in range(3):
+        x, y = rng.randrange(width - 20), rng.randrange(height - 20)
+        draw.rectangle([x, y, x + 18, y + 12], fill=tuple(rng.randrange(256) for _ in range(3)))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    data = file.getvalue()
+    digest = hashlib.sha256(data).digest()
+    return ipb.Image(sha256=digest, media_type="image/png", width_pixels=width, height_pixels=height, data=data)
+
+
+def image_tokens(image: ipb.Image) -> int:
+    return (image.width_pixels // 32) * (image.height_pixels // 32)
+
+
+def text(characters: str) -> list[int]:
+    """Any ids of single characters do."""
+    return [8 + ord(character) % 256 for character in characters]
+
+
+def sample(
+    name: str,
+    words: str,
+    answer: str,
+    advantage: float,
+    images: list[ipb.Image],
+    logprob: float = -5.0,
+    version: int = 0,
+) -> pb.Sample:
+    prompt = [START]
+    for image in images:
+        prompt += [VISION_START, *[PAD] * image_tokens(image), VISION_END]
+    prompt += [*text(words), END, START]
+    response = [*text(answer), END]
+    return pb.Sample(
+        trajectory_id=name,
+        advantage=advantage,
+        prompt_token_ids=prompt,
+        token_ids=response,
+        logprobs=[logprob] * len(response),
+        versions=[tpb.VersionSpan(version=version, start=0, end=len(response))],
+        images=images,
+    )
+
+
+def mixed(groups: int = 3, rollouts: int = 3) -> list[pb.Sample]:
+    """Groups that share prompts, of different lengths, with images of two sizes; the last step has two images."""
+    rng = random.Random(5)
+    samples = []
+    for group in range(groups):
+        first = screenshot(group, *((64, 96), (96, 64), (32, 32))[group % 3])
+        for rollout in range(rollouts):
+            answer = "".join(rng.choice("0123456789,.") for _ in range(rng.randrange(2, 9)))
+            name = f"{group}-{rollout}"
+            advantage = rng.choice([-1.2, 0.4, 1.0])
+            samples.append(sample(name, "click red" + "!" * group, answer, advantage, [first]))
+        images = [first, screenshot(100 + group)]
+        samples.append(sample(f"{group}-last", "then type", "done", 0.7, images))
+    return samples
+
+
+def totals(samples: list[pb.Sample]) -> tuple[int, int]:
+    return len(samples), sum(len(one.token_ids) for one in samples)

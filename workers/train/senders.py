@@ -1,0 +1,70 @@
+"""The trainer's ends of the transfer groups, one per replica.
+
+A group stays open from one version to the next; it is left after an error, because one end cannot know what the other
+has seen, and the coordinator then names a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+
+from dart.v1 import weights_pb2 as wpb
+from dart.workers.weights.transfer import Sender, TransferError, make_sender
+
+MAX_GROUPS = 256
+"""Open groups; above it the one unused for longest is left. Replicas that are gone leave theirs behind."""
+
+
+class Senders:
+    """Used from the event loop; the transfers themselves run in threads, groups side by side."""
+
+    def __init__(self, transport: str, timeout_seconds: float) -> None:
+        self._transport = transport
+        self._timeout_seconds = timeout_seconds
+        self._open: OrderedDict[str, Sender] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def send(self, group: wpb.TransferGroup, weights: dict[str, Any]) -> int:
+        """Send all weights to the group's replica; the bytes sent. Raises TransferError."""
+        async with self._locks.setdefault(group.group_id, asyncio.Lock()):
+            sender = self._open.get(group.group_id) or self._make(group)
+            self._open[group.group_id] = sender
+            self._open.move_to_end(group.group_id)
+
+            def transfer() -> int:
+                sender.open(group)
+                return sender.send(weights.items())
+
+            try:
+                return await asyncio.to_thread(transfer)
+            except TransferError:
+                self._forget(group.group_id)
+                raise
+            finally:
+                await self._leave_oldest()
+
+    async def close(self) -> None:
+        """Leave all groups; replicas that wait in one get an error."""
+        senders = list(self._open.values())
+        self._open.clear()
+        for sender in senders:
+            await asyncio.to_thread(sender.close)
+
+    def _make(self, group: wpb.TransferGroup) -> Sender:
+        try:
+            return make_sender(group.transport or self._transport, self._timeout_seconds)
+        except (ValueError, ImportError) as error:
+            raise TransferError(f"group {group.group_id}: {error}") from None
+
+    def _forget(self, group_id: str) -> None:
+        self._open.pop(group_id, None)
+        self._locks.pop(group_id, None)
+
+    async def _leave_oldest(self) -> None:
+        idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]
+        for group_id in idle[: max(0, len(self._open) - MAX_GROUPS)]:
+            sender = self._open[group_id]
+            self._forget(group_id)
+            await asyncio.to_thread(sender.close)
