@@ -67,7 +67,10 @@ def build_config(tokenizer: Any, text: dict[str, Any] | None = None, vision: dic
             "vocab_size": len(tokenizer), "hidden_size": hidden, "intermediate_size": 512,
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
             "max_position_embeddings": 4096, "tie_word_embeddings": False,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [8, 8, 8], "rope_theta": 10000.0},
+            "rope_parameters": {
+                # transformers always interleaves; vLLM does what this says, and it must be said.
+                "rope_type": "default", "mrope_section": [8, 8, 8], "mrope_interleaved": True, "rope_theta": 10000.0,
+            },
             "bos_token_id": None, "eos_token_id": ids("<|im_end|>"), "pad_token_id": ids("<|endoftext|>"),
             **(text or {}),
         },

@@ -14,7 +14,7 @@ from dart.workers.train.trainer import Trainer
 
 def main(folder: Path, split: str, out: Path) -> None:
     samples = mixed(groups=3)
-    trainer = Trainer(settings(folder, learning_rate=1e-5, microbatch_tokens=120))
+    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120))
     rank, world = trainer.state.process_index, trainer.state.num_processes
     lines = []
     if split == "failing":

@@ -28,6 +28,8 @@ def train(
 ) -> None:
     """Run to the end; exit code 0 when it finished, 130 when it was interrupted. Raises UserError."""
     config = load(config_path, overrides)
+    if resume and not (resume / "run.db").exists():
+        raise not_a_run(resume)
     check_before(config, local_workers)
     directory = resume if resume else new_directory(config, config.run.name)
     summary = run_in_loop(config, directory, training=True, resume=bool(resume), quiet=quiet, local=local_workers)
@@ -124,8 +126,12 @@ async def open_database(directory: Path, *, create: bool) -> Database:
     """A run directory's database. Raises UserError when there is none and none is to be made."""
     path = directory / "run.db"
     if not create and not path.exists():
-        raise UserError(f"{directory} is not a run directory: it has no run.db; `dart runs` lists them")
+        raise not_a_run(directory)
     return await Database.open(sqlite_url(path), directory / "blobs", create=create)
+
+
+def not_a_run(directory: Path) -> UserError:
+    return UserError(f"{directory} is not a run directory: it has no run.db; `dart runs` lists them")
 
 
 def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:

@@ -172,9 +172,7 @@ class Connection(asyncio.Protocol):
 
     # ---- calls ----
 
-    def send(
-        self, method: str, params: dict[str, Any], session: str | None = None
-    ) -> asyncio.Future[dict[str, Any]]:
+    def send(self, method: str, params: dict[str, Any], session: str | None = None) -> asyncio.Future[dict[str, Any]]:
         """Send one command now; the future holds its result. Commands are carried out in the order sent."""
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self.lost.is_set() or self._writer is None:

@@ -80,7 +80,9 @@ class EnvRole:
     def _take(self, key: tuple[str, int]) -> MiniWobEnv:
         if key not in self._held:
             if not self._free:
-                raise CommandError(pb.FAILURE_CODE_INVALID, f"all {len(self._held)} environments are held: send Release")
+                raise CommandError(
+                    pb.FAILURE_CODE_INVALID, f"all {len(self._held)} environments are held: send Release"
+                )
             self._held[key] = self._free.pop()
         return self._held[key]
 

@@ -1,0 +1,58 @@
+"""Configs: every shipped one loads; wrong ones are told with field, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dart.config import ConfigError, load
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+DEMO = Path(__file__).parents[1] / "configs" / "miniwob_cpu.yaml"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert load(path).environment.tasks.names
+
+
+def test_resolved_config_loads_again(tmp_path: Path) -> None:
+    config = load(DEMO)
+    again = tmp_path / "config.yaml"
+    again.write_text(yaml.safe_dump(yaml.safe_load(config.model_dump_json())))
+    assert load(again) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.replica=3", "rollout.replica is not a known field (it is 3): did you mean replicas?"),
+        ("rollout.replicas=many", "rollout.replicas (it is 'many')"),
+        ("rollout.replicas=0", "rollout.replicas (it is 0): Input should be greater than or equal to 1"),
+        ("sync.max_unavailable=5", "sync.max_unavailable is 5 but there are only 2 replicas"),
+        ("environment.tasks.eval_seeds=[10, 20]", "train_seeds and eval_seeds overlap"),
+        ("server.host=0.0.0.0", "host 0.0.0.0 is open to the network: set server.tokens and server.tls_certificate"),
+        ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
+        ("nonsense", "override 'nonsense' is not section.field=value"),
+        ("trainer.loss.kl=1", "trainer.loss.kl is not a known field (it is 1)"),
+        ("stop={}", "nothing ends the run: set at least one of updates"),
+    ],
+)
+def test_wrong_fields_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(DEMO, [override])
+    assert message in str(error.value)
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist: name a YAML file"):
+        load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load(broken)
+    broken.write_text("just text")
+    with pytest.raises(ConfigError, match="holds str, not sections"):
+        load(broken)
