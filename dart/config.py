@@ -191,7 +191,8 @@ class Server(Section):
     def _safe(self) -> Server:
         if self.host not in ("127.0.0.1", "localhost", "::1") and not (self.tokens and self.tls_certificate):
             raise ValueError(
-                f"host {self.host} is open to the network: set server.tokens and server.tls_certificate, or use 127.0.0.1"
+                f"host {self.host} is open to the network: "
+                "set server.tokens and server.tls_certificate, or use 127.0.0.1"
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: set both or neither")
@@ -221,7 +222,8 @@ class Config(Section):
     def _together(self) -> Config:
         if self.sync.max_unavailable > self.rollout.replicas:
             raise ValueError(
-                f"sync.max_unavailable is {self.sync.max_unavailable} but there are only {self.rollout.replicas} replicas"
+                f"sync.max_unavailable is {self.sync.max_unavailable} "
+                f"but there are only {self.rollout.replicas} replicas"
             )
         return self
 

@@ -118,3 +118,16 @@ def test_an_engine_process_ends_with_its_owner() -> None:
             process.wait()
         assert engine.stdout is not None
         engine.stdout.close()
+
+
+@pytest.mark.torch
+def test_positions_are_interleaved_whatever_the_checkpoint_leaves_out() -> None:
+    from transformers import Qwen3VLConfig
+
+    from dart.workers.rollout.engine import interleave_positions
+
+    silent = {"rope_type": "default", "mrope_section": [8, 8, 8], "rope_theta": 10000.0}
+    config = Qwen3VLConfig(text_config={"rope_parameters": silent})
+    assert interleave_positions(config).text_config.rope_parameters["mrope_interleaved"] is True
+    config = Qwen3VLConfig(text_config={"rope_parameters": silent | {"mrope_interleaved": False}})
+    assert interleave_positions(config).text_config.rope_parameters["mrope_interleaved"] is False

@@ -78,7 +78,9 @@ async def ask(address: str) -> cpb.GetStatusResponse | None:
 async def _read(directory: Path) -> tuple[RunRecord, dict[str, Any]]:
     async with await open_database(directory, create=False) as database:
         events = await database.events_since(1, 1_000_000)
-        totals: dict[str, Any] = next((json.loads(event.json) for event in reversed(events) if event.kind == "update"), {})
+        totals: dict[str, Any] = next(
+            (json.loads(event.json) for event in reversed(events) if event.kind == "update"), {}
+        )
         return await database.run(), totals
 
 

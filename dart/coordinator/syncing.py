@@ -185,7 +185,7 @@ async def _load(worker: Worker, load: pb.LoadWeights) -> pb.WeightsLoaded:
 
 
 def _free_port() -> int:
-    """A port that is free here now; the trainer listens on it. A taken one fails the transfer, which is then retried."""
+    """A port that is free here now, for the trainer to listen on. A taken one fails the transfer, which is retried."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

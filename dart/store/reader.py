@@ -134,6 +134,11 @@ class Reader:
             for group in groups
         ]
 
+    async def group_count(self) -> int:
+        """Groups of every state, evaluations included."""
+        rows = await self._rows(select(func.count().label("count")).where(t.groups.c.run_id == self.run_id))
+        return int(rows[0]["count"])
+
     async def fates(self) -> dict[str, int]:
         """Fate → trajectories of it."""
         c = t.trajectories.c

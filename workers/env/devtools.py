@@ -132,8 +132,8 @@ class Connection(asyncio.Protocol):
             said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
             await self.close()
             raise UserError(
-                f"Chromium {executable} did not start ({error or 'no answer'}): {said.strip() or 'it printed nothing'}; "
-                f"try it by hand, or `{REMEDY}`"
+                f"Chromium {executable} did not start ({error or 'no answer'}): "
+                f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
             ) from error
         except BaseException:
             await self.close()
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         child_reads, we_write = _pipe()
         we_read, child_writes = _pipe()
         try:
-            self._pid = os.posix_spawn(
+            self._pid = os.posix_spawn(  # noqa: ASYNC221: it returns at once
                 executable,
                 [executable, *FLAGS, *frames, f"--user-data-dir={profile}"],
                 {**os.environ, "HOME": str(profile)},

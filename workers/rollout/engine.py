@@ -132,9 +132,9 @@ class Engine:
     ) -> Update:
         """Receive the weights `version` from the trainer and serve them.
 
-        keep: requests in flight go on with the new weights (and the old ones' KV cache). drain: they finish first.
-        abort: they end with RequestAbortedError. Raises TransferError, after which the old version serves on, and
-        EngineDiedError.
+        keep: requests in flight go on with the new weights and what is cached of the old ones. drain: those that have
+        begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
+        TransferError, after which the old version serves on, and EngineDiedError.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -309,6 +309,19 @@ def check_model(folder: Path) -> None:
         )
 
 
+def interleave_positions(config: Any) -> Any:
+    """Make vLLM rotate Qwen3-VL's image positions as transformers does.
+
+    transformers always interleaves the three axes; vLLM does so only where the checkpoint's config says so. One that
+    does not say so would be another policy in vLLM than in the trainer, and nothing would fail.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if str(text.model_type).startswith("qwen3_vl") and isinstance(rope, dict) and "mrope_section" in rope:
+        rope.setdefault("mrope_interleaved", True)
+    return config
+
+
 def _start_vllm(config: RolloutWorkerConfig) -> Any:
     """Blocks until the engine process is ready."""
     environment.apply(config.rollout.environment)
@@ -336,6 +349,7 @@ def _start_vllm(config: RolloutWorkerConfig) -> Any:
             generation_config="vllm",  # Else the folder's own sampling defaults and further stop tokens apply.
             logprobs_mode="processed_logprobs",
             max_logprobs=-1,
+            hf_overrides=interleave_positions,
             weight_transfer_config=WeightTransferConfig(backend=config.sync.transport),
             worker_extension_cls=_EXTENSION,
             disable_log_stats=True,
