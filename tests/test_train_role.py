@@ -21,6 +21,7 @@ from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
+from dart.workers.train.errors import CancelledUpdateError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
 from dart.workers.train.snapshots import Snapshots  # noqa: E402
 from dart.workers.weights.gloo import Group, receive  # noqa: E402
@@ -179,15 +180,19 @@ async def test_close_ends_a_running_update_and_prepare_starts_anew(folder: Path)
     await role.prepare(config)
     inside, go = threading.Event(), threading.Event()
     trainer = role._trainer
-    trainer.model.register_forward_hook(lambda *_: None)
-    trainer.model.lm_head.register_forward_hook(lambda *_: (inside.set(), go.wait(10))[:0] or None)
+
+    def hold(*_: Any) -> None:
+        inside.set()
+        go.wait(10)
+
+    trainer.model.lm_head.register_forward_hook(hold)
     running = asyncio.ensure_future(train(role, 1, mixed()))
     await asyncio.to_thread(inside.wait, 10)
     closing = asyncio.ensure_future(role.close())
     await asyncio.sleep(0.05)
     go.set()
     await closing
-    with pytest.raises(Exception, match="closing"):
+    with pytest.raises(CancelledUpdateError):
         await running
     assert trainer.version == 0
     assert (await role.prepare(config)).weight_version == 0

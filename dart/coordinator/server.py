@@ -32,6 +32,7 @@ from dart.wire.channel import (
 
 log = logging.getLogger(__name__)
 
+HANG_UP_SECONDS = 2.0
 ROLE_NAMES: dict[int, str] = {pb.ROLE_ENV: "env", pb.ROLE_ROLLOUT: "rollout", pb.ROLE_TRAIN: "train"}
 
 
@@ -87,11 +88,12 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         worker.connections += 1
         worker.last_heard = time.monotonic()
         try:
-            if await self._converse(worker, request_iterator, context):
-                self._fleet.lose(worker, "goodbye")
+            await self._converse(worker, request_iterator, context)
         finally:
             # Cancel, kill and half-close look alike: without Bye the worker may come back. Fleet.reap waits for it.
             worker.connections -= 1
+            if worker.said_goodbye:
+                self._fleet.lose(worker, "goodbye")
 
     def _check(self, hello: pb.Hello) -> str:
         if hello.protocol_version < OLDEST_PROTOCOL_VERSION:
@@ -109,25 +111,25 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         worker: Worker,
         requests: AsyncIterator[pb.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
-    ) -> bool:
-        """One stream's life. True when either end said Bye."""
+    ) -> None:
+        """One stream's life; `worker.said_goodbye` is set when either end says Bye."""
         outbox = worker.outbox
 
-        async def read() -> bool:
+        async def read() -> None:
             async for message in requests:
                 worker.last_heard = time.monotonic()
                 match message.WhichOneof("body"):
                     case "bye":
-                        return True
+                        worker.said_goodbye = True
+                        return
                     case "ready":
                         self._fleet.became_ready(worker, message.ready)
                     case "heartbeat":
                         pass
                     case _:
                         worker.receive(message)
-            return False
 
-        async def write() -> bool:
+        async def write() -> None:
             while True:
                 try:
                     message = await asyncio.wait_for(outbox.get(), self._settings.heartbeat_seconds)
@@ -136,25 +138,24 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                 try:
                     await context.write(message)
                 except grpc.aio.BaseError:
-                    return False  # the stream has broken: the worker dials again
+                    return  # the stream has broken: the worker dials again
                 if message.WhichOneof("body") == "bye":
-                    return True
+                    worker.said_goodbye = True
+                    # The worker hangs up when it has read this. Ending the stream here instead could reach it as a
+                    # failed write, before the goodbye that it has not read yet.
+                    await asyncio.sleep(HANG_UP_SECONDS)
+                    return
 
-        async def lost() -> bool:
-            await worker.lost.wait()
-            return False
-
-        return await first(read(), write(), lost())
+        await first(read(), write(), worker.lost.wait())
 
 
-async def first(*racers: Coroutine[Any, Any, bool]) -> bool:
-    """The result of whichever ends first; the others are cancelled."""
+async def first(*racers: Coroutine[Any, Any, Any]) -> None:
+    """Wait for whichever ends first; the others are cancelled."""
     async with asyncio.TaskGroup() as tasks:
         running = {tasks.create_task(racer) for racer in racers}
-        done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        _, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
             task.cancel()
-    return any(task.result() for task in done)
 
 
 class Server:

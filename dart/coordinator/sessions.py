@@ -68,6 +68,7 @@ class Worker:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     outbox: asyncio.Queue[pb.SessionResponse] = field(default_factory=asyncio.Queue)
     stale_replies: int = 0
+    said_goodbye: bool = False
     _pending: dict[Key, _Pending] = field(default_factory=dict)
     _sequences: dict[tuple[str, int], int] = field(default_factory=dict)
     _images: OrderedDict[bytes, None] = field(default_factory=OrderedDict)

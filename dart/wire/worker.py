@@ -15,6 +15,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,13 +178,20 @@ async def _converse(
     stop: asyncio.Event,
     tasks: asyncio.TaskGroup,
 ) -> str:
+    said = asyncio.Event()
+
     async def write() -> None:
         while True:
             try:
                 message = await asyncio.wait_for(session.outbox.get(), heartbeat_seconds)
             except TimeoutError:
                 message = pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time()))
-            await call.write(message)
+            try:
+                await call.write(message)
+            except grpc.aio.AioRpcError:
+                return  # the reader knows better what this means: a goodbye may be on its way
+            if message.WhichOneof("body") == "bye":
+                said.set()
 
     async def prepare() -> None:
         if session.ready is None:
@@ -207,35 +215,39 @@ async def _converse(
 
     async def stopped() -> str:
         await stop.wait()
-        await call.write(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        # Through the outbox: a call takes one write at a time.
+        session.outbox.put_nowait(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        await said.wait()
         await call.done_writing()
         return "stopped"
 
     return await first_result(read(), stopped(), alongside=(write(), prepare()))
 
 
-async def first_result(*racers: Any, alongside: tuple[Any, ...]) -> str:
-    """The first racer's result; a failure of any of them, unwrapped; all others are cancelled."""
+async def first_result(*racers: Coroutine[Any, Any, str], alongside: Sequence[Coroutine[Any, Any, None]]) -> str:
+    """The first racer's result, or the first end of the stream that any of them met; the others are cancelled.
+
+    What the rest meets after that is no news: when one end says goodbye, the other's write may fail.
+    """
     result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def race(racer: Any) -> None:
-        value = await racer
-        if not result.done():
-            result.set_result(value)
+    async def race(part: Coroutine[Any, Any, Any], decides: bool) -> None:
+        try:
+            value = await part
+        except (StreamLostError, grpc.aio.AioRpcError) as error:
+            if not result.done():
+                result.set_exception(error)
+        else:
+            if decides and not result.done():
+                result.set_result(value)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            started = [group.create_task(race(r)) for r in racers] + [group.create_task(_quiet(a)) for a in alongside]
-            value = await result
-            for task in started:
-                task.cancel()
-        return value
-    except* (StreamLostError, grpc.aio.AioRpcError, UserError) as errors:
-        raise errors.exceptions[0] from None
-
-
-async def _quiet(work: Any) -> None:
-    await work
+    async with asyncio.TaskGroup() as group:
+        started = [group.create_task(race(part, True)) for part in racers]
+        started += [group.create_task(race(part, False)) for part in alongside]
+        await asyncio.wait({result})
+        for task in started:
+            task.cancel()
+    return result.result()
 
 
 def _accept(session: _Session, command: Command, tasks: asyncio.TaskGroup) -> None:

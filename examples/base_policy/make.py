@@ -38,7 +38,7 @@ TASKS = {  # episodes of each in a training step
     "enter-text": 2,
 }
 HELD_OUT = 1_000_000
-STEP_LIMIT = 4
+STEP_LIMIT = 5
 
 
 def main() -> None:

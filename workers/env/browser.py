@@ -3,9 +3,6 @@
 Always true: every call on a page ends within its timeout, with a result or an EnvironmentFailure; after a failure
 the page is `broken` and is to be closed and replaced. When Chromium itself dies, its pages are broken and the next
 `new_page` starts another Chromium.
-
-Pages take turns (`Browser.turn`), as many at once as there are cores to serve them: each page is a process, and a
-dozen of them running at once on two cores was measured to make every one of them ten times as expensive.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -33,7 +29,6 @@ T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
 
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
-TURN_SECONDS = 1.0  # after which the next page's turn begins anyhow
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
 INPUT_FRAMES = 10  # at most, until a scroll has been taken in
@@ -43,22 +38,17 @@ SCREENSHOT_TRIES = 5  # a frame without a picture is possible just after a page 
 class Browser:
     """Chromium, started again when it has died. Make one with `Browser.launch`."""
 
-    def __init__(self, executable: str, connection: Connection, at_once: int) -> None:
+    def __init__(self, executable: str, connection: Connection) -> None:
         self._executable = executable
         self._connection = connection
         self._starting = asyncio.Lock()
-        self._turns = asyncio.Semaphore(at_once)
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def launch(cls, executable: str | None = None, at_once: int | None = None) -> AsyncIterator[Browser]:
-        """Start Chromium; it and all its processes are gone when the context ends. UserError when it cannot start.
-
-        `at_once` pages may have their turn at the same time; none: one for every two cores, as each turn keeps the
-        page's process and Chromium's own busy.
-        """
+    async def launch(cls, executable: str | None = None) -> AsyncIterator[Browser]:
+        """Start Chromium; it and all its processes are gone when the context ends. UserError when it cannot start."""
         path = await asyncio.to_thread(find_executable, executable)
-        browser = cls(path, await Connection.launch(path), at_once or max(1, (os.cpu_count() or 1) // 2))
+        browser = cls(path, await Connection.launch(path))
         try:
             yield browser
         finally:
@@ -68,25 +58,6 @@ class Browser:
     def pid(self) -> int:
         """Chromium's process id."""
         return self._connection.pid
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn and hold it, but not for long: a page that hangs does not keep the others from theirs."""
-        await self._turns.acquire()
-        held = True
-
-        def end() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._turns.release()
-
-        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            end()
 
     async def new_page(self, viewport: tuple[int, int], timeout: float) -> Page:
         """An empty page in a context of its own. EnvironmentFailure when that fails even in a new Chromium."""

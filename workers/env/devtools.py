@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         child_reads, we_write = _pipe()
         we_read, child_writes = _pipe()
         try:
-            self._pid = os.posix_spawn(  # noqa: ASYNC221: it returns at once
+            self._pid = os.posix_spawn(  # noqa: ASYNC221
                 executable,
                 [executable, *FLAGS, *frames, f"--user-data-dir={profile}"],
                 {**os.environ, "HOME": str(profile)},

@@ -107,14 +107,13 @@ class MiniWobEnv:
         check_task(task.name)
         self._devices = InputDevices(self._config.viewport)
         self._final = None
-        async with self._browser.turn():
-            if not self._page.broken:
-                try:
-                    return await self._start(task)
-                except EnvironmentFailure:
-                    pass  # as a page that broke after its last episode would: a new one gets the same chance
-            await self._replace_page()
-            return await self._start(task)
+        if not self._page.broken:
+            try:
+                return await self._start(task)
+            except EnvironmentFailure:
+                pass  # as a page that broke after its last episode would: a new one gets the same chance
+        await self._replace_page()
+        return await self._start(task)
 
     async def act(self, action: Action, image: bool = True) -> Observation:
         """Carry the action out and look again. Without `image` only the verdict is looked at.
@@ -123,20 +122,13 @@ class MiniWobEnv:
         """
         if self._final is not None:
             return self._final
-        pause = max(0.0, min(action.seconds, self._config.max_wait_seconds)) if isinstance(action, Wait) else 0.0
-        pause += self._config.settle_seconds
         calls = self._devices.calls(action)
-        if pause:
-            if calls:
-                async with self._browser.turn():
-                    await self._page.input(calls)
-            await self._page.pass_time(pause)
-            calls = []
-        async with self._browser.turn():
-            if calls:
-                await self._page.input(calls)
-            done, raw = await self._page.evaluate(_VERDICT)
-            look = await self._look() if image else _NO_IMAGE
+        if calls:
+            await self._page.input(calls)
+        pause = max(0.0, min(action.seconds, self._config.max_wait_seconds)) if isinstance(action, Wait) else 0.0
+        await self._page.pass_time(pause + self._config.settle_seconds)
+        done, raw = await self._page.evaluate(_VERDICT)
+        look = await self._look() if image else _NO_IMAGE
         observation = Observation(look, "", bool(done), max(0.0, min(1.0, float(raw or 0))) if done else 0.0)
         if done:
             self._final = observation

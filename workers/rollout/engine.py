@@ -37,6 +37,8 @@ PauseMode = Literal["keep", "drain", "abort"]
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """vLLM imports it in its worker process."""
+_CLOSE_SECONDS = 2.0
+"""The engine process holds nothing worth waiting for; after this it is killed."""
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
@@ -156,7 +158,7 @@ class Engine:
         """End the engine process."""
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # Else it reports the end as an engine that died.
-        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self._llm.shutdown, timeout=_CLOSE_SECONDS)
 
     async def _run(self, request_id: str, ids: list[int], images: list[Image], sampling: Any) -> Any:
         from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError

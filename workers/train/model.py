@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextTo
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.errors import UserError
 from dart.wire.tokens import vision_token_ids
-from dart.workers.train import attention
+from dart.workers.train import vision
 from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
@@ -58,7 +58,7 @@ def load_model(folder: Path, device: torch.device) -> Any:
         if names := sorted(str(name) for name in info[problem]):
             what = f"{len(names)} {problem.replace('_', ' ')}, the first is {names[0]}"
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
-    attention.use_batched_vision_attention(model)
+    vision.speed_up(model)
     return model.to(device).eval()
 
 
@@ -89,13 +89,13 @@ def forward(
     """log π(a_t) and entropy H_t of every response token, each float32 [T]; gradients flow through the first."""
     inputs: dict[str, Any] = {}
     if batch.pixel_values is not None:
-        vision = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
-        vision.pooler_output = tuple(vision.pooler_output[i] for i in batch.image_index)
-        if getattr(vision, "deepstack_features", None) is not None:
-            vision.deepstack_features = [
-                tuple(level[i] for i in batch.image_index) for level in vision.deepstack_features
+        images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
+        images.pooler_output = tuple(images.pooler_output[i] for i in batch.image_index)
+        if getattr(images, "deepstack_features", None) is not None:
+            images.deepstack_features = [
+                tuple(level[i] for i in batch.image_index) for level in images.deepstack_features
             ]
-        inputs["mm_encoder_outputs"] = {"image": vision}
+        inputs["mm_encoder_outputs"] = {"image": images}
     hidden = model.model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,

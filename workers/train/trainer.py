@@ -68,7 +68,8 @@ class Trainer:
             self.model.train()
         self.reference: Any = None
         if settings.loss.kl_coefficient > 0:
-            self.reference = load_model(config.model.folder, self.device).requires_grad_(False).to(self.dtype)
+            # In float32 under the same autocast, so that the KL to it is exactly 0 at the start.
+            self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
         self.images = Images(load_image_processor(self.folder))
         text = self.model.config.get_text_config()
         self.layout = batches.Layout(

@@ -1,28 +1,41 @@
-"""Vision attention over all screenshots at once.
+"""Qwen's vision towers, with fewer and larger kernels: same values (to rounding), same weights, several times faster.
 
-Qwen's vision towers attend within each image. Without FlashAttention, transformers does that in a Python loop over the
-images; here those of one size go through one `scaled_dot_product_attention`. Same values, fewer and larger kernels.
+Attention is within each image. Without FlashAttention, transformers does that in a Python loop over the images; here
+those of one size go through one `scaled_dot_product_attention`. The patch embedding is a convolution whose stride is
+its kernel, so every patch is one row of a matrix product, which is four times faster on a CPU than `Conv3d`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "dart_flash_by_length"
 """Has "flash" in it: that is how transformers tells which implementations take packed sequences with cu_seqlens."""
 
 
-def use_batched_vision_attention(model: Any) -> None:
-    """Switch the model's vision tower over, where it is one that packs its images."""
+def speed_up(model: Any) -> None:
+    """Switch the model's vision tower over, where it has one of this make."""
     visual = getattr(model.model, "visual", None)
-    if visual is not None and visual.config._attn_implementation == "sdpa":
+    if visual is None:
+        return
+    if visual.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend_by_length)
         visual.config._attn_implementation = NAME
+    projection = getattr(getattr(visual, "patch_embed", None), "proj", None)
+    if isinstance(projection, torch.nn.Conv3d) and projection.kernel_size == projection.stride:
+        visual.patch_embed.forward = functools.partial(embed_patches, projection)
+
+
+def embed_patches(projection: torch.nn.Conv3d, patches: torch.Tensor) -> torch.Tensor:
+    """patches: float [N, channels · time · height · width] in the order of the kernel. Returns [N, hidden]."""
+    weight = projection.weight.flatten(1)
+    return linear(patches.view(-1, weight.shape[1]).to(weight.dtype), weight, projection.bias)
 
 
 def attend_by_length(

@@ -1,0 +1,253 @@
+"""The coordinator's step path against the raw gRPC ceiling, in one run: `python -m benchmarks.step_path`.
+
+Real: the coordinator's server, sessions, pools, episode coroutine, grammar, prompt builder; gRPC over loopback; an env
+worker and a roll-out worker in processes of their own, speaking the project's protocol.
+Simulated: what those two answer (a fixed screenshot of random bytes, a fixed token sequence), at once. No store.
+
+A step is two round trips through the coordinator: observe → generate, act → observe. The raw ceiling is the same
+number of small round trips on bidirectional grpc.aio streams with one peer process and nothing behind them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+
+from dart import config
+from dart.coordinator.episodes import sample
+from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.server import CoordinatorService, Server
+from dart.coordinator.sessions import Fleet, InfrastructureError
+from dart.coordinator.summary import machine, software
+from dart.core.groups import Order
+from dart.core.types import Task, Trajectory
+from dart.v1 import control_pb2_grpc
+from dart.v1 import session_pb2 as pb
+from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.channel import OPTIONS, Dial
+from dart.wire.convert import image_to_proto
+from dart.wire.role import Command, Reply
+from dart.wire.worker import WorkerOptions, serve
+
+TEXT = "Action: click(start_box='(045,120)')"
+ITSELF = (sys.executable, "-m", "benchmarks.step_path")
+RAW_METHOD = "/benchmark.Raw/Echo"
+
+
+class InstantEnv:
+    """Answers with the same screenshot at once."""
+
+    role = pb.ROLE_ENV
+
+    def __init__(self, slots: int, image_bytes: int) -> None:
+        from dart.core.types import Image
+
+        self._slots = slots
+        self._image = image_to_proto(Image.of(os.urandom(image_bytes), "image/png", 160, 224))
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=self._slots)
+
+    async def handle(self, command: Command) -> Reply | None:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        return pb.Observed(image=self._image, instruction="Click the button.")
+
+    async def close(self) -> None:
+        pass
+
+
+class InstantPolicy:
+    """Answers with the same tokens at once."""
+
+    role = pb.ROLE_ROLLOUT
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=self._slots, engine_ranks=1, image_cache_entries=64)
+
+    async def handle(self, command: Command) -> Reply | None:
+        return pb.Generated(
+            prompt_token_ids=range(90),
+            token_ids=range(12),
+            logprobs=[-0.1] * 12,
+            versions=[tpb.VersionSpan(version=0, start=0, end=12)],
+            text=TEXT,
+            finish_reason=pb.FINISH_REASON_STOP,
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+class Source:
+    """Orders for `seconds`, then none."""
+
+    temperature = 1.0
+
+    def __init__(self, seconds: float, steps: int) -> None:
+        self._until = time.perf_counter() + seconds
+        self._steps_per_episode = steps
+        self._number = 0
+        self.steps = 0
+
+    async def next(self) -> Order | None:
+        if time.perf_counter() > self._until:
+            return None
+        self._number += 1
+        return Order(f"t{self._number}", "g", Task("bench", "instant"), self._steps_per_episode)
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        self.steps += len(trajectory.steps)
+
+    def failed(self, order: Order, error: InfrastructureError) -> None:
+        raise error
+
+
+def settings() -> config.Config:
+    return config.Config.model_validate(
+        {
+            "model": {"path": "none"},
+            "agent": {"prompt": "minimal", "history_screenshots": 2, "resize_multiple": 32, "min_pixels": 1024},
+            "environment": {"tasks": {"names": ["instant"]}},
+            "stop": {"updates": 1},
+        }
+    )
+
+
+async def step_path(seconds: float, slots: int, image_bytes: int) -> float:
+    """Steps per second through the whole coordinator."""
+    made = settings()
+    fleet = Fleet(60.0)
+    envs, policy = EnvPool(fleet), RolloutPool(fleet)
+    both = asyncio.Event()
+    fleet.on_ready.append(lambda _: both.set() if len(fleet.workers) == 2 else None)
+    server = Server(made.server)
+    await server.start(
+        CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
+    )
+    workers = [await _worker(kind, server.address, slots, image_bytes) for kind in ("env", "rollout")]
+    try:
+        await both.wait()
+        source = Source(seconds, 30)
+        began = time.perf_counter()
+        await sample(source, envs, policy, made)
+        return source.steps / (time.perf_counter() - began)
+    finally:
+        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+        for worker in workers:
+            await worker.wait()
+        await server.stop()
+
+
+async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
+    """Round trips per second on `streams` bidirectional streams to a peer process; its answers are `payload` bytes."""
+    peer = await asyncio.create_subprocess_exec(*ITSELF, "--peer", str(payload), stdout=subprocess.PIPE)
+    assert peer.stdout is not None
+    address = (await peer.stdout.readline()).decode().strip()
+    count = 0
+    until = time.perf_counter() + seconds
+
+    async def pump(channel: grpc.aio.Channel) -> None:
+        nonlocal count
+        call = channel.stream_stream(RAW_METHOD)()
+        while time.perf_counter() < until:
+            await call.write(b"x" * 64)
+            await call.read()
+            count += 1
+        await call.done_writing()
+
+    began = time.perf_counter()
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        await asyncio.gather(*(pump(channel) for _ in range(streams)))
+    rate = count / (time.perf_counter() - began)
+    peer.terminate()
+    await peer.wait()
+    return rate
+
+
+async def echo_peer(payload: int) -> None:
+    answer = b"y" * payload
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield answer
+
+    server = grpc.aio.server(options=OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(echo)
+    service, method = RAW_METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+async def _worker(kind: str, address: str, slots: int, image_bytes: int) -> asyncio.subprocess.Process:
+    arguments = ["--worker", kind, "--address", address, "--slots", str(slots), "--image-bytes", str(image_bytes)]
+    return await asyncio.create_subprocess_exec(*ITSELF, *arguments)
+
+
+async def work(kind: str, address: str, slots: int, image_bytes: int) -> None:
+    role = InstantEnv(slots, image_bytes) if kind == "env" else InstantPolicy(slots)
+    await serve(role, WorkerOptions(Dial(address), kind), asyncio.Event())
+
+
+async def measure(seconds: float, slots: int) -> dict[str, Any]:
+    results = {}
+    for name, image_bytes, payload in (("no_pixels", 64, 64), ("pixels_200kb", 200_000, 200_000)):
+        raw = await raw_ceiling(seconds, slots, payload)
+        steps = await step_path(seconds, slots, image_bytes)
+        results[name] = {
+            "raw_round_trips_per_second": round(raw),
+            "steps_per_second": round(steps),
+            "step_path_round_trips_per_second": round(2 * steps),
+            "ratio_to_raw": round(2 * steps / raw, 3),
+        }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_path.json")
+    for hidden in ("--worker", "--address", "--peer"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--image-bytes", type=int, default=64, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.peer:
+        uvloop.run(echo_peer(int(given.peer)))
+        return
+    if given.worker:
+        uvloop.run(work(given.worker, given.address, given.slots, given.image_bytes))
+        return
+    results = uvloop.run(measure(given.seconds, given.slots))
+    record = {
+        "name": "step_path",
+        "real_or_simulated": "real coordinator, protocol and gRPC; workers answer at once; no store",
+        "machine": machine(),
+        "versions": software(),
+        "date": time.strftime("%Y-%m-%d"),
+        "results": results,
+    }
+    given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for name, row in results.items():
+        print(f"{name:14s} " + ", ".join(f"{key} {value}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
