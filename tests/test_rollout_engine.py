@@ -192,7 +192,7 @@ async def _sync(
 
 async def _in_flight(engine: Engine, count: int) -> None:
     """Until that many requests sample tokens."""
-    while sum(internal is not None for internal in engine._running.values()) < count:  # noqa: ASYNC110  No event.
+    while sum(internal is not None for internal in engine._running.values()) < count:
         await asyncio.sleep(0.01)
     # One that entered after them and is finished: so they have begun.
     await engine.generate(_id(), [Markup("<|im_start|>"), Text("hello")], 1.0, 4)

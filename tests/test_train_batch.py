@@ -64,6 +64,15 @@ def test_microbatches_hold_every_row_once_within_the_limit() -> None:
     assert all(len(part) * max(row.length for row in part) <= 150 or len(part) == 1 for part in parts)
 
 
+def test_padding_stays_small_when_lengths_differ() -> None:
+    samples = [sample(str(n), "x" * (n * 7 % 120), "1" * (1 + n % 9), 1.0, []) for n in range(800)]
+    rows = rows_of(samples)
+    parts = cut(rows, 16384)
+    padded = sum(len(part) * max(row.length for row in part) for part in parts)
+    assert 1 - sum(row.length for row in rows) / padded <= 0.05
+    assert len(parts) <= 32
+
+
 def test_positions_are_those_of_the_model(model: Any, processor: Any) -> None:
     samples = [one for one in mixed(groups=3, rollouts=1)]
     batch = collate(rows_of(samples), Images(processor).get(i for s in samples for i in s.images), LAYOUT)

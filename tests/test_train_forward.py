@@ -85,7 +85,7 @@ def test_logprobs_and_gradients_equal_the_plain_forward(trainer: Trainer, plain:
     found = logprobs(trainer, cuts(trainer, samples)[cutting])
     assert found.keys() == expected.keys()
     for name in found:
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=5e-6)
+        torch.testing.assert_close(found[name], expected[name], rtol=2e-6, atol=5e-6)
 
     def gradients(model: Any, values: dict[str, Any]) -> dict[str, Any]:
         model.zero_grad()
@@ -133,7 +133,7 @@ def test_loss_and_gradients_of_an_update_do_not_depend_on_the_cut(folder: Path) 
     """Padding, micro-batches and sharing: the same loss, and the same gradients reach the optimiser."""
     samples = mixed(groups=4)
     results = []
-    for tokens in (60, 300, 4096):
+    for tokens in (60, 120, 4096):
         one = Trainer(settings(folder, microbatch_tokens=tokens))
         gradients: list[Any] = []
         one.optimizer.register_step_pre_hook(
@@ -152,4 +152,4 @@ def test_temperature_is_that_of_sampling(folder: Path, plain: Any) -> None:
     hot = Trainer(settings(folder, temperature=2.0))
     one = sample("t", "go", "123", 1.0, [screenshot(0)])
     found = logprobs(hot, cuts(hot, [one])["one by one"])["sample t/0"]
-    torch.testing.assert_close(found, plain_logprobs(hot, plain, one), rtol=0, atol=5e-6)
+    torch.testing.assert_close(found, plain_logprobs(hot, plain, one), rtol=2e-6, atol=5e-6)

@@ -21,23 +21,7 @@ from train_samples import mixed, settings, totals  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 TESTS = Path(__file__).parent
-
-
-def launch(folder: Path, split: str, out: Path) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # --cpu would start one process (it needs MPI); --multi_gpu is torchrun, and ranks without a GPU take gloo.
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
-        "--main_process_port", str(port), "--num_cpu_threads_per_process", "1",
-        str(TESTS / "train_rank.py"), str(folder), split, str(out),
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)]
+SPLITS = ("even", "uneven", "empty", "failing")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +43,30 @@ def alone(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     return weights, metrics
 
 
-@pytest.mark.parametrize("split", ["even", "uneven", "empty", "failing"])
-def test_two_ranks_make_the_same_update(folder: Path, alone: Any, split: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks had after each split: weights, metrics and lines."""
+    out = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # --cpu would start one process (it needs MPI); --multi_gpu is torchrun, and ranks without a GPU take gloo.
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
+        "--main_process_port", str(port), "--num_cpu_threads_per_process", "1",
+        str(TESTS / "train_rank.py"), str(folder), str(out), *SPLITS,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {split: [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)] for split in SPLITS}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> None:
     weights, metrics = alone
-    for rank, result in enumerate(launch(folder, split, tmp_path)):
+    for rank, result in enumerate(ranks[split]):
         # Adam turns rounding in a gradient near 0 into a part of a step, so steps are small here: 2e-6, of either sign.
         for name, tensor in weights.items():
             torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""One rank of `test_train_ranks`: `accelerate launch … train_rank.py FOLDER SPLIT OUT`."""
+"""One rank of `test_train_ranks`: `accelerate launch … train_rank.py FOLDER OUT SPLIT…`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dart.workers.train.errors import TrainError
 from dart.workers.train.trainer import Trainer
 
 
-def main(folder: Path, split: str, out: Path) -> None:
+def main(folder: Path, out: Path, split: str) -> None:
     samples = mixed(groups=3)
     trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120))
     rank, world = trainer.state.process_index, trainer.state.num_processes
@@ -24,12 +24,17 @@ def main(folder: Path, split: str, out: Path) -> None:
             trainer.update(broken[:3] if rank == 0 else broken[3:], *totals(broken))
         except TrainError as error:
             lines.append(f"refused: {error}")
-    share = {"even": samples[rank::world], "uneven": samples[:1] if rank else samples[1:], "failing": samples[rank::world],
-             "empty": [] if rank else samples}[split]  # fmt: skip
+    share = {
+        "even": samples[rank::world],
+        "uneven": samples[:1] if rank else samples[1:],
+        "empty": [] if rank else samples,
+        "failing": samples[rank::world],
+    }[split]
     for _ in range(2):
         metrics = trainer.update(share, *totals(samples))
     torch.save({"weights": trainer.snapshot(), "metrics": metrics, "lines": lines}, out / f"{split}-{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    for each in sys.argv[3:]:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), each)

@@ -8,6 +8,7 @@ together. The loss is on the action tokens only.
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from dart.agent.prompt import Turn
+from dart.core.action import Click, Point, TypeText
+from dart.core.types import Image
 from examples.base_policy import demos
 from examples.base_policy.chat import SIDE, Chat, image_of
 from examples.base_policy.demos import Demonstration
@@ -89,6 +92,21 @@ def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> lis
     return made
 
 
+def spelling(chat: Chat, chance: random.Random) -> Row:
+    """Without a picture: a made-up name is asked for and typed.
+
+    Fifty names could be learned by heart; these have to be copied, and cost next to nothing.
+    """
+    name = "".join(chance.choices(string.ascii_lowercase, k=chance.randint(3, 10))).capitalize()
+    field, blank = Click(Point(0.5, 0.5)), Image(b"", "", 0, 0)
+    click = chat.action_tokens(field, Image(b"", "", SIDE, SIDE))
+    turns = [Turn(blank, click)]
+    prompt, _ = chat.prompt(f'Enter "{name}" into the text field and press Submit.', turns, blank)
+    action = chat.action_tokens(TypeText(name), blank)
+    trained = [False] * len(prompt) + [True] * len(action)
+    return Row([*prompt, *action], trained, [], Move(text=name), len(action), [])
+
+
 @dataclass(slots=True)
 class Batch:
     inputs: dict[str, Tensor]
@@ -116,15 +134,10 @@ def collate(chat: Chat, made: Sequence[Row], left: bool = False) -> Batch:
         mask[number, at] = 1
         trained = torch.tensor([*row.trained[1:], False], dtype=torch.bool)
         labels[number, at] = torch.where(trained, torch.tensor([*row.ids[1:], 0]), -100)
-    pictures = np.stack([demos.pixels(png) for row in made for png in row.images])
-    values, grid = patches(torch.from_numpy(pictures))
-    inputs = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "mm_token_type_ids": (ids == chat.image_pad).int(),
-        "pixel_values": values,
-        "image_grid_thw": grid,
-    }
+    inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == chat.image_pad).int()}
+    pictures = [demos.pixels(png) for row in made for png in row.images]
+    if pictures:
+        inputs["pixel_values"], inputs["image_grid_thw"] = patches(torch.from_numpy(np.stack(pictures)))
     return Batch(inputs, labels, torch.tensor([target for row in made for target in row.targets]))
 
 

@@ -31,11 +31,11 @@ WORK = Path(__file__).parent / "work"
 VIEWPORT = (160, 224)  # multiples of patch 16 × merge 2: nothing is resized
 TASKS = {  # episodes of each in a training step
     "click-test-2": 6,
-    "click-color": 4,
+    "click-color": 3,
     "click-dialog": 3,
-    "focus-text-2": 4,
+    "focus-text-2": 3,
     "click-button-sequence": 5,
-    "enter-text": 2,
+    "enter-text": 4,
 }
 HELD_OUT = 1_000_000
 STEP_LIMIT = 5

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows
+from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows, spelling
 from examples.base_policy.fast import speed_up
 
+SPELLINGS = 16
+"""Rows in a step that only ask for a made-up name to be typed."""
 POINTING = 0.5
 """The weight of the helper's loss (see Pointer)."""
 JITTER = 0.06
@@ -77,6 +79,8 @@ class Trainer:
             new = rows(self.chat, demonstration, moves)
             made += new
             tasks += [demonstration.task] * len(new)
+        made += [spelling(self.chat, self.chance) for _ in range(SPELLINGS)]
+        tasks += ["spelling"] * SPELLINGS
         order = sorted(range(len(made)), key=lambda number: len(made[number].images))
         made, tasks = [made[number] for number in order], [tasks[number] for number in order]
         for group in self.optimiser.param_groups:
@@ -148,6 +152,8 @@ class Pointer(torch.nn.Module):
     def loss(self, batch: Batch, image_pad: int) -> tuple[Tensor, int, int]:
         """(summed cross-entropy over the patches of every screenshot with a target, right ones, how many)."""
         assert self._hidden is not None
+        if not len(batch.targets):
+            return torch.zeros(()), 0, 0
         cells = self._hidden[batch.inputs["input_ids"] == image_pad].float()
         scores = self.score(self.norm(cells)).reshape(len(batch.targets), -1)
         known = batch.targets >= 0
@@ -167,16 +173,21 @@ class Hits:
         likeliest = torch.full_like(labels, chat.pad)
         likeliest[labels >= 0] = logits.argmax(-1)
         for number, (task, row) in enumerate(zip(tasks, made, strict=True)):
+            said = likeliest[number, labels[number] >= 0].tolist()
+            if not row.images:
+                self._count(task, said == labels[number, labels[number] >= 0].tolist())
             if not row.move.selector:
                 continue
-            said = likeliest[number, labels[number] >= 0].tolist()
             start = len(said) - row.last_action
             digits = "".join(c for c in chat.tokenizer.decode(said[start:]) if c.isdigit())
             left, top, right, bottom = row.move.box
             hit = len(digits) == 6 and left <= int(digits[:3]) <= right and top <= int(digits[3:]) <= bottom
-            count = self.counts.setdefault(task, [0, 0])
-            count[0] += hit
-            count[1] += 1
+            self._count(task, hit)
+
+    def _count(self, task: str, hit: bool) -> None:
+        count = self.counts.setdefault(task, [0, 0])
+        count[0] += hit
+        count[1] += 1
 
     def __str__(self) -> str:
         shares = [f"{task} {hit / count:.2f}" for task, (hit, count) in sorted(self.counts.items())]

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
+from dart.errors import UserError
 from dart.workers.env.devtools import (
     Connection,
     EnvironmentFailure,
@@ -31,7 +32,7 @@ Call = tuple[str, dict[str, Any]]
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
-INPUT_FRAMES = 10  # at most, until a scroll has been taken in
+INPUT_FRAME_SECONDS = 0.005  # between two frames until an input has been taken in: a scroll needs two or three
 SCREENSHOT_TRIES = 5  # a frame without a picture is possible just after a page has been loaded
 
 
@@ -59,12 +60,20 @@ class Browser:
         """Chromium's process id."""
         return self._connection.pid
 
+    @property
+    def version(self) -> str:
+        """For example "HeadlessChrome/156.0.8078.79"."""
+        return self._connection.version
+
     async def new_page(self, viewport: tuple[int, int], timeout: float) -> Page:
-        """An empty page in a context of its own. EnvironmentFailure when that fails even in a new Chromium."""
+        """An empty page in a context of its own, in a new Chromium if the old one has died."""
         async with self._starting:
             if self._connection.lost.is_set():
                 await self._connection.close()
-                self._connection = await Connection.launch(self._executable)
+                try:
+                    self._connection = await Connection.launch(self._executable)
+                except UserError as error:  # it did start before: what is wrong now may pass
+                    raise PageCrashed(str(error)) from error
         return await Page.open(self._connection, viewport, timeout)
 
 
@@ -143,19 +152,24 @@ class Page:
 
     async def input(self, calls: Sequence[Call]) -> None:
         """Input commands, carried out in order; the page has handled them when this returns."""
-        for batch in _batches(calls) if self._connection.frames_on_demand else [calls]:
+        if not self._connection.frames_on_demand:
+            await self.calls(calls)
+            return
+        for batch in _batches(calls):
             futures = [self._send(method, parameters) for method, parameters in batch]
-            if self._connection.frames_on_demand and batch[-1][1].get("type") in _TOLD_IN_FRAMES:
-                await self._frames_until_done(futures)
+            last = batch[-1][1].get("type")
+            if last in _TOLD_IN_FRAMES:
+                await self._bounded(self._frames_until_done(futures, last == "mouseWheel"), batch[-1][0])
             await self._bounded(asyncio.gather(*futures), batch[-1][0])
 
-    async def _frames_until_done(self, futures: Sequence[asyncio.Future[dict[str, Any]]]) -> None:
+    async def _frames_until_done(self, futures: Sequence[asyncio.Future[dict[str, Any]]], scrolls: bool) -> None:
         await self.evaluate("0")
-        for _ in range(INPUT_FRAMES):
+        pending: set[asyncio.Future[dict[str, Any]]] = set(futures)
+        while pending:
             await self._frame()
-            _, pending = await asyncio.wait(futures, timeout=FRAME_SECONDS)
-            if not pending:
-                return
+            _, pending = await asyncio.wait(pending, timeout=INPUT_FRAME_SECONDS)
+        if scrolls:  # one more: what has been scrolled on the screen is told to the page
+            await self._frame()
 
     async def pass_time(self, seconds: float) -> None:
         """Let the page run for a while, with frames for what it animates."""

@@ -105,6 +105,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
+        self.version = ""
         self.frames_on_demand = False
         # Held while a frame is being drawn on demand: frames of two pages at once upset Chromium's GPU process.
         self.drawing = asyncio.Lock()
@@ -126,7 +127,7 @@ class Connection(asyncio.Protocol):
         try:
             await self._spawn(executable, self._profile)
             async with asyncio.timeout(LAUNCH_SECONDS):
-                await self.send("Browser.getVersion", {})
+                self.version = str((await self.send("Browser.getVersion", {}))["product"])
         except (OSError, EnvironmentFailure, TimeoutError) as error:
             log = self._profile / "stderr"
             said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")

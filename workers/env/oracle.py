@@ -83,7 +83,9 @@ def _quoted(instruction: str) -> list[str]:
 def _word(pattern: str, instruction: str) -> str:
     match = re.search(pattern, instruction)
     if match is None:
-        raise ValueError(f"the instruction {instruction!r} is not of the form {pattern!r}: another version of the task?")
+        raise ValueError(
+            f"the instruction {instruction!r} is not of the form {pattern!r}: another version of the task?"
+        )
     return match.group(1)
 
 
@@ -142,19 +144,19 @@ TASKS: dict[str, _Plan] = {
     "click-button-sequence": lambda said: [_css("#subbtn"), _css("#subbtn2")],
     "click-checkboxes": _click_checkboxes,
     "click-collapsible": lambda said: [_css("#area h3"), Wait(0.6), _css("#subbtn")],
-    "click-color": lambda said: [_css(f"#area [data-color={_word(r'on the (\w+)', said)}]")],
+    "click-color": lambda said: [_css("#area [data-color=" + _word(r"on the (\w+)", said) + "]")],
     "click-dialog": lambda said: [_css(".ui-dialog-titlebar button")],
     "click-dialog-2": _click_dialog_2,
     "click-link": lambda said: [_labelled("#area .alink", _quoted(said)[0])],
     "click-shape": _click_shape,
-    "click-tab": lambda said: [_css(f"#area a[href='#tabs-{_word(r'#(\d)', said)}']")],
+    "click-tab": lambda said: [_css("#area a[href='#tabs-" + _word(r"#(\d)", said) + "']")],
     "click-test": lambda said: [_css("#subbtn")],
     "click-test-2": lambda said: [_css("#subbtn")],
     "enter-password": _enter_password,
     "enter-text": _enter_text,
     "focus-text": lambda said: [_css("#tt")],
-    "focus-text-2": lambda said: [_css(f"#tt{_word(r'the (\d)', said)}")],
-    "grid-coordinate": lambda said: [_css(f"[id='{_word(r'(\(.*\))', said)}']")],
+    "focus-text-2": lambda said: [_css("#tt" + _word(r"the (\d)", said))],
+    "grid-coordinate": lambda said: [_css("[id='" + _word(r"(\(.*\))", said) + "']")],
     "identify-shape": _identify_shape,
     "login-user": _login_user,
 }

@@ -1,11 +1,13 @@
 """The env worker: many environments in one browser, each held by one episode at a time.
 
-An episode holds an environment from Reset until Release, under its assignment id. What breaks an environment ends
-that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the next Reset replaces the page.
+An episode holds an environment from Reset until Release, under its assignment id and attempt. What breaks an
+environment ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the next Reset replaces the page. A Reset
+waits a moment for an environment: the Release that it follows may still be behind a page that has not answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from importlib import metadata
@@ -19,7 +21,6 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_from_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.browser import Browser, EnvironmentFailure
-from dart.workers.env.devtools import ProtocolError
 from dart.workers.env.miniwob import MiniWobEnv, check_task
 
 
@@ -30,8 +31,9 @@ class EnvRole:
 
     def __init__(self) -> None:
         self._resources = contextlib.AsyncExitStack()
-        self._free: list[MiniWobEnv] = []
+        self._free: asyncio.Queue[MiniWobEnv] = asyncio.Queue()  # at most `slots`; Reset empties it, Release fills it
         self._held: dict[tuple[str, int], MiniWobEnv] = {}
+        self._patience = 0.0
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Launch the browser and open every environment. Raises UserError for what the config asks and is not there."""
@@ -41,9 +43,12 @@ class EnvRole:
             raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
         for name in config.tasks.names:
             check_task(name)
+        self._patience = 2 * config.step_timeout_seconds
         browser = await self._resources.enter_async_context(Browser.launch(config.browser))
-        self._free = [await MiniWobEnv.open(browser, config) for _ in range(config.slots)]
-        return pb.Ready(slots=config.slots, versions={"miniwob": metadata.version("miniwob")})
+        for _ in range(config.slots):
+            self._free.put_nowait(await MiniWobEnv.open(browser, config))
+        versions = {"miniwob": metadata.version("miniwob"), "chromium": browser.version}
+        return pb.Ready(slots=config.slots, versions=versions)
 
     async def handle(self, command: Command) -> Reply | None:
         began = time.monotonic()
@@ -51,41 +56,45 @@ class EnvRole:
         try:
             match command:
                 case pb.Reset():
-                    observation = await self._take(key).reset(task_from_proto(command.task))
+                    observation = await self._reset(key, command)
                 case pb.Act():
                     observation = await self._act(key, command)
                 case pb.Release():
-                    self._give_back(key)
+                    if (env := self._held.pop(key, None)) is not None:
+                        self._free.put_nowait(env)
                     return pb.Released()
                 case _:
-                    name = type(command).__name__
-                    raise CommandError(pb.FAILURE_CODE_INVALID, f"an env worker does not know {name}")
-        except (EnvironmentFailure, ProtocolError) as error:
+                    raise _invalid(f"an env worker does not know {type(command).__name__}")
+        except EnvironmentFailure as error:
             raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, f"{type(error).__name__}: {error}") from None
-        except (UserError, ValueError) as error:
-            raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
         return observation_to_proto(observation, time.monotonic() - began)
 
     async def close(self) -> None:
-        self._free.clear()
         self._held.clear()
         await self._resources.aclose()
+
+    async def _reset(self, key: tuple[str, int], command: pb.Reset) -> Observation:
+        if key not in self._held:
+            try:
+                async with asyncio.timeout(self._patience):
+                    self._held[key] = await self._free.get()
+            except TimeoutError:
+                raise _invalid(f"all {len(self._held)} environments are held: send Release before Reset") from None
+        try:
+            return await self._held[key].reset(task_from_proto(command.task))
+        except UserError as error:
+            raise _invalid(str(error)) from None
 
     async def _act(self, key: tuple[str, int], command: pb.Act) -> Observation:
         env = self._held.get(key)
         if env is None:
-            raise CommandError(pb.FAILURE_CODE_INVALID, f"assignment {key[0]} holds no environment: send Reset first")
-        return await env.act(action_from_proto(command.action), image=not command.last)
+            raise _invalid(f"assignment {key[0]} (attempt {key[1]}) holds no environment: send Reset first")
+        try:
+            action = action_from_proto(command.action)
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+        return await env.act(action, image=not command.last)
 
-    def _take(self, key: tuple[str, int]) -> MiniWobEnv:
-        if key not in self._held:
-            if not self._free:
-                raise CommandError(
-                    pb.FAILURE_CODE_INVALID, f"all {len(self._held)} environments are held: send Release"
-                )
-            self._held[key] = self._free.pop()
-        return self._held[key]
 
-    def _give_back(self, key: tuple[str, int]) -> None:
-        if (env := self._held.pop(key, None)) is not None:
-            self._free.append(env)
+def _invalid(message: str) -> CommandError:
+    return CommandError(pb.FAILURE_CODE_INVALID, message)

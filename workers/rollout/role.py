@@ -20,7 +20,6 @@ from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
 from dart.workers.rollout.engine import (
     Engine,
-    EngineDiedError,
     PauseMode,
     RequestAbortedError,
     RequestFailedError,
@@ -138,6 +137,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-__all__ = ["EngineDiedError", "RolloutRole"]

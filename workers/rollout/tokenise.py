@@ -17,9 +17,9 @@ from dart.wire.tokens import IMAGE_PAD, vision_token_ids
 class PromptEncoder:
     """Encodes with one Hugging Face tokenizer. Not thread-safe, as the tokenizer is not.
 
-    Markup: special tokens in it are parsed. Text: every token that was added to the vocabulary (<|im_end|>,
+    Markup: special tokens in it are parsed. Text: every token that was added to the vocabulary as markup (<|im_end|>,
     <|image_pad|>, <tool_call>, …) is spelt out in plain characters, so that an instruction cannot end a turn or pass
-    for an image. Tokens: taken as they are. Image: one <|image_pad|>.
+    for an image; ordinary words that were added are words like others. Tokens: taken as they are. Image: one <|image_pad|>.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -29,7 +29,7 @@ class PromptEncoder:
             raise ValueError(f"the tokenizer has no {IMAGE_PAD}: the model does not take images as Qwen-VL models do")
         self._image_pad = int(vocabulary[IMAGE_PAD])
         self._vision_ids = frozenset(vision_token_ids(tokenizer))
-        added = sorted((t for t in tokenizer.get_added_vocab() if len(t) > 1), key=len, reverse=True)
+        added = sorted((t for t in _markup_tokens(tokenizer) if len(t) > 1), key=len, reverse=True)
         # Lookahead, so that overlapping occurrences are all found.
         self._added = re.compile("(?=" + "|".join(map(re.escape, added)) + ")") if added else None
 
@@ -72,3 +72,9 @@ class PromptEncoder:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def _markup_tokens(tokenizer: Any) -> list[str]:
+    """The added tokens that mean more than their characters: the special ones, and tags."""
+    added = tokenizer.added_tokens_decoder.values()
+    return [str(token) for token in added if token.special or re.fullmatch(r"<.+>", str(token))]

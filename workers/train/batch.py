@@ -19,6 +19,11 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.train.errors import SampleError
 from dart.workers.train.images import Processed
 
+MAX_PADDING = 0.05
+"""Of a micro-batch's padded tokens."""
+SMALL = 1 / 32
+"""A micro-batch with at most this share of the token limit may be padded more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -146,14 +151,22 @@ def make_rows(steps: Iterable[Step], token_limit: int) -> list[Row]:
 
 
 def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
-    """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer)."""
+    """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
+
+    A micro-batch ends before its padding passes MAX_PADDING, unless it is still small: those cost more than padding.
+    """
     parts: list[list[Row]] = []
+    real = 0
     # By images too, so that rows which share screenshots meet in one micro-batch.
     for row in sorted(rows, key=lambda row: (row.length, [image.sha256 for image in row.images])):
-        if parts and (len(parts[-1]) + 1) * row.length <= token_limit:
+        padded = (len(parts[-1]) + 1) * row.length if parts else 0
+        small = padded <= token_limit * SMALL
+        if parts and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
             parts[-1].append(row)
+            real += row.length
         else:
             parts.append([row])
+            real = row.length
     return parts
 
 
