@@ -66,7 +66,7 @@ def local_children(config: Config, address: str, *, training: bool) -> list[Chil
             "1",
         ]
         launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-        launch += ["--cpu"] if config.sync.transport == "gloo" else ["--multi_gpu"]
+        launch += ["--multi_gpu"]  # also without a GPU: the ranks then talk over gloo, where --cpu would want MPI
         children.append(child("train", "train", {}, launch if ranks > 1 else ()))
     return children
 

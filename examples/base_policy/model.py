@@ -78,7 +78,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
         "head_dim": 48,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,  # a tied lm_head keeps a stale packed copy in vLLM on CPU
-        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 8, 8], "rope_theta": 10000.0},
+        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 8, 8], "mrope_interleaved": True, "rope_theta": 10000.0},
         "bos_token_id": None,
         "eos_token_id": number("<|im_end|>"),
         "pad_token_id": number("<|endoftext|>"),
