@@ -136,6 +136,9 @@ class Trainer(Section):
     weight_decay: float = Field(0.1, ge=0.0)
     gradient_clip: float = Field(2.0, gt=0.0)
     adam_betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    adam_epsilon: float = Field(
+        1e-8, gt=0.0, description="Larger: weights with tiny gradients, such as unused tokens' rows, move less."
+    )
     trajectories_per_update: Positive = Field(64, description="Released trajectories that make a batch, at least.")
     minibatches: Positive = Field(1, description="Optimiser steps per batch.")
     microbatch_tokens: Positive = Field(16384, description="Padded tokens per forward pass.")

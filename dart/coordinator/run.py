@@ -344,7 +344,7 @@ class Run:
                 f"launch {config.trainer.ranks} ranks, or set trainer.ranks: {hello.world_size}",
             )
         return TrainWorkerConfig(
-            model=model,
+            model=config.model,
             trainer=config.trainer,
             sync=config.sync,
             temperature=config.rollout.temperature,

@@ -78,7 +78,12 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
         "head_dim": 48,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,  # a tied lm_head keeps a stale packed copy in vLLM on CPU
-        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 8, 8], "mrope_interleaved": True, "rope_theta": 10000.0},
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [8, 8, 8],
+            "mrope_interleaved": True,
+            "rope_theta": 10000.0,
+        },
         "bos_token_id": None,
         "eos_token_id": number("<|im_end|>"),
         "pad_token_id": number("<|endoftext|>"),
@@ -119,15 +124,12 @@ def build(folder: Path, texts: Iterable[str], seed: int = 0) -> None:
 def save(model: Any, folder: Path) -> None:
     """Weights and configs, in bfloat16: what a later load in float32 gives is the model. `model` stays as it is."""
     weights = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}
-    dtype, model.config.dtype = model.config.dtype, torch.bfloat16
-    try:
-        model.generation_config.update(
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=64,
-            eos_token_id=model.config.text_config.eos_token_id, pad_token_id=model.config.text_config.pad_token_id,
-        )  # fmt: skip
-        model.save_pretrained(folder, state_dict=weights)
-    finally:
-        model.config.dtype = dtype
+    model.generation_config.update(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=64,
+        eos_token_id=model.config.text_config.eos_token_id, pad_token_id=model.config.text_config.pad_token_id,
+    )  # fmt: skip
+    model.save_pretrained(folder, state_dict=weights)
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def load(folder: Path) -> tuple[Any, Any]:

@@ -88,6 +88,7 @@ class Trainer:
             ],
             lr=settings.learning_rate,
             betas=settings.adam_betas,
+            eps=settings.adam_epsilon,
             fused=True,
         )
         self.updates = 0
