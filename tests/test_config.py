@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from dart.config import ConfigError, load
+from dart.config_reference import reference
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 DEMO = Path(__file__).parents[1] / "configs" / "miniwob_cpu.yaml"
@@ -56,3 +57,8 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     broken.write_text("just text")
     with pytest.raises(ConfigError, match="holds str, not sections"):
         load(broken)
+
+
+def test_the_page_of_fields_is_current() -> None:
+    page = Path(__file__).parents[1] / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run python -m dart.config_reference"

@@ -71,6 +71,16 @@ def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int,
     return replace(move, x=max(0, min(x, width - 1)), y=max(0, min(y, height - 1)))
 
 
+def mistake(move: Move, chance: random.Random, share: float, viewport: tuple[int, int]) -> Move:
+    """The move, or in this `share` of cases a wrong one: a click anywhere on the screen, a name with a wrong letter."""
+    if chance.random() >= share:
+        return move
+    if move.selector:
+        return replace(move, x=chance.randrange(viewport[0]), y=chance.randrange(viewport[1]))
+    at = chance.randrange(len(move.text))
+    return replace(move, text=move.text[:at] + chance.choice(string.ascii_lowercase) + move.text[at + 1 :])
+
+
 def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
     """The episode, with these moves, as few rows as its prompts allow."""
     made: list[Row] = []
@@ -86,10 +96,17 @@ def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> lis
         else:
             known, trained, targets = 0, [], [-1] * (len(images) - 1)
         trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
-        target = move.y // SIDE * (observation.width // SIDE) + move.x // SIDE if move.selector else -1
+        target = _patch(move, observation.width, observation.height) if move.selector else -1
         made.append(Row([*prompt, *action], trained, images, move, len(action), [*targets, target]))
         turns.append(Turn(observation, action))
     return made
+
+
+def _patch(move: Move, width: int, height: int) -> int:
+    """The merged patch in which the middle of the target is, wherever the click went."""
+    left, top, right, bottom = move.box
+    x, y = (left + right) / 2, (top + bottom) / 2
+    return min(int(y), height - 1) // SIDE * (width // SIDE) + min(int(x), width - 1) // SIDE
 
 
 def spelling(chat: Chat, chance: random.Random) -> Row:

@@ -54,7 +54,7 @@ def main() -> None:
         build(start, _texts(pool))
     model, tokenizer = load(start)
     chat = Chat(tokenizer)
-    trainer = Trainer(model, chat, pool, TASKS, Schedule(steps=options.steps), VIEWPORT)
+    trainer = Trainer(model, chat, pool, TASKS, Schedule(steps=options.steps), VIEWPORT, options.mistakes)
     state = options.work / "state.pt"
     if state.exists():
         trainer.load(state)
@@ -108,6 +108,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--evaluate", type=int, default=20, help="held-out episodes of each task in an evaluation")
     parser.add_argument("--evaluate-from", type=int, default=450, help="the first step that is evaluated")
     parser.add_argument("--slots", type=int, default=24, help="pages that are evaluated side by side")
+    parser.add_argument("--mistakes", type=float, default=0.35, help="share of demonstrated moves that are wrong")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 

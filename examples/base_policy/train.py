@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows, spelling
+from examples.base_policy.data import Batch, Pool, Row, batches, jitter, mistake, rows, spelling
 from examples.base_policy.fast import speed_up
 
 SPELLINGS = 16
@@ -41,9 +41,16 @@ class Schedule:
 
 class Trainer:
     def __init__(
-        self, model: Any, chat: Chat, pool: Pool, counts: dict[str, int], schedule: Schedule, viewport: tuple[int, int]
+        self,
+        model: Any,
+        chat: Chat,
+        pool: Pool,
+        counts: dict[str, int],
+        schedule: Schedule,
+        viewport: tuple[int, int],
+        mistakes: float = 0.0,
     ) -> None:
-        self.viewport = viewport
+        self.viewport, self.mistakes = viewport, mistakes
         self.model, self.chat, self.pool, self.counts, self.schedule = model, chat, pool, counts, schedule
         speed_up(model)
         model.train()
@@ -75,7 +82,10 @@ class Trainer:
         made: list[Row] = []
         tasks: list[str] = []
         for demonstration in self.pool.draw(self.counts, self.chance):
-            moves = [jitter(move, self.chance, JITTER, self.viewport) for move in demonstration.moves]
+            moves = [
+                mistake(jitter(move, self.chance, JITTER, self.viewport), self.chance, self.mistakes, self.viewport)
+                for move in demonstration.moves
+            ]
             new = rows(self.chat, demonstration, moves)
             made += new
             tasks += [demonstration.task] * len(new)

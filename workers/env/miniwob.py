@@ -128,7 +128,7 @@ class MiniWobEnv:
         pause = max(0.0, min(action.seconds, self._config.max_wait_seconds)) if isinstance(action, Wait) else 0.0
         await self._page.pass_time(pause + self._config.settle_seconds)
         done, raw = await self._page.evaluate(_VERDICT)
-        look = await self._look() if image else _NO_IMAGE
+        look = await self._look() if image and not done else _NO_IMAGE  # nobody acts on a page that is done
         observation = Observation(look, "", bool(done), max(0.0, min(1.0, float(raw or 0))) if done else 0.0)
         if done:
             self._final = observation

@@ -1,0 +1,66 @@
+"""docs/configuration.md, from the config's own fields: `python -m dart.config_reference`."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from dart.config import Config
+
+_HEAD = """# Configuration
+
+One YAML file, checked whole before anything starts. This page is made from the fields themselves
+(`python -m dart.config_reference`); `configs/` holds worked examples. Any field can be changed on the command line:
+`--set section.field=value`. Defaults are those of the paper where it gives one.
+"""
+
+
+def reference() -> str:
+    """The page."""
+    return "\n".join([_HEAD, *_sections(Config, "")]) + "\n"
+
+
+def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    rows: list[str] = []
+    nested: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            nested.append((f"{prefix}{name}", field.annotation))
+            continue
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
+    if rows:
+        yield f"## {prefix.rstrip('.')}\n"
+        yield "| field | type | default | what it is |\n|---|---|---|---|"
+        yield "\n".join(rows) + "\n"
+    for name, inner in nested:
+        yield from _sections(inner, f"{name}.")
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(argument) for argument in arguments)
+    if arguments:
+        return f"{origin.__name__} of {', '.join(_type(argument) for argument in arguments if argument is not ...)}"
+    return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).lower()
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default_factory() if field.default is PydanticUndefined else field.default
+    return "none" if value is None else f"`{value}`"
+
+
+if __name__ == "__main__":
+    Path("docs/configuration.md").write_text(reference(), encoding="utf-8")
