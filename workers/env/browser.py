@@ -30,6 +30,8 @@ T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
 
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
+_POPUP_IS_OPEN = "document.querySelector(':is(select, input):open') !== null"
+_ESCAPE = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27, "nativeVirtualKeyCode": 27}
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
 INPUT_FRAME_SECONDS = 0.005  # between two frames until an input has been taken in: a scroll needs two or three
@@ -161,15 +163,26 @@ class Page:
             if last in _TOLD_IN_FRAMES:
                 await self._bounded(self._frames_until_done(futures, last == "mouseWheel"), batch[-1][0])
             await self._bounded(asyncio.gather(*futures), batch[-1][0])
+        await self._close_popups()
 
     async def _frames_until_done(self, futures: Sequence[asyncio.Future[dict[str, Any]]], scrolls: bool) -> None:
-        await self.evaluate("0")
+        await self._close_popups()
         pending: set[asyncio.Future[dict[str, Any]]] = set(futures)
         while pending:
             await self._frame()
             _, pending = await asyncio.wait(pending, timeout=INPUT_FRAME_SECONDS)
         if scrolls:  # one more: what has been scrolled on the screen is told to the page
             await self._frame()
+
+    async def _close_popups(self) -> None:
+        """Close the list of a select and the picker of a date: windows of their own, which no screenshot shows.
+
+        While one is open no frame on demand ever ends. The keyboard works on both without them.
+        """
+        if await self.evaluate(_POPUP_IS_OPEN):
+            await self.calls(
+                [("Input.dispatchKeyEvent", {**_ESCAPE, "type": kind}) for kind in ("rawKeyDown", "keyUp")]
+            )
 
     async def pass_time(self, seconds: float) -> None:
         """Let the page run for a while, with frames for what it animates."""

@@ -52,6 +52,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
     "--font-render-hinting=none",
+    "--disable-lcd-text",  # with it, a frame on demand never ends when a scroll moves what is under the pointer
     "--password-store=basic",
     "--remote-debugging-pipe",
 )

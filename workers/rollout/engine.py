@@ -78,7 +78,7 @@ class Engine:
         self._running: dict[str, str | None] = {}
         """Requests by our id → vLLM's, None until it has one."""
         self._aborted: set[str] = set()
-        self._version = 0
+        self._version = config.weight_version
         self._salt = 0
         """Part of every cache key: counting it up leaves all that is cached behind."""
 
@@ -94,7 +94,7 @@ class Engine:
             await asyncio.to_thread(llm.shutdown)
             raise
         engine = cls(llm, config)
-        await llm.update_weight_version("0")
+        await llm.update_weight_version(str(config.weight_version))
         return engine
 
     @property
