@@ -25,8 +25,9 @@ $(VENV)/installed: pyproject.toml
 install: $(VENV)/installed browser ## Install everything for this machine's CPU.
 
 browser:
-	@command -v chromium-headless-shell chromium google-chrome >/dev/null || \
-	  { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
+	@{ command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } >/dev/null \
+	  && fc-list 2>/dev/null | grep -qi liberation \
+	  || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
 
 demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
 	$(VENV)/bin/dart train configs/miniwob_cpu.yaml

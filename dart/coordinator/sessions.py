@@ -216,7 +216,7 @@ class Fleet:
         was_ready = worker.state == "ready"
         del self.workers[worker.hello.instance_id]
         worker.lose(why)
-        log.warning("worker %s is lost: %s", worker.id, why)
+        log.log(logging.INFO if worker.said_goodbye else logging.WARNING, "worker %s is gone: %s", worker.id, why)
         if was_ready:
             for listener in self.on_lost:
                 listener(worker)

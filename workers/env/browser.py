@@ -30,7 +30,8 @@ T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
 
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
-_POPUP_IS_OPEN = "document.querySelector(':is(select, input):open') !== null"
+# Of a time's picker the page cannot tell whether it is open.
+_POPUP_IS_OPEN = "!!document.querySelector(':is(select, input):open, input[type=time]:focus')"
 _ESCAPE = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27, "nativeVirtualKeyCode": 27}
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
@@ -180,9 +181,8 @@ class Page:
         While one is open no frame on demand ever ends. The keyboard works on both without them.
         """
         if await self.evaluate(_POPUP_IS_OPEN):
-            await self.calls(
-                [("Input.dispatchKeyEvent", {**_ESCAPE, "type": kind}) for kind in ("rawKeyDown", "keyUp")]
-            )
+            kinds = ("rawKeyDown", "keyUp")
+            await self.calls([("Input.dispatchKeyEvent", {**_ESCAPE, "type": kind}) for kind in kinds])
 
     async def pass_time(self, seconds: float) -> None:
         """Let the page run for a while, with frames for what it animates."""

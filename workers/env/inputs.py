@@ -76,6 +76,9 @@ class InputDevices:
     def _drag(self, path: Sequence[Point], button: str) -> Iterator[Call]:
         if not path:
             return
+        if len(path) == 1:  # only the end is named: from where the pointer is
+            (x, y), (width, height) = self._pointer, self._viewport
+            path = (Point(x / width, y / height), *path)
         yield from self._move(path[0])
         yield self._press(button, 1)
         for start, end in pairwise(path):
