@@ -30,9 +30,13 @@ T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
 
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
-# Of a time's picker the page cannot tell whether it is open.
-_POPUP_IS_OPEN = "!!document.querySelector(':is(select, input):open, input[type=time]:focus')"
-_ESCAPE = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27, "nativeVirtualKeyCode": 27}
+# An element that is not laid out for a moment loses its popup, and nothing else.
+_CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, input):open')) {
+  const display = element.style.display;
+  element.style.display = 'none';
+  element.offsetHeight;
+  element.style.display = display;
+}"""
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
 INPUT_FRAME_SECONDS = 0.005  # between two frames until an input has been taken in: a scroll needs two or three
@@ -180,9 +184,7 @@ class Page:
 
         While one is open no frame on demand ever ends. The keyboard works on both without them.
         """
-        if await self.evaluate(_POPUP_IS_OPEN):
-            kinds = ("rawKeyDown", "keyUp")
-            await self.calls([("Input.dispatchKeyEvent", {**_ESCAPE, "type": kind}) for kind in kinds])
+        await self.evaluate(_CLOSE_POPUPS)
 
     async def pass_time(self, seconds: float) -> None:
         """Let the page run for a while, with frames for what it animates."""

@@ -1,0 +1,81 @@
+"""Golden bytes: what is on the wire today must be readable for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from dart.core import action as a
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import action_from_proto, action_to_proto
+
+GOLDEN = {
+    "hello": (
+        pb.SessionRequest(
+            hello=pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV, last_epoch=7, protocol_version=1, rank=1)
+        ),
+        "0a0e0a01771201691801280730013801",
+    ),
+    "act": (
+        pb.SessionResponse(
+            act=pb.Act(
+                assignment=pb.Assignment(assignment_id="g1-2", attempt=1, epoch=9, sequence=3),
+                action=action_to_proto(a.Click(a.Point(0.25, 0.5), count=2)),
+                last=True,
+            )
+        ),
+        "5a2c0a0c0a0467312d32100118092003121a12180a1209000000000000d03f11000000000000e03f100118021801",
+    ),
+    "generated": (
+        pb.SessionRequest(
+            generated=pb.Generated(
+                assignment=pb.Assignment(assignment_id="q1", attempt=1, epoch=9, sequence=1),
+                prompt_token_ids=[1, 300],
+                token_ids=[5, 2],
+                logprobs=[-0.5, 0.0],
+                text="ok",
+                finish_reason=pb.FINISH_REASON_STOP,
+            )
+        ),
+        "a201250a0a0a027131100118092001120301ac021a02050222080000 00bf0000000032026f6b3801",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_bytes_are_as_ever(name: str) -> None:
+    message, golden = GOLDEN[name]
+    assert message.SerializeToString(deterministic=True).hex() == golden.replace(" ", "")
+    assert type(message).FromString(bytes.fromhex(golden.replace(" ", ""))) == message
+
+
+ACTIONS: list[a.Action] = [
+    a.Move(a.Point(0.1, 0.2)),
+    a.Click(None, "right", 1, ("Control_L",)),
+    a.Button(a.Point(0, 0), "middle", "up"),
+    a.Drag((a.Point(0, 0), a.Point(0.5, 0.5))),
+    a.Scroll(a.Point(0.5, 0.5), -1, 3),
+    a.Keys(("Control_L", "a"), "down"),
+    a.TypeText("ünï\n"),
+    a.Wait(1.5),
+    a.Observe(),
+    a.Finish("infeasible", "no"),
+    a.System("open_url", "file:///"),
+    a.Code("python", "1"),
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: type(action).__name__)
+def test_actions_survive_the_wire(action: a.Action) -> None:
+    assert (
+        action_from_proto(type(action_to_proto(action)).FromString(action_to_proto(action).SerializeToString()))
+        == action
+    )
+
+
+def test_unset_kinds_are_errors() -> None:
+    from dart.v1 import action_pb2 as apb
+
+    with pytest.raises(ValueError, match="action has no kind"):
+        action_from_proto(apb.Action())
+    with pytest.raises(ValueError, match="mouse button 0 is unspecified"):
+        action_from_proto(apb.Action(click=apb.Click(count=1)))
