@@ -29,8 +29,9 @@ def step(index: int = 0, version: int = 0, tokens: int = 3) -> Step:
 
 def trajectory(order: Order | None = None, reward: float = 0.0, version: int = 0, steps: int = 2) -> Trajectory:
     order = order or Order("g000001-1", "g000001", Task("s", "n", 1), 5)
-    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", tuple(step(i, version) for i in range(steps)),
-                      Termination.ENVIRONMENT, reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
+    made = tuple(step(index, version) for index in range(steps))
+    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", made, Termination.ENVIRONMENT,
+                      reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
 
 
 def book(n: int = 3) -> GroupBook:

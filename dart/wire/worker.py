@@ -63,6 +63,7 @@ class _Session:
     role: WorkerRole
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     epoch: int = 0
+    preparing: asyncio.Task[pb.Ready] | None = None
     ready: pb.Ready | None = None
     config_json: str = ""
     outbox: asyncio.Queue[pb.SessionRequest] = field(default_factory=asyncio.Queue)
@@ -83,11 +84,14 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
     try:
         async with asyncio.TaskGroup() as tasks:
             reason = await _keep_connected(session, options, stop, tasks)
-            for task in session.running.values():
+            for task in [*session.running.values(), *filter(None, [session.preparing])]:
                 task.cancel()
         return reason
     except* UserError as errors:
-        raise errors.exceptions[0] from None
+        leaf: BaseException = errors
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        raise leaf from None
     finally:
         await role.close()
 
@@ -156,9 +160,11 @@ async def _welcomed(session: _Session, welcome: pb.Welcome) -> None:
         # Another coordinator, or one that gave this worker up: what was held is void.
         await _cancel_all(session)
         session.replies.clear()
-        if session.ready is not None:
+        if session.preparing is not None:
+            session.preparing.cancel()
+            await asyncio.wait({session.preparing})
             await session.role.close()
-            session.ready = None
+            session.preparing = session.ready = None
     session.epoch = welcome.epoch
     session.config_json = welcome.config_json
 
@@ -178,50 +184,63 @@ async def _converse(
     stop: asyncio.Event,
     tasks: asyncio.TaskGroup,
 ) -> str:
-    said = asyncio.Event()
+    stream = _Stream(session, call, heartbeat_seconds, heartbeat_seconds * options.silence_factor, tasks)
+    return await first_result(stream.read(), stream.stopped(stop), alongside=(stream.write(), stream.prepare()))
 
-    async def write() -> None:
+
+@dataclass(slots=True)
+class _Stream:
+    """The parts of one connection that run side by side."""
+
+    session: _Session
+    call: Any
+    heartbeat_seconds: float
+    silence_seconds: float
+    tasks: asyncio.TaskGroup
+    said_goodbye: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def write(self) -> None:
         while True:
             try:
-                message = await asyncio.wait_for(session.outbox.get(), heartbeat_seconds)
+                message = await asyncio.wait_for(self.session.outbox.get(), self.heartbeat_seconds)
             except TimeoutError:
                 message = pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time()))
             try:
-                await call.write(message)
+                await self.call.write(message)
             except grpc.aio.AioRpcError:
                 return  # the reader knows better what this means: a goodbye may be on its way
             if message.WhichOneof("body") == "bye":
-                said.set()
+                self.said_goodbye.set()
 
-    async def prepare() -> None:
-        if session.ready is None:
-            session.ready = await session.role.prepare(session.config_json)
+    async def prepare(self) -> None:
+        """Prepare the role once per epoch, however often the stream breaks meanwhile; then say Ready on each stream."""
+        session = self.session
+        if session.preparing is None:
+            session.preparing = self.tasks.create_task(session.role.prepare(session.config_json))
+        session.ready = await asyncio.shield(session.preparing)
         session.outbox.put_nowait(pb.SessionRequest(ready=session.ready))
-        await asyncio.Event().wait()
 
-    async def read() -> str:
+    async def read(self) -> str:
         while True:
             try:
-                message = await asyncio.wait_for(call.read(), heartbeat_seconds * options.silence_factor)
+                message = await asyncio.wait_for(self.call.read(), self.silence_seconds)
             except TimeoutError:
-                raise StreamLostError(f"silent for {heartbeat_seconds * options.silence_factor:.0f} s") from None
+                raise StreamLostError(f"silent for {self.silence_seconds:.0f} s") from None
             if message is grpc.aio.EOF:
                 raise StreamLostError("closed without a goodbye")
             body = message.WhichOneof("body")
             if body == "bye":
                 return str(message.bye.reason)
             if body not in (None, "heartbeat", "welcome", "reject"):
-                _accept(session, getattr(message, body), tasks)
+                _accept(self.session, getattr(message, body), self.tasks)
 
-    async def stopped() -> str:
+    async def stopped(self, stop: asyncio.Event) -> str:
         await stop.wait()
         # Through the outbox: a call takes one write at a time.
-        session.outbox.put_nowait(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
-        await said.wait()
-        await call.done_writing()
+        self.session.outbox.put_nowait(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        await self.said_goodbye.wait()
+        await self.call.done_writing()
         return "stopped"
-
-    return await first_result(read(), stopped(), alongside=(write(), prepare()))
 
 
 async def first_result(*racers: Coroutine[Any, Any, str], alongside: Sequence[Coroutine[Any, Any, None]]) -> str:

@@ -19,7 +19,8 @@ class PromptEncoder:
 
     Markup: special tokens in it are parsed. Text: every token that was added to the vocabulary as markup (<|im_end|>,
     <|image_pad|>, <tool_call>, …) is spelt out in plain characters, so that an instruction cannot end a turn or pass
-    for an image; ordinary words that were added are words like others. Tokens: taken as they are. Image: one <|image_pad|>.
+    for an image; ordinary words that were added are words like others. Tokens: taken as they are. Image: one
+    <|image_pad|>.
     """
 
     def __init__(self, tokenizer: Any) -> None:
