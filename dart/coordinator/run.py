@@ -80,6 +80,8 @@ class Run:
         self.evaluation: Evaluation | None = None
         """The one that is under way."""
         self.last_update: dict[str, float] = {}
+        self._in_flight: list[ReleasedGroup] | None = None
+        """The batch that is being trained on."""
         self._stop = asyncio.Event()
         self._drain = asyncio.Event()
         self._fleet_changed = asyncio.Event()
@@ -272,16 +274,21 @@ class Run:
         while not self._done():
             batch = await self.data.next_batch(self.metrics.version)
             number, begun = self.metrics.updates + 1, time.monotonic()
-            version = self.metrics.version
+            self._in_flight = batch
             trained = await self.ranks.update(number, batch)
-            self.metrics.updates, self.metrics.version = number, trained.weight_version
-            self.last_update = timed(trained, begun)
-            await self.data.consumed(batch, number, version)
-            await self.database.add_version(trained.weight_version, number, self.last_update, time.time())
+            await self._updated(batch, trained.weight_version, timed(trained, begun))
             self.sync.publish(trained.weight_version, trained.tensors)
-            self._log_update(batch)
             if number % self.config.checkpoint.every_updates == 0:
                 await self._save()
+
+    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
+        """The next update has trained on the batch and made version `made`."""
+        self._in_flight = None
+        before = self.metrics.version
+        self.metrics.updates, self.metrics.version, self.last_update = self.metrics.updates + 1, made, metrics
+        await self.data.consumed(batch, self.metrics.updates, before)
+        await self.database.add_version(made, self.metrics.updates, metrics, time.time())
+        self._log_update(batch)
 
     def _done(self) -> bool:
         stop, metrics = self.config.stop, self.metrics
@@ -308,7 +315,9 @@ class Run:
         )
 
     async def _save(self) -> tuple[str, int]:
-        path = self.directory / "checkpoints" / f"v{self.metrics.version:06d}"
+        # A save waits for the update in flight, and holds it.
+        version = self.metrics.version + (self._in_flight is not None)
+        path = self.directory / "checkpoints" / f"v{version:06d}"
         saved = await self.ranks.save(path.resolve())
         record = CheckpointRecord(str(path), saved.weight_version, time.time(), self.metrics.success_rate)
         await self.database.add_checkpoint(record)
@@ -380,10 +389,13 @@ class Run:
     async def _end(self, state: RunState) -> None:
         was = self.metrics.phase
         self._phase(state.value)
-        if state is RunState.INTERRUPTED and was == "training" and self.metrics.updates > self._start.update:
+        if state is RunState.INTERRUPTED and was == "training":
             with contextlib.suppress(TimeoutError, TrainerLost):
                 async with asyncio.timeout(INTERRUPT_CHECKPOINT_SECONDS):
-                    await self._save()
+                    _, saved = await self._save()
+                    if self._in_flight and saved > self.metrics.version:
+                        # The trainer finished the update that was cut off here before it saved: its batch is trained.
+                        await self._updated(self._in_flight, saved, {})
         await self.database.set_run_state(state, time.time())
         await self._goodbye()
 
