@@ -110,6 +110,31 @@ async def test_a_drag_and_a_scroll_do_what_a_hand_would(env: MiniWobEnv) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "field"), [("choose-list", "select"), ("enter-date", "input"), ("enter-time", "input")]
+)
+async def test_a_popup_does_not_stop_the_frames_and_the_keyboard_works_without_it(
+    env: MiniWobEnv, name: str, field: str
+) -> None:
+    await env.reset(Task("miniwob", name, 1))
+    value = f"document.querySelector('#area {field}').value"
+    before = await env.page.evaluate(value)
+    await env.act(a.Click(await centre(env, f"#area {field}")))
+    if field == "input":
+        await env.act(a.Keys(("space",)))
+        await env.act(a.TypeText("10112021"))
+    assert (await env.act(a.Keys(("Down",)))).image.data
+    assert field == "input" or await env.page.evaluate(value) != before
+
+
+async def test_a_scroll_that_moves_what_is_under_the_pointer(env: MiniWobEnv) -> None:
+    """It once stopped the frames in two of three episodes."""
+    for seed in range(4):
+        await env.reset(Task("miniwob", "email-inbox", seed))
+        await env.act(a.Move(a.Point(0.5, 0.6)))
+        assert (await env.act(a.Scroll(a.Point(0.5, 0.6), 0, 1))).image.data
+
+
+@pytest.mark.parametrize(
     "action",
     [
         a.System("open_url", "http://example.com"),

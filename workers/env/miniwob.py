@@ -116,7 +116,7 @@ class MiniWobEnv:
         return await self._start(task)
 
     async def act(self, action: Action, image: bool = True) -> Observation:
-        """Carry the action out and look again. Without `image` only the verdict is looked at.
+        """Carry the action out and look again. Without `image`, or once done, only the verdict is looked at.
 
         An action that a page does not offer (system, code) changes nothing: that it was chosen is the policy's doing.
         """
