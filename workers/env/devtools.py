@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
                 f"Chromium {executable} did not start ({error or 'no answer'}): "
                 f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
             ) from error
-        except BaseException:
+        except BaseException:  # also a cancellation must not leave Chromium behind; it goes on upwards
             await self.close()
             raise
         return self
