@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from dart.core.advantage import group_advantages
 from dart.core.curation import judge, start_budget
 from dart.core.feed import Feed, ReleasedGroup, balance, samples_of
-from dart.core.groups import GroupBook, Order, TaskSampler
+from dart.core.groups import GroupBook, Order
+from dart.core.planning import Plan
 from dart.core.routing import Replica, Router
+from dart.core.sampling import TaskSampler
 from dart.core.sync_plan import SyncPlan
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 from dart.core.usage import BusyClock
@@ -36,7 +38,7 @@ def trajectory(order: Order | None = None, reward: float = 0.0, version: int = 0
 
 def book(n: int = 3) -> GroupBook:
     sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
-    return GroupBook(sampler, lambda task: (n, 5))
+    return GroupBook(sampler, lambda task: Plan(n, 5, ""))
 
 
 def test_advantages_by_hand() -> None:

@@ -20,7 +20,7 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 from dart.errors import UserError
 from dart.store.blobs import BlobCorrupt, BlobMissing
 from dart.store.database import Database, sqlite_url
-from dart.store.records import CheckpointRecord, Event, GroupState, RunState, SyncRecord
+from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
 
 
 async def opened(directory: Path, create: bool = True) -> Database:
@@ -71,6 +71,7 @@ trajectories = st.builds(
     step_limit=st.integers(1, 100),
     started=seconds,
     finished=seconds,
+    pooled_from=texts,
 )
 
 
@@ -268,12 +269,27 @@ async def test_runs_of_one_database_are_kept_apart(database: Database, tmp_path:
             await reader.bind("run-3")
 
 
-async def test_task_statistics(database: Database) -> None:
-    await database.open_group("group-1", TASK, 8, 1.0)
-    await database.save_task_statistics({("miniwob", "click-color"): {"n": 1}, ("miniwob", "new"): {"n": 2}})
-    await database.save_task_statistics({("miniwob", "click-color"): {"n": 3}})
-    await database.save_task_statistics({})
-    assert await database.task_statistics() == {("miniwob", "click-color"): {"n": 3}, ("miniwob", "new"): {"n": 2}}
+async def test_histories_are_of_training_rollouts_alone(database: Database) -> None:
+    async def add(name: str, group: str, *, success: bool, steps: int, finished: float) -> None:
+        one = trajectory(name, group, finished=finished, steps=steps)
+        await database.add_trajectory(replace(one, success=success, reward=float(success)))
+
+    await database.open_group("g1", TASK, 4, 1.0, plan="N 4: no roll-out yet")
+    await database.open_group("e1", TASK, 8, 1.0, kind=GroupKind.EVALUATION)
+    await database.open_group("c1", TASK, 8, 1.0, kind=GroupKind.COLLECTED)
+    for number, (success, steps) in enumerate([(True, 3), (True, 1), (False, 2), (True, 2)]):
+        await add(f"t{number}", "g1", success=success, steps=steps, finished=10.0 + number)
+    await add("held-out", "e1", success=True, steps=3, finished=30.0)
+    await add("oracle", "c1", success=True, steps=3, finished=5.0)
+    copy = replace(trajectory("copy", "g1", finished=40.0), pooled_from="t1")
+    await database.close_group("g1", GroupState.RELEASED, "3 of 4 succeeded", {"copy": 1.0}, 41.0, pooled=copy)
+    (history,) = await database.task_histories(window=3)
+    assert history == TaskHistory("click-color", 4, 3, 3, (True, False, True), (3, 1, 2))
+    assert [(s.trajectory_id, s.uses) for s in await database.newest_successes(2)] == [("t1", 1), ("t3", 0)]
+    assert [s.trajectory_id for s in await database.newest_successes(9)] == ["oracle", "t0", "t1", "t3"]
+    (group,) = await database.unfinished_groups((GroupState.RELEASED,))
+    assert group.plan == "N 4: no roll-out yet" and group.kind is GroupKind.TRAINING
+    assert [one.trajectory.pooled_from for one in group.trajectories] == ["", "", "", "", "t1"]
 
 
 async def test_versions_and_syncs(database: Database) -> None:

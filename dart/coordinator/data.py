@@ -1,8 +1,9 @@
 """The data manager: every finished trajectory comes here, and the trainer's batches leave from here.
 
 What always holds: a trajectory and its screenshots are durable before anything counts it; a group is judged once,
-when its last roll-out finishes, and is then either in the feed or dropped with a reason; a batch is given to the
-trainer once and marked consumed when the update is done.
+when its last roll-out finishes (where all failed, with a pooled success in the place of one), and is then either in
+the feed or dropped with a reason; a batch is given to the trainer once and marked consumed when the update is done.
+Every decision goes into the database and the events with its reason.
 
 Back-pressure: a new group is opened only while begun-and-unconsumed trajectories stay within
 `core.curation.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`.
@@ -18,15 +19,20 @@ from collections.abc import Sequence
 from dart.config import Config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.sessions import InfrastructureError
-from dart.core.curation import judge, staleness, start_budget
+from dart.core.curation import Decision, judge, staleness, start_budget
 from dart.core.feed import Feed, ReleasedGroup
-from dart.core.groups import Group, GroupBook, Order, TaskSampler
+from dart.core.groups import Group, GroupBook, Order
+from dart.core.planning import LengthRule, NumberRule, Plan, Planner, spread
+from dart.core.pool import Entry, ExperiencePool, pooled_copy
+from dart.core.sampling import TaskSampler
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import GroupState, StoredGroup
+from dart.store.records import GroupKind, GroupState
 
 MOST_FAILURES_IN_A_ROW = 100
+LEAST_WEIGHT = 0.01
+"""Of a task that has nothing to teach at full task_preference: every task is looked at again now and then."""
 
 
 class DataManager:
@@ -35,8 +41,13 @@ class DataManager:
     def __init__(self, config: Config, database: Database, metrics: Metrics, suite: str, first_group: int = 1) -> None:
         self._config, self._database, self._metrics = config, database, metrics
         self.temperature = config.rollout.temperature
-        tasks = config.environment.tasks
-        sampler = TaskSampler(suite, tasks.names, tasks.train_seeds, random.Random(config.run.seed + first_group))
+        tasks, curation = config.environment.tasks, config.curation
+        number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
+        self._planner = Planner(number, LengthRule(cap=curation.step_limit, **curation.dynamic_length.model_dump()))
+        self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
+        self._resumed = first_group > 1
+        rng = random.Random(config.run.seed + first_group)
+        sampler = TaskSampler(suite, tasks.names, tasks.train_seeds, rng, self._weight)
         self._book = GroupBook(sampler, self._plan, first_group)
         self._feed = Feed(config.trainer.trajectories_per_update, config.curation.max_staleness)
         self._in_training = 0
@@ -54,19 +65,34 @@ class DataManager:
     def submit(self, task: Task) -> None:
         self._book.sampler.submit(task)
 
-    async def take_up(self, groups: Sequence[StoredGroup]) -> None:
-        """Groups that an earlier process of this run left: open ones go on, released ones wait for the trainer."""
-        for group in groups:
-            if group.id.startswith("eval-"):
+    async def prepare(self) -> None:
+        """Take up what earlier processes left in the database: statistics, the pool, groups that are not done.
+
+        Open groups go on, released ones wait for the trainer.
+        """
+        await self._restore_curation()
+        if not self._resumed:
+            return
+        for group in await self._database.unfinished_groups(with_images=True):
+            if group.kind is not GroupKind.TRAINING:
                 await self._database.close_group(group.id, GroupState.DROPPED, "evaluated", {}, time.time())
-                continue
-            trajectories = tuple(stored.trajectory for stored in group.trajectories)
-            if group.state == GroupState.OPEN:
+            elif group.state == GroupState.OPEN:
+                trajectories = [stored.trajectory for stored in group.trajectories]
                 if complete := self._book.restore(group.id, group.task, group.planned, trajectories):
                     await self._close(complete)
             else:
-                advantages = tuple(stored.advantage or 0.0 for stored in group.trajectories)
+                # A failure that a pooled success replaced has no advantage.
+                members = [(one.trajectory, one.advantage) for one in group.trajectories if one.advantage is not None]
+                trajectories, advantages = zip(*members, strict=True)
                 self._feed.add(ReleasedGroup(group.id, trajectories, advantages))
+
+    async def _restore_curation(self) -> None:
+        window = max(self._planner.number.window, self._planner.length.window or 1)
+        for past in await self._database.task_histories(window):
+            self._planner.restore(past.name, past.rollouts, past.successes, past.results, past.lengths, past.longest)
+        for success in await self._database.newest_successes(self._config.curation.pool.per_task):
+            # One update makes one version.
+            self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
 
     def pause(self, paused: bool) -> None:
         self._paused = paused
@@ -79,13 +105,16 @@ class DataManager:
             await self._changed.wait()
         order, opened = self._book.next()
         if opened is not None:
-            await self._database.open_group(opened.id, opened.task, opened.planned, time.time())
+            await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
         return order
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
         self._failures_in_a_row = 0
         self._metrics.counted(trajectory)
+        self._planner.record(trajectory)
+        if trajectory.success:
+            self._pool.add(Entry(trajectory.id, trajectory.task, self._metrics.updates))
         if group := self._book.finished(trajectory):
             await self._close(group)
 
@@ -105,31 +134,59 @@ class DataManager:
     def _begun(self) -> int:
         return self._book.open_trajectories + self._feed.waiting_trajectories + self._in_training
 
-    def _plan(self, _task: Task) -> tuple[int, int]:
-        return self._config.curation.rollouts, self._config.curation.step_limit
+    def _plan(self, task: Task) -> Plan:
+        plan = self._planner.plan(task.name)
+        for change in plan.changes:
+            self._metrics.event("plan", task=task.name, reason=change)
+        return plan
+
+    def _weight(self, name: str) -> float:
+        """How often a task is sampled: by how likely the members of its groups are to differ, but never never."""
+        curation, informative = self._config.curation, self._planner.informative(name)
+        if curation.pool.enabled and self._pool.has(name):
+            # One of N succeeds at the least.
+            informative = max(informative, spread(1 / curation.rollouts))
+        return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
 
     async def _close(self, group: Group) -> None:
-        how = self._config.trainer.advantage
-        decision = judge(group.finished, level=how.level, std_normalise=how.std_normalise)
-        ids = [trajectory.id for trajectory in group.finished]
+        members, decision = list(group.finished), self._judge(group.finished)
+        pooled, fates = None, {}
+        if decision.cause == "all failed" and (pooled := await self._pooled(group.task, group.id)):
+            replaced = members.pop()
+            fates[replaced.id] = f"dropped: pooled success {pooled.pooled_from} stands in for it"
+            members.append(pooled)
+            decision = self._judge(members)
+            self._metrics.pooled += 1
+            self._metrics.fates["dropped: replaced by a pooled success"] += 1
+            self._metrics.event("pooled", group=group.id, success=pooled.pooled_from, replaced=replaced.id,
+                                reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
+                                       f"inserted for failure {replaced.id}")  # fmt: skip
+        ids = [trajectory.id for trajectory in members]
         state = GroupState.RELEASED if decision.release else GroupState.DROPPED
         fate = decision.reason if decision.release else f"dropped: {decision.reason}"
-        await self._database.close_group(
-            group.id, state, fate, dict(zip(ids, decision.advantages, strict=True)), time.time()
-        )
+        advantages = dict(zip(ids, decision.advantages, strict=True))
+        await self._database.close_group(group.id, state, fate, advantages, time.time(), fates=fates, pooled=pooled)
         if decision.release:
-            self._feed.add(ReleasedGroup(group.id, tuple(group.finished), decision.advantages))
+            self._feed.add(ReleasedGroup(group.id, tuple(members), decision.advantages))
         else:
             self._metrics.fates[f"dropped: {decision.cause}"] += len(ids)
-        self._metrics.event(
-            "group",
-            group=group.id,
-            task=group.task.id,
-            size=len(ids),
-            released=decision.release,
-            reason=decision.reason,
-        )
+        self._metrics.event("group", group=group.id, task=group.task.id, size=len(ids), plan=group.why,
+                            released=decision.release, reason=decision.reason)  # fmt: skip
         self._notify()
+
+    def _judge(self, trajectories: Sequence[Trajectory]) -> Decision:
+        how = self._config.trainer.advantage
+        return judge(trajectories, level=how.level, std_normalise=how.std_normalise)
+
+    async def _pooled(self, task: Task, group_id: str) -> Trajectory | None:
+        """A copy of a pooled success of the task, to stand in for a failure of this group."""
+        if not self._config.curation.pool.enabled:
+            return None
+        if (entry := self._pool.take(task, self._metrics.updates)) is None:
+            return None
+        stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
+        assert stored is not None, f"pooled {entry.trajectory_id} is not in the database"
+        return pooled_copy(stored.trajectory, group_id, self._metrics.version, self._config.curation.max_staleness)
 
     # ---- batches ----
 

@@ -36,6 +36,8 @@ class Metrics:
         self.weight_syncs = 0
         self.infrastructure_failures = 0
         self.unparsable = 0
+        self.pooled = 0
+        """Copies of pooled successes that stood in for failures: they are no roll-outs, but have fates."""
         self.fates: Counter[str] = Counter()
         """Trajectories by what became of them: "trained", or "dropped: " and the cause."""
         self.staleness_sum = 0
@@ -87,6 +89,7 @@ class Metrics:
             "weight_syncs": self.weight_syncs,
             "infrastructure_failures": self.infrastructure_failures,
             "unparsable": self.unparsable,
+            "pooled": self.pooled,
             "fates": dict(self.fates),
             "staleness": {
                 "mean": round(self.staleness_mean, 4),
@@ -99,6 +102,7 @@ class Metrics:
         """Go on counting from an earlier process's totals; updates and version come from its checkpoint."""
         self.trajectories, self.env_steps = totals["trajectories"], totals["env_steps"]
         self.weight_syncs, self.unparsable = totals["weight_syncs"], totals["unparsable"]
+        self.pooled = totals["pooled"]
         self.infrastructure_failures = totals["infrastructure_failures"]
         self.fates = Counter(totals["fates"])
         before = totals["staleness"]

@@ -10,11 +10,12 @@ An attempt that infrastructure ended is given out again with the next attempt nu
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from dart.core.planning import Plan
+from dart.core.sampling import TaskSampler
 from dart.core.types import Task, Trajectory
 
 
@@ -35,6 +36,8 @@ class Group:
     task: Task
     planned: int
     step_limit: int
+    why: str = ""
+    """Where the plan's numbers come from."""
     started: int = 0
     retry: deque[Order] = field(default_factory=deque)
     finished: list[Trajectory] = field(default_factory=list)
@@ -48,30 +51,10 @@ class Group:
         return bool(self.retry) or self.started < self.planned
 
 
-class TaskSampler:
-    """Which task comes next: all of them, in rounds whose order is shuffled; each time with a new seed."""
-
-    def __init__(self, suite: str, names: Sequence[str], seeds: tuple[int, int], rng: random.Random) -> None:
-        self._suite, self._names, self._seeds, self._rng = suite, list(names), seeds, rng
-        self._round: list[str] = []
-        self._submitted: deque[Task] = deque()
-
-    def submit(self, task: Task) -> None:
-        """Put a task at the head of the queue."""
-        self._submitted.append(task)
-
-    def next(self) -> Task:
-        if self._submitted:
-            return self._submitted.popleft()
-        if not self._round:
-            self._round = self._rng.sample(self._names, len(self._names))
-        return Task(self._suite, self._round.pop(), self._rng.randrange(*self._seeds))
-
-
 class GroupBook:
-    """The open groups and the next order. `plan(task) -> (N, step limit)` is asked when a group opens."""
+    """The open groups and the next order. `plan(task)` is asked when a group opens."""
 
-    def __init__(self, sampler: TaskSampler, plan: Callable[[Task], tuple[int, int]], first_number: int = 1) -> None:
+    def __init__(self, sampler: TaskSampler, plan: Callable[[Task], Plan], first_number: int = 1) -> None:
         self.sampler = sampler
         self._plan = plan
         self._number = first_number
@@ -124,8 +107,8 @@ class GroupBook:
 
         Returns the group, not taken into the book, when nothing is left to run.
         """
-        _, step_limit = self._plan(task)
-        group = Group(group_id, task, planned, step_limit, planned, deque(), list(finished))
+        step_limit = self._plan(task).step_limit
+        group = Group(group_id, task, planned, step_limit, started=planned, finished=list(finished))
         done = {trajectory.id for trajectory in finished}
         names = (f"{group_id}-{number}" for number in range(1, planned + 1))
         group.retry.extend(Order(name, group_id, task, step_limit, 2) for name in names if name not in done)
@@ -137,8 +120,8 @@ class GroupBook:
 
     def _open_group(self) -> Group:
         task = self.sampler.next()
-        planned, step_limit = self._plan(task)
-        group = Group(f"g{self._number:06d}", task, planned, step_limit)
+        plan = self._plan(task)
+        group = Group(f"g{self._number:06d}", task, plan.rollouts, plan.step_limit, plan.why)
         self._number += 1
         self._open[group.id] = group
         self._with_next.append(group)

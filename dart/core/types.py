@@ -119,6 +119,8 @@ class Trajectory:
     started: float
     """Unix seconds."""
     finished: float
+    pooled_from: str = ""
+    """The success that this is a copy of, where it stands in for a failure (`core.pool`)."""
 
     @property
     def oldest_version(self) -> int:

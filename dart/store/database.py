@@ -114,8 +114,17 @@ class Database(Reader):
 
     # ---- tasks, groups, trajectories ----
 
-    async def open_group(self, group_id: str, task: Task, planned: int, opened: float) -> None:
-        """A group of `planned` roll-outs of one task."""
+    async def open_group(
+        self,
+        group_id: str,
+        task: Task,
+        planned: int,
+        opened: float,
+        *,
+        kind: r.GroupKind = r.GroupKind.TRAINING,
+        plan: str = "",
+    ) -> None:
+        """A group of `planned` roll-outs of one task; `plan` says why so many and how long they may be."""
         row = {
             "id": group_id,
             "run_id": self.run_id,
@@ -123,6 +132,8 @@ class Database(Reader):
             "task_name": task.name,
             "seed": task.seed,
             "planned": planned,
+            "plan": plan,
+            "kind": kind,
             "state": r.GroupState.OPEN,
             "fate": r.PENDING,
             "opened": opened,
@@ -144,41 +155,18 @@ class Database(Reader):
             if connection.execute(select(c.name).where(same)).first() is None:
                 connection.execute(insert(t.tasks), {"run_id": run_id, "suite": suite, "name": name})
 
-    async def save_task_statistics(self, statistics: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
-        """(suite, name) → its statistics, whatever curation keeps; they replace the earlier ones."""
-        c = t.tasks.c
-        statement = (
-            update(t.tasks)
-            .where(c.run_id == self.run_id, c.suite == bindparam("of_suite"), c.name == bindparam("of_name"))
-            .values(statistics_json=bindparam("value"))
-        )
-        rows = [{"of_suite": s, "of_name": n, "value": r.to_json(value)} for (s, n), value in statistics.items()]
-        if not rows:
-            return
-        keys = [(self.run_id, *name) for name in statistics]
-
-        def write(connection: Connection) -> None:
-            self._ensure_tasks(connection, keys)
-            connection.execute(statement, rows)
-
-        await self._writer.run(write)
-        self._known_tasks.update(keys)
-
     async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
         """Stores a finished roll-out of an open group: its blobs, then its rows.
 
         Raises BlobMissing where an image has no bytes here and none in the blob store.
         """
-        row = r.trajectory_to_row(trajectory, self.run_id, attempt)
-        step_rows = [r.step_to_row(step, trajectory.id) for step in trajectory.steps]
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
+        await self._writer.run(lambda connection: self._insert_trajectory(connection, trajectory, attempt))
 
-        def write(connection: Connection) -> None:
-            connection.execute(insert(t.trajectories), row)
-            if step_rows:
-                connection.execute(insert(t.steps), step_rows)
-
-        await self._writer.run(write)
+    def _insert_trajectory(self, connection: Connection, trajectory: Trajectory, attempt: int) -> None:
+        connection.execute(insert(t.trajectories), r.trajectory_to_row(trajectory, self.run_id, attempt))
+        if rows := [r.step_to_row(step, trajectory.id) for step in trajectory.steps]:
+            connection.execute(insert(t.steps), rows)
 
     async def close_group(
         self,
@@ -189,8 +177,11 @@ class Database(Reader):
         closed: float,
         *,
         fates: Mapping[str, str] | None = None,
+        pooled: Trajectory | None = None,
     ) -> None:
         """What curation decided. `fate` is the group's and its trajectories', but for those that `fates` names.
+
+        `pooled` is stored as one more trajectory of the group: a copy of a success, whose blobs are there already.
 
         For a released group that grew stale it is called again: advantages that are not given stay as they were.
         Raises ValueError for a group that is consumed, dropped or unknown.
@@ -206,6 +197,8 @@ class Database(Reader):
             )
             if changed.rowcount != 1:
                 raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")
+            if pooled is not None:
+                self._insert_trajectory(connection, pooled, 1)
             connection.execute(update(t.trajectories).where(c.group_id == group_id).values(fate=fate))
             self._set_fates(connection, fates or {})
             if advantages:

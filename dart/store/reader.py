@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import URL, Connection, RowMapping, Select, and_, func, or_, select
+from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, func, or_, select
 
 from dart.core.types import Step
 from dart.errors import UserError
@@ -70,12 +70,6 @@ class Reader:
         """Newest first."""
         return [r.run_from_row(row) for row in await self._rows(select(t.runs).order_by(t.runs.c.started.desc()))]
 
-    async def task_statistics(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """(suite, name) → what `save_task_statistics` was given last."""
-        c = t.tasks.c
-        rows = await self._rows(select(t.tasks).where(c.run_id == self.run_id, c.statistics_json.is_not(None)))
-        return {(row["suite"], row["name"]): json.loads(row["statistics_json"]) for row in rows}
-
     # ---- trajectories and groups ----
 
     async def trajectory(self, trajectory_id: str, *, with_images: bool = False) -> r.StoredTrajectory | None:
@@ -133,6 +127,57 @@ class Reader:
             replace(group, trajectories=tuple([await self._with_images(stored) for stored in group.trajectories]))
             for group in groups
         ]
+
+    async def task_histories(self, window: int) -> list[r.TaskHistory]:
+        """What the training roll-outs of each task came to; its last `window` results and lengths of successes.
+
+        Pooled copies are no roll-outs.
+        """
+        c = t.trajectories.c
+        rollouts = self._rollouts(r.GroupKind.TRAINING)
+        totals = (
+            select(
+                c.task_name,
+                func.count().label("rollouts"),
+                func.sum(case((c.success, 1), else_=0)).label("successes"),
+                func.max(case((c.success, c.steps))).label("longest"),
+            )
+            .where(*rollouts)
+            .group_by(c.task_name)
+        )
+
+        def read(connection: Connection) -> list[r.TaskHistory]:
+            histories = []
+            for row in connection.execute(totals).mappings().all():
+                last = select(c.success, c.steps).where(*rollouts, c.task_name == row["task_name"])
+                last = last.order_by(c.finished.desc(), c.id.desc()).limit(window)
+                results = [bool(success) for success, _ in connection.execute(last)]
+                lengths = [steps for _, steps in connection.execute(last.where(c.success))]
+                counts = (row["rollouts"], int(row["successes"]), row["longest"])
+                histories.append(r.TaskHistory(row["task_name"], *counts, tuple(results[::-1]), tuple(lengths[::-1])))
+            return histories
+
+        return await self._reader.run(read)
+
+    async def newest_successes(self, per_task: int) -> list[r.Success]:
+        """At most `per_task` of each task name, oldest first: those of training and those that were collected."""
+        c = t.trajectories.c
+        copies = t.trajectories.alias()
+        uses = select(func.count()).where(copies.c.pooled_from == c.id).scalar_subquery()
+        wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
+        place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
+        ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success).subquery()
+        newest = select(c.id).join(ranked, ranked.c.id == c.id).where(ranked.c.place <= per_task)
+        rows = await self._rows(
+            select(t.trajectories, uses.label("uses")).where(c.id.in_(newest)).order_by(c.finished, c.id)
+        )
+        return [r.success_from_row(row) for row in rows]
+
+    def _rollouts(self, *kinds: r.GroupKind) -> tuple[ColumnElement[bool], ...]:
+        """Conditions: trajectories of this run's groups of these kinds, pooled copies left out."""
+        g, c = t.groups.c, t.trajectories.c
+        groups = select(g.id).where(g.run_id == self.run_id, g.kind.in_(kinds))
+        return (c.run_id == self.run_id, c.group_id.in_(groups), c.pooled_from == "")
 
     async def group_count(self) -> int:
         """Groups of every state, evaluations included."""

@@ -34,6 +34,13 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
+class GroupKind(StrEnum):
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    COLLECTED = "collected"
+    """Successes that came from elsewhere, for the experience pool."""
+
+
 class GroupState(StrEnum):
     OPEN = "open"
     RELEASED = "released"
@@ -66,14 +73,38 @@ class StoredTrajectory:
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     id: str
+    kind: GroupKind
     task: Task
     planned: int
+    plan: str
     state: GroupState
     fate: str
     opened: float
     closed: float | None
     consumed_by_update: int | None
     trajectories: tuple[StoredTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
+    """What a task's training roll-outs came to. `results` and `lengths` (of successes) are the last, newest last."""
+
+    name: str
+    rollouts: int
+    successes: int
+    longest: int | None
+    results: tuple[bool, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A trajectory that the experience pool may use, and how often it has."""
+
+    trajectory_id: str
+    task: Task
+    newest_version: int
+    uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +205,7 @@ def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict
         "newest_version": max(sampled, default=None),
         "advantage": None,
         "fate": PENDING,
+        "pooled_from": trajectory.pooled_from,
         "started": trajectory.started,
         "finished": trajectory.finished,
     }
@@ -232,6 +264,7 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         step_limit=row["step_limit"],
         started=row["started"],
         finished=row["finished"],
+        pooled_from=row["pooled_from"],
     )
     return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"])
 
@@ -241,9 +274,14 @@ def summary_from_row(row: RowMapping) -> TrajectorySummary:
     return TrajectorySummary(task=_task(row), **{name: row[name] for name in same})
 
 
+def success_from_row(row: RowMapping) -> Success:
+    return Success(row["id"], _task(row), row["newest_version"] or 0, row["uses"])
+
+
 def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) -> StoredGroup:
-    same = ("id", "planned", "fate", "opened", "closed", "consumed_by_update")
+    same = ("id", "planned", "plan", "fate", "opened", "closed", "consumed_by_update")
     return StoredGroup(
+        kind=GroupKind(row["kind"]),
         task=_task(row),
         state=GroupState(row["state"]),
         trajectories=tuple(trajectories),

@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -48,7 +48,6 @@ tasks = Table(
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
     Column("suite", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("statistics_json", Text),
 )
 
 groups = Table(
@@ -56,10 +55,14 @@ groups = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("run_id", Text, nullable=False),
+    # dart.store.records.GroupKind: statistics are taken of training only.
+    Column("kind", Text, nullable=False),
     Column("suite", Text, nullable=False),
     Column("task_name", Text, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("planned", Integer, nullable=False),
+    # Why this many, and why this step limit.
+    Column("plan", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("fate", Text, nullable=False),
     Column("opened", Double, nullable=False),
@@ -90,6 +93,8 @@ trajectories = Table(
     Column("newest_version", BigInteger),
     Column("advantage", Double),
     Column("fate", Text, nullable=False),
+    # The success that this is a copy of, where it stands in for a failure; else empty.
+    Column("pooled_from", Text, nullable=False),
     Column("started", Double, nullable=False),
     Column("finished", Double, nullable=False),
     Index("trajectories_by_group", "group_id"),

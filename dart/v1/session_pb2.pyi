@@ -342,7 +342,7 @@ class WeightsLoaded(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("trajectory_id", "step_index", "group_id", "advantage", "prompt_token_ids", "token_ids", "logprobs", "versions", "images")
+    __slots__ = ("trajectory_id", "step_index", "group_id", "advantage", "prompt_token_ids", "token_ids", "logprobs", "versions", "images", "rescore")
     TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,7 @@ class Sample(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    RESCORE_FIELD_NUMBER: _ClassVar[int]
     trajectory_id: str
     step_index: int
     group_id: str
@@ -361,7 +362,8 @@ class Sample(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     versions: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
     images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
-    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
+    rescore: bool
+    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., rescore: _Optional[bool] = ...) -> None: ...
 
 class TrainBatch(_message.Message):
     __slots__ = ("assignment", "update", "page", "pages", "samples", "total_samples", "total_tokens")

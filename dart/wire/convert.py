@@ -194,6 +194,7 @@ def trajectory_to_proto(
         success=trajectory.success,
         step_limit=trajectory.step_limit,
         fate=fate,
+        pooled_from=trajectory.pooled_from,
         started_unix_seconds=trajectory.started,
         finished_unix_seconds=trajectory.finished,
         steps=[step_to_proto(step, with_images) for step in trajectory.steps],
@@ -231,4 +232,5 @@ def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float, wi
         logprobs=g.logprobs,
         versions=spans_to_proto(g.versions),
         images=[image_to_proto(image, with_images) for image in step.images],
+        rescore=bool(trajectory.pooled_from) and not g.logprobs,
     )

@@ -1,0 +1,151 @@
+"""How many roll-outs a task gets, how long they may be, and how much there is to learn from it.
+
+The task and trajectory levels of adaptive data curation (DART, arXiv 2509.23866): dynamic roll-out number and dynamic
+trajectory length. `Planner` owns the history of every task name; the data manager tells it of each finished roll-out
+(never of an attempt that infrastructure ended, nor of a pooled copy) and asks it for a plan when a group opens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from dart.core.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRule:
+    """N = `maximum` up to a success rate of `threshold`, and falls to `minimum` at success rate 1."""
+
+    maximum: int
+    minimum: int
+    threshold: float
+    window: int
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRule:
+    """At most `margin` steps more than the longest remembered success, never below `floor` nor above `cap`."""
+
+    cap: int
+    floor: int
+    margin: int
+    window: int | None
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rollouts: int
+    step_limit: int
+    why: str
+    changes: tuple[str, ...] = ()
+    """What differs from the task's last plan, and why: "N 8→5: success 0.75 over the last 16"."""
+
+
+def rollout_number(wins: int, results: int, rule: NumberRule) -> int:
+    """N = ⌊N_min + (N_max − N_min) · (1/sr − 1) / (1/threshold − 1)⌋ for sr > threshold, else N_max.
+
+    `wins` of the last `results` roll-outs succeeded. With the paper's N_max 8, N_min 2 and threshold 0.6 this is
+    ⌊9/sr − 7⌋, the released code's formula: 0.6→8, 0.7→5, 0.8→4, 0.9→3, 1.0→2. Fewer results than N_max decide nothing.
+    """
+    threshold = Fraction(rule.threshold).limit_denominator(10_000)
+    if not rule.enabled or results < rule.maximum or wins <= threshold * results or threshold >= 1:
+        return rule.maximum
+    failures_per_win = Fraction(results, wins) - 1
+    span = (rule.maximum - rule.minimum) * failures_per_win / (1 / threshold - 1) if threshold else Fraction(0)
+    return max(rule.minimum, math.floor(rule.minimum + span))
+
+
+def step_limit(longest: int | None, rule: LengthRule) -> int:
+    """A task's step limit, given the steps of its longest remembered success; None: no success yet, so the cap."""
+    if not rule.enabled or longest is None:
+        return rule.cap
+    return min(rule.cap, max(rule.floor, longest + rule.margin))
+
+
+def spread(success_rate: float) -> float:
+    """4·p·(1 − p) in [0, 1]: twice the chance that two roll-outs differ, which is what an advantage needs."""
+    return 4 * success_rate * (1 - success_rate)
+
+
+@dataclass(slots=True)
+class History:
+    """What is remembered of one task name, newest last."""
+
+    results: deque[bool]
+    lengths: deque[int]
+    """Steps of successes, as many as the length rule's window; with none, only the longest."""
+    rollouts: int = 0
+    successes: int = 0
+    last: Plan | None = field(default=None, compare=False)
+
+    @property
+    def longest(self) -> int | None:
+        return max(self.lengths, default=None)
+
+
+class Planner:
+    def __init__(self, number: NumberRule, length: LengthRule) -> None:
+        self.number, self.length = number, length
+        self.histories: dict[str, History] = {}
+
+    def record(self, trajectory: Trajectory) -> None:
+        """Count a finished roll-out of this run."""
+        history = self._history(trajectory.task.name)
+        history.rollouts += 1
+        history.results.append(trajectory.success)
+        if trajectory.success:
+            history.successes += 1
+            steps = len(trajectory.steps)
+            history.lengths.append(steps if self.length.window is not None else max(steps, history.longest or 0))
+
+    def plan(self, name: str) -> Plan:
+        """N and the step limit of the task's next group."""
+        history = self._history(name)
+        wins, results = sum(history.results), len(history.results)
+        rollouts = rollout_number(wins, results, self.number)
+        limit = step_limit(history.longest, self.length)
+        rate = f"success {wins / results:.2f} over the last {results}" if results else "no roll-out yet"
+        longest = "no success yet" if history.longest is None else f"the longest success took {history.longest} steps"
+        changes = []
+        if history.last is not None and history.last.rollouts != rollouts:
+            changes.append(f"N {history.last.rollouts}→{rollouts}: {rate}")
+        if history.last is not None and history.last.step_limit != limit:
+            changes.append(f"step limit {history.last.step_limit}→{limit}: {longest}")
+        history.last = Plan(rollouts, limit, f"N {rollouts}: {rate}; step limit {limit}: {longest}", tuple(changes))
+        return history.last
+
+    def informative(self, name: str) -> float:
+        """`spread` of the task's success rate over the window; 1 where too little is known of it."""
+        history = self._history(name)
+        if len(history.results) < self.number.maximum:
+            return 1.0
+        return spread(sum(history.results) / len(history.results))
+
+    def restore(
+        self,
+        name: str,
+        rollouts: int,
+        successes: int,
+        results: Sequence[bool],
+        lengths: Sequence[int],
+        longest: int | None,
+    ) -> None:
+        """Go on from what the database kept of an earlier process's roll-outs, also under rules that have changed."""
+        history = self._history(name)
+        history.rollouts, history.successes = rollouts, successes
+        history.results.extend(results)
+        if self.length.window is not None:
+            history.lengths.extend(lengths)
+        elif longest is not None:
+            history.lengths.append(longest)
+
+    def _history(self, name: str) -> History:
+        if name not in self.histories:
+            self.histories[name] = History(deque(maxlen=self.number.window), deque(maxlen=self.length.window or 1))
+        return self.histories[name]

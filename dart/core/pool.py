@@ -1,0 +1,75 @@
+"""The experience pool: successes that stand in where a whole group fails (DART, arXiv 2509.23866, task level).
+
+`ExperiencePool` is an index: the trajectories themselves are in the database. It holds the newest successes of each
+task name, found online or collected beforehand. When all roll-outs of a group fail, the data manager asks for one and
+puts a copy of it in the place of one failure; a group never gets two.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from dart.core.types import Generation, Step, Task, Trajectory, VersionSpan
+
+
+@dataclass(slots=True)
+class Entry:
+    """A success that can be pooled. `update`: when it came in, in this run's updates; `uses`: how often it stood in."""
+
+    trajectory_id: str
+    task: Task
+    update: int
+    uses: int = 0
+
+
+class ExperiencePool:
+    def __init__(self, per_task: int, max_age: int | None) -> None:
+        """`per_task`: entries kept for a task name; `max_age`: updates after which an entry is dropped."""
+        self._per_task, self._max_age = per_task, max_age
+        self._entries: dict[str, deque[Entry]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._entries.values())
+
+    def has(self, name: str) -> bool:
+        return bool(self._entries.get(name))
+
+    def add(self, entry: Entry) -> None:
+        """The task's oldest entry makes room when it has as many as it may."""
+        self._entries.setdefault(entry.task.name, deque(maxlen=self._per_task)).append(entry)
+
+    def take(self, task: Task, update: int) -> Entry | None:
+        """A success of the task for a group that failed, counted as used; entries that are too old leave the pool.
+
+        The same concrete task before another seed of the same name, then the one used least, then the newest.
+        """
+        entries = self._entries.get(task.name)
+        if not entries:
+            return None
+        while self._max_age is not None and entries and update - entries[0].update > self._max_age:
+            entries.popleft()
+        if not entries:
+            return None
+        best = min(reversed(entries), key=lambda entry: (entry.task != task, entry.uses))
+        best.uses += 1
+        return best
+
+
+def pooled_copy(success: Trajectory, group_id: str, version: int, max_staleness: int) -> Trajectory:
+    """The trajectory that stands in for a failure of group `group_id`, trained at trainer version `version`.
+
+    Tokens of versions within `max_staleness` keep their log-probabilities, so the importance weight applies to them.
+    Those of an older success, or of one that no policy sampled, come without: the trainer re-scores them, which makes
+    its own π_old the behaviour policy.
+    """
+    behind = version - success.oldest_version
+    fresh = 0 <= behind <= max_staleness and all(step.generation.logprobs for step in success.steps)
+    steps = success.steps if fresh else tuple(_unscored(step, version) for step in success.steps)
+    return replace(success, id=f"{group_id}-pooled", group_id=group_id, steps=steps, pooled_from=success.id)
+
+
+def _unscored(step: Step, version: int) -> Step:
+    g = step.generation
+    span = (VersionSpan(version, 0, len(g.token_ids)),)
+    return replace(step, generation=Generation(g.prompt_token_ids, g.token_ids, (), span, g.text, g.truncated))

@@ -1,0 +1,45 @@
+"""Which task comes next.
+
+Stride scheduling (Waldspurger and Weihl, 1995): each task has a place on a line, the one furthest behind is next, and
+it then moves on by 1/weight. So every task comes again and again, in proportion to its weight: with weights in
+[w, 1], no other task comes more than 1/w + 1 times between two visits of one. Equal weights make rounds whose order is
+shuffled. A decision costs the logarithm of the number of tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from dart.core.types import Task
+
+
+class TaskSampler:
+    """`weight(name)` in (0, 1] is asked each time that the task has been picked. Each visit has a new seed."""
+
+    def __init__(
+        self,
+        suite: str,
+        names: Sequence[str],
+        seeds: tuple[int, int],
+        rng: random.Random,
+        weight: Callable[[str], float] = lambda name: 1.0,
+    ) -> None:
+        self._suite, self._seeds, self._rng, self._weight = suite, seeds, rng, weight
+        # The random number orders tasks that are at the same place.
+        self._line = [(0.0, rng.random(), name) for name in names]
+        heapq.heapify(self._line)
+        self._submitted: deque[Task] = deque()
+
+    def submit(self, task: Task) -> None:
+        """Put a task ahead of all others, behind those submitted earlier."""
+        self._submitted.append(task)
+
+    def next(self) -> Task:
+        if self._submitted:
+            return self._submitted.popleft()
+        place, _, name = self._line[0]
+        heapq.heapreplace(self._line, (place + 1 / self._weight(name), self._rng.random(), name))
+        return Task(self._suite, name, self._rng.randrange(*self._seeds))

@@ -1,0 +1,198 @@
+"""The data manager with a real database: decisions and their reasons, back-pressure, a restart in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dart import config
+from dart.coordinator.data import DataManager
+from dart.coordinator.metrics import Metrics
+from dart.coordinator.sessions import InfrastructureError
+from dart.core.groups import Order
+from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
+from dart.store.database import Database, sqlite_url
+from dart.store.records import GroupState
+
+CONFIG = config.parse(
+    {
+        "model": {"path": "builtin:tiny-qwen3vl"},
+        "environment": {"tasks": {"names": ["click-color"]}},
+        "curation": {"rollouts": 4, "step_limit": 9, "max_staleness": 2,
+                     "dynamic_rollouts": {"minimum": 2, "window": 4},
+                     "dynamic_length": {"margin": 1, "floor": 2}},
+        "trainer": {"trajectories_per_update": 8},
+        "stop": {"updates": 1},
+    }
+)  # fmt: skip
+
+
+def rolled_out(order: Order, success: bool, version: int = 0, steps: int = 2) -> Trajectory:
+    image = Image.of(order.trajectory_id.encode(), "image/png", 2, 2)
+    generation = Generation((1, 2), (3, 4), (-0.5, -0.25), (VersionSpan(version, 0, 2),), "t")
+    made = tuple(Step(index, (image,), generation, None) for index in range(steps))
+    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", made, Termination.ENVIRONMENT,
+                      float(success), success, order.step_limit, 0.0, float(order.trajectory_id[-1]))  # fmt: skip
+
+
+class Rig:
+    """A data manager over a run directory; a second one over the same directory is a restart."""
+
+    def __init__(self, directory: Path, settings: config.Config = CONFIG) -> None:
+        self.directory, self.settings = directory, settings
+
+    async def __aenter__(self) -> Rig:
+        new = not (self.directory / "run.db").exists()
+        self.database = await Database.open(sqlite_url(self.directory / "run.db"), self.directory / "blobs")
+        if new:
+            await self.database.start_run("run-1", "test", {}, started=0.0)
+        self.metrics = Metrics(self.directory / "metrics.jsonl", 100)
+        self.data = DataManager(
+            self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1
+        )
+        await self.data.prepare()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.metrics.close()
+        await self.database.close()
+
+    async def order(self) -> Order:
+        async with asyncio.timeout(5):
+            order = await self.data.next()
+        assert order is not None
+        return order
+
+    async def group(self, *outcomes: bool, version: int = 0, steps: int = 2) -> list[Order]:
+        orders = [await self.order() for _ in outcomes]
+        assert len({order.group_id for order in orders}) == 1
+        for order, success in zip(orders, outcomes, strict=True):
+            await self.data.finished(order, rolled_out(order, success, version, steps))
+        return orders
+
+    async def batch(self, version: int = 0) -> list[Any]:
+        async with asyncio.timeout(5):
+            return await self.data.next_batch(version)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        self.metrics._file.flush()
+        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(False, False, False, False)
+        await rig.group(True, False, True, False)
+        assert [event["reason"] for event in rig.events("group")] == ["all 4 failed", "2 of 4 succeeded"]
+        assert dict(rig.metrics.fates) == {"dropped: all failed": 4}
+        assert await rig.database.fates() == {"dropped: all 4 failed": 4, "2 of 4 succeeded": 4}
+
+
+async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        rig.metrics.version = 1
+        failed = await rig.group(False, False, False, False, version=1)
+        (won,) = [e for e in rig.events("pooled")]
+        assert won["success"] == "g000001-1" and won["replaced"] == failed[-1].trajectory_id
+        first, second = await rig.batch(1)
+        assert [t.reward for t in second.trajectories] == [0, 0, 0, 1]
+        copy = second.trajectories[-1]
+        assert copy.pooled_from == "g000001-1" and copy.steps[0].generation.logprobs == (-0.5, -0.25)
+        assert copy.steps[0].images[0].data == b"g000001-1"
+        await rig.data.consumed([first, second], 1, 1)
+        fates = await rig.database.fates()
+        assert fates == {"trained": 8, "dropped: pooled success g000001-1 stands in for it": 1}
+        # dropped + trained = finished + pooled
+        assert sum(rig.metrics.fates.values()) == rig.metrics.trajectories + rig.metrics.pooled == 9
+
+
+async def test_an_old_success_is_pooled_without_its_log_probs(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False, version=0)
+        rig.metrics.version = 5
+        await rig.group(False, False, False, False, version=5)
+        await rig.group(True, False, False, False, version=5)
+        with_copy, _ = await rig.batch(5)
+        copy = with_copy.trajectories[-1]
+        assert copy.pooled_from and all(step.generation.logprobs == () for step in copy.steps)
+        assert copy.oldest_version == 5
+
+
+async def test_the_pool_can_be_switched_off(tmp_path: Path) -> None:
+    off = CONFIG.model_copy(
+        update={"curation": CONFIG.curation.model_copy(update={"pool": config.Pool(enabled=False)})}
+    )
+    async with Rig(tmp_path, off) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        assert rig.metrics.pooled == 0 and rig.metrics.fates == {"dropped: all failed": 4}
+
+
+async def test_plans_follow_what_was_seen_and_survive_a_restart(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, True, True, False, steps=3)
+        order = await rig.order()
+        # 3 of 4: N = ⌊2 + (4 − 2)·(4/3 − 1)/(1/0.6 − 1)⌋ = ⌊2 + 2·0.5⌋ = 3; three steps and a margin of one
+        assert order.step_limit == 4
+        assert [event["reason"] for event in rig.events("plan")] == [
+            "N 4→3: success 0.75 over the last 4",
+            "step limit 9→4: the longest success took 3 steps",
+        ]
+    async with Rig(tmp_path) as again:
+        (group,) = await again.database.unfinished_groups((GroupState.OPEN,))
+        assert group.planned == 3
+        assert group.plan == "N 3: success 0.75 over the last 4; step limit 4: the longest success took 3 steps"
+        orders = [await again.order() for _ in range(4)]
+        assert [one.group_id for one in orders] == ["g000002"] * 3 + ["g000003"]
+        assert {one.step_limit for one in orders} == {4}
+        assert {one.attempt for one in orders[:3]} == {2}
+
+
+async def test_a_restart_loses_no_group_and_repeats_no_replacement(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        half = [await rig.order() for _ in range(4)]
+        await rig.data.finished(half[0], rolled_out(half[0], True))
+    async with Rig(tmp_path) as again:
+        first, second = await again.batch()
+        assert [t.reward for t in first.trajectories] == [1, 0, 0, 0]
+        assert sorted(t.pooled_from for t in second.trajectories) == ["", "", "", "g000001-1"]
+        assert sum(t.reward for t in second.trajectories) == 1
+        rest = [await again.order() for _ in range(3)]
+        assert {one.trajectory_id for one in rest} == {one.trajectory_id for one in half[1:]}
+        for order in rest:
+            await again.data.finished(order, rolled_out(order, False))
+        assert again.events("group")[-1]["reason"] == "1 of 4 succeeded"
+        # The copy's uses were counted from the database: the success that has not been used comes first.
+        await again.group(False, False, False, False)
+        assert again.events("pooled")[-1]["success"] == half[0].trajectory_id
+
+
+async def test_an_infrastructure_failure_costs_the_others_nothing(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        rig.data.failed(orders[1], InfrastructureError("the page died"))
+        again = await rig.order()
+        assert (again.trajectory_id, again.attempt) == (orders[1].trajectory_id, 2)
+        for order, success in zip([orders[0], again, *orders[2:]], [True, False, True, False], strict=True):
+            await rig.data.finished(order, rolled_out(order, success))
+        assert rig.metrics.trajectories == 4 and rig.events("group")[0]["size"] == 4
+
+
+async def test_no_more_is_begun_than_the_budget(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        begun = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.2):
+                    await rig.data.next()
+                begun += 1
+        # max_staleness × trajectories_per_update + rollouts
+        assert begun == 2 * 8 + 4
