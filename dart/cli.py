@@ -102,17 +102,48 @@ def worker(
 @CONFIG
 @SET
 @click.option(
-    "--checkpoint", type=click.Path(path_type=Path), help="A checkpoint folder. [default: the config's model]"
+    "--checkpoint", metavar="FOLDER", help="A checkpoint, or builtin:NAME. [default: the config's model.path]"
 )
-@click.option("--episodes", type=click.IntRange(min=1), help="Held-out episodes. [default: evaluation.episodes]")
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    help="Compare with this on the same instances: another checkpoint, evaluated after the first, or a finished "
+    "evaluation's run directory or evaluation.json.",
+)
+@click.option("--tasks", metavar="A,B,...", help="Task names. [default: environment.tasks.names]")
+@click.option(
+    "--seeds",
+    metavar="FIRST:LAST",
+    help="Seeds from FIRST up to LAST - 1, none of which is trained on. [default: environment.tasks.eval_seeds]",
+)
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Instances: tasks in turn, each with the next seed. "
+    "[default: every task with every one of --seeds, else evaluation.episodes]",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Episodes of each instance, for pass@1 to pass@K. [default: evaluation.samples]",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    metavar="T",
+    help="Of sampling; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
+)
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
-def evaluate(
-    config: Path, overrides: tuple[str, ...], checkpoint: Path | None, episodes: int | None, quiet: bool
-) -> None:
-    """Success rate on held-out seeds, with a 95 % interval, per task; no training."""
+def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
+    """Success on held-out seeds with a 95 % interval, per task, pass@k, why episodes failed; no training.
+
+    With --against: the difference of two checkpoints on the same instances, its interval and an exact p-value.
+    """
     from dart.commands.evaluate import evaluate as run
 
-    run(config, overrides, checkpoint, episodes, quiet=quiet)
+    run(config, overrides, **choices)
 
 
 @main.command()

@@ -170,7 +170,10 @@ class Stop(Section):
 
 class Evaluation(Section):
     episodes: int = Field(200, ge=0, description="Held-out episodes before and after training; 0 for none.")
-    temperature: float | None = Field(None, gt=0.0, description="none: as in training.")
+    samples: Positive = Field(
+        1, description="Episodes per instance (task and seed) in `dart eval`; before and after training it is one."
+    )
+    temperature: float | None = Field(None, ge=0.0, description="none: as in training; 0: greedy.")
 
 
 class Checkpoint(Section):
@@ -227,6 +230,13 @@ class Config(Section):
             raise ValueError(
                 f"sync.max_unavailable is {self.sync.max_unavailable} "
                 f"but there are only {self.rollout.replicas} replicas"
+            )
+        episodes, tasks = self.evaluation.episodes, len(set(self.environment.tasks.names))
+        first, last = self.environment.tasks.eval_seeds
+        if (needed := -(-episodes // tasks)) > last - first:
+            raise ValueError(
+                f"evaluation.episodes: {episodes} episodes of {tasks} tasks need {needed} held-out seeds, and "
+                f"environment.tasks.eval_seeds has {last - first}: widen it or evaluate fewer"
             )
         return self
 

@@ -1,39 +1,234 @@
-"""`dart eval`: a checkpoint's success rate on held-out seeds."""
+"""`dart eval`: a checkpoint's success on held-out instances, alone or against another checkpoint on the same ones.
+
+Every evaluation has a run directory of its own with an evaluation.json (docs/evaluation.md); a comparison is made
+from two of those, so that an evaluation that finished long ago serves as well as one that has just run.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-from dart.commands.train import check_before, new_directory, percent, run_in_loop
-from dart.config import Config, load
-from dart.coordinator.summary import write_summary
+from dart.commands.train import check_before, new_directory, run_in_loop
+from dart.config import BUILTIN_MODELS, Config, load, parse
+from dart.coordinator.evaluation import instances
+from dart.coordinator.summary import write_json, write_summary
+from dart.core.outcomes import compare
+from dart.errors import UserError
+
+FILE = "evaluation.json"
+COMPARED = ("run", "checkpoint", "protocol", "success", "pass_at_k")
+"""What a comparison repeats of the evaluation that it compares with."""
+EPISODES = 200
+"""Where the config evaluates nothing around training and the command line does not say."""
 
 
 def evaluate(
-    config_path: Path, overrides: Sequence[str], checkpoint: Path | None, episodes: int | None, *, quiet: bool
+    config_path: Path,
+    overrides: Sequence[str],
+    *,
+    checkpoint: str | None,
+    against: str | None,
+    tasks: str | None,
+    seeds: str | None,
+    episodes: int | None,
+    samples: int | None,
+    temperature: float | None,
+    quiet: bool,
 ) -> None:
-    """Evaluate and print; eval.json in the run directory holds the numbers. Raises UserError."""
-    config = load(config_path, overrides)
-    changes: dict[str, object] = {}
-    if checkpoint is not None:
-        changes["model"] = config.model.model_copy(update={"path": str(checkpoint)})
-    if episodes is not None or not config.evaluation.episodes:
-        changes["evaluation"] = config.evaluation.model_copy(update={"episodes": episodes or 200})
-    config = Config.model_validate(config.model_copy(update=changes).model_dump())
+    """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
+    config = _chosen(load(config_path, overrides), checkpoint, tasks, seeds, episodes, samples, temperature)
     check_before(config, True)
-    directory = new_directory(config, f"{config.run.name}-eval")
+    other = _opponent(config, against) if against is not None else None
+    document, directory = _run(config, "eval", quiet) or sys.exit(130)
+    if isinstance(other, Config):
+        if (run := _run(other, "eval-against", quiet)) is None:
+            click.echo(f"{config.model.path} is evaluated: compare with it by --against {directory}")
+            sys.exit(130)
+        other, _ = run
+    if other is not None:
+        document["against"] = _against(document, other)
+        write_json(directory / FILE, document)
+    from dart.commands.plot import evaluation_picture
+
+    picture = evaluation_picture(directory, document)
+    report(document)
+    click.echo(f"numbers in {directory / FILE}" + (f", picture {picture}" if picture else ""))
+
+
+# ---- what to evaluate ----
+
+
+def _chosen(
+    config: Config,
+    checkpoint: str | None,
+    tasks: str | None,
+    seeds: str | None,
+    episodes: int | None,
+    samples: int | None,
+    temperature: float | None,
+) -> Config:
+    """The config with the command line's choices."""
+    raw = config.model_dump()
+    evaluation, task_set = raw["evaluation"], raw["environment"]["tasks"]
+    if checkpoint is not None:
+        raw["model"]["path"] = checkpoint
+    if tasks is not None:
+        task_set["names"] = _names(tasks)
+    if seeds is not None:
+        task_set["eval_seeds"] = first, last = _seeds(seeds, config)
+        episodes = episodes or len(task_set["names"]) * (last - first)
+    if samples is not None:
+        evaluation["samples"] = samples
+    if temperature is not None:
+        evaluation["temperature"] = temperature
+    evaluation["episodes"] = episodes or evaluation["episodes"] or EPISODES
+    return parse(raw, "command line")
+
+
+def _names(tasks: str) -> tuple[str, ...]:
+    names = [name.strip() for name in tasks.split(",")]
+    if not all(names):
+        raise UserError(f"--tasks {tasks!r} has an empty name: write them as in click-test,enter-text")
+    return tuple(dict.fromkeys(names))
+
+
+def _seeds(seeds: str, config: Config) -> tuple[int, int]:
+    first, _, last = seeds.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise UserError(
+            f"--seeds {seeds!r} is not FIRST:LAST with FIRST below LAST: 1000000:1000050 is 50, from 1000000 to 1000049"
+        )
+    start, end = config.environment.tasks.train_seeds
+    if int(first) < end and start < int(last):
+        raise UserError(
+            f"--seeds {seeds}: environment.tasks.train_seeds is [{start}, {end}), so these are not held out: choose "
+            f"others, for example {end}:{end + int(last) - int(first)}, or move the training seeds with --set"
+        )
+    return int(first), int(last)
+
+
+def _opponent(config: Config, against: str) -> Config | dict[str, Any]:
+    """What to compare with: an evaluation that is finished, or what has to run for it. Raises UserError."""
+    path = Path(against)
+    if path.is_file() or (path / FILE).is_file():
+        return _finished(config, path)
+    if (path / "run.db").exists():
+        raise UserError(
+            f"--against {against} is a run directory without {FILE}: name a finished evaluation, "
+            "or one of the run's checkpoints"
+        )
+    if not path.is_dir() and not against.startswith("builtin:"):
+        known = ", ".join(f"builtin:{folder.parent.name}" for folder in sorted(BUILTIN_MODELS.glob("*/config.json")))
+        raise UserError(
+            f"--against {against} does not exist: name a checkpoint's folder ({known} ships with dart), "
+            f"or a finished evaluation's run directory or {FILE}"
+        )
+    other = parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")
+    check_before(other, True)
+    return other
+
+
+def _finished(config: Config, path: Path) -> dict[str, Any]:
+    """The finished evaluation, once it is known to be of the instances and samples that this one will have."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        there = successes(document)
+        protocol = {name: document[name] for name in COMPARED}["protocol"]
+        names, (first, last) = protocol["tasks"], protocol["seeds"]
+        number, each = protocol["episodes"], protocol["samples"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--against {path}: {file} is not an evaluation ({error!r}): name an {FILE} that `dart eval` wrote"
+        ) from None
+    wanted = {task.id for task in instances(config, config.evaluation.episodes)}
+    samples, shared = config.evaluation.samples, len(wanted & there.keys())
+    if there.keys() != wanted or {len(found) for found in there.values()} != {samples}:
+        raise UserError(
+            f"--against {path} has {number} instances of {','.join(names)}, seeds {first}:{last}, {each} samples each; "
+            f"here are {len(wanted)}, {shared} of them the same, {samples} samples each; only the same can be paired: "
+            f"add --tasks {','.join(names)} --seeds {first}:{last} --episodes {number} --samples {each}"
+        )
+    return document
+
+
+# ---- running and comparing ----
+
+
+def _run(config: Config, kind: str, quiet: bool) -> tuple[dict[str, Any], Path] | None:
+    """Its evaluation.json and its run directory; None when it was interrupted."""
+    directory = new_directory(config, f"{config.run.name}-{kind}")
     summary = run_in_loop(config, directory, training=False, resume=False, quiet=quiet, local=True)
     if summary is None:
-        sys.exit(130)
+        return None
     write_summary(directory, summary)
-    result = summary["evaluation"]
-    click.echo(f"success {percent(result)} of {config.model.path}")
-    for task, rate in result["per_task"].items():
-        click.echo(f"  {task:24s} {percent(rate)}")
-    click.echo(f"terminations {json.dumps(result['terminations'])}, {result['steps']:.2f} steps per episode")
-    click.echo(f"numbers in {directory / 'summary.json'}")
+    return json.loads((directory / FILE).read_text(encoding="utf-8")), directory
+
+
+def successes(document: dict[str, Any]) -> dict[str, list[bool]]:
+    """Instance → successes of its samples."""
+    return {each["id"]: [bool(one["success"]) for one in each["samples"]] for each in document["instances"]}
+
+
+def _against(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The part of evaluation.json that compares."""
+    repeated = {name: other[name] for name in COMPARED}
+    return repeated | asdict(compare(successes(document), successes(other)))
+
+
+# ---- telling ----
+
+
+def report(document: dict[str, Any]) -> None:
+    """The evaluation, and what it is compared with, as a table and a few lines."""
+    sides = {"A": document, "B": document["against"]} if "against" in document else {"": document}
+    for name, side in sides.items():
+        click.echo(f"{name} {side['checkpoint']}, temperature {side['protocol']['temperature']:g}".strip())
+    Console().print(_table(sides))
+    for name, side in sides.items():
+        success = side["success"]
+        failed = ", ".join(f"{kind} {count}" for kind, count in success["failures"].items())
+        click.echo(
+            f"{name} {success['steps']:.2f} steps and {success['seconds']:.2f} s per episode; failed: {failed}; "
+            f"made again after infrastructure failures: {success['infrastructure_attempts']}".strip()
+        )
+    if "against" in document:
+        against = document["against"]
+        difference = against["difference"]
+        click.echo(
+            f"A - B: {100 * difference['mean']:+.1f} points ({100 * difference['low']:+.1f} to "
+            f"{100 * difference['high']:+.1f}); of the instances A is better on {against['better']} and worse on "
+            f"{against['worse']}, McNemar's exact p = {against['p_value']:.2g}"
+        )
+
+
+def _table(sides: dict[str, dict[str, Any]]) -> Table:
+    """Success per task, over all, and pass@k, a pair of columns per side."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    table.add_column("episodes", justify="right")
+    for name in sides:
+        table.add_column(f"{name} success".strip(), justify="right")
+        table.add_column("95 % interval")
+    successes_of = [side["success"] for side in sides.values()]
+    rows = {task: [success["per_task"][task] for success in successes_of] for task in successes_of[0]["per_task"]}
+    for name, rates in [*rows.items(), ("all", successes_of)]:
+        table.add_row(name, str(rates[0]["episodes"]), *_cells(rates))
+    curves = [side["pass_at_k"] for side in sides.values()]
+    most = len(curves[0])
+    for k in sorted({1, most} | {2**i for i in range(most.bit_length())}) if most > 1 else ():
+        table.add_row(f"pass@{k}", "", *_cells([curve[str(k)] for curve in curves]))
+    return table
+
+
+def _cells(rates: Sequence[dict[str, float]]) -> list[str]:
+    return [cell for rate in rates for cell in (f"{rate['mean']:.1%}", f"{rate['low']:.1%} to {rate['high']:.1%}")]

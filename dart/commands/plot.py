@@ -1,4 +1,4 @@
-"""The learning curve of a run as a PNG, from its metrics.jsonl."""
+"""Pictures as PNG: the learning curve of a run, from its metrics.jsonl, and an evaluation, from its evaluation.json."""
 
 from __future__ import annotations
 
@@ -52,6 +52,65 @@ def read_metrics(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[
         [event for event in events if event["event"] == "update"],
         {event["label"]: event for event in events if event["event"] == "evaluation"},
     )
+
+
+def evaluation_picture(directory: Path, document: dict[str, Any]) -> Path | None:
+    """Draw success per task with its interval, and pass@k where there are samples; None without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return None
+    sides = [document, document["against"]] if "against" in document else [document]
+    widths = [1.5 + 0.9 * (1 + len(document["success"]["per_task"]))]
+    if len(document["pass_at_k"]) > 1:
+        widths.append(4.5)
+    figure, ((success, *rest),) = plt.subplots(
+        1, len(widths), figsize=(sum(widths), 4.8), width_ratios=widths, squeeze=False, constrained_layout=True
+    )
+    _by_task(success, sides)
+    for curves in rest:
+        _pass_curves(curves, sides)
+    path = directory / "evaluation.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def _by_task(axes: Any, sides: list[dict[str, Any]]) -> None:
+    names = [*sides[0]["success"]["per_task"], "all"]
+    for number, side in enumerate(sides):
+        rates = [*(side["success"]["per_task"][name] for name in names[:-1]), side["success"]]
+        at = [index + 0.2 * (number - (len(sides) - 1) / 2) for index in range(len(names))]
+        means = [rate["mean"] for rate in rates]
+        bars = [[rate["mean"] - rate["low"] for rate in rates], [rate["high"] - rate["mean"] for rate in rates]]
+        label = f"{short_name(side['checkpoint'])}: {means[-1]:.0%}"
+        axes.errorbar(at, means, yerr=bars, fmt="o", capsize=4, label=label, clip_on=False)
+    axes.axvline(len(names) - 1.5, color="black", alpha=0.3, linewidth=1)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(0, 1.02)
+    _axes(axes, "", "success rate, 95 % interval", "Success by task")
+
+
+def _pass_curves(axes: Any, sides: list[dict[str, Any]]) -> None:
+    for side in sides:
+        rates = list(side["pass_at_k"].values())
+        ks = range(1, len(rates) + 1)
+        (line,) = axes.plot(ks, [rate["mean"] for rate in rates], "o-", label=short_name(side["checkpoint"]))
+        low, high = [rate["low"] for rate in rates], [rate["high"] for rate in rates]
+        axes.fill_between(ks, low, high, alpha=0.2, color=line.get_color())
+    axes.locator_params(axis="x", integer=True)
+    axes.set_ylim(0, 1.02)
+    _axes(axes, "k", "success in at least one of k samples", "pass@k")
+
+
+def short_name(checkpoint: str) -> str:
+    """A checkpoint in a legend: its run and its version."""
+    parts = [part for part in Path(checkpoint).parts if part not in ("checkpoints", "/")]
+    return "/".join(parts[-2:])
 
 
 def _axes(axes: Any, x: str, y: str, title: str) -> None:

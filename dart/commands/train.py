@@ -76,6 +76,7 @@ def run_in_loop(
         filename=directory / "coordinator.log",
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,  # a comparison has two runs, each with its own log
     )
     return uvloop.run(_run(config, directory, training=training, resume=resume, quiet=quiet, local=local))
 

@@ -61,7 +61,7 @@ class View:
         if status.phase == "starting":
             return f"{self._elapsed()} starting: {self._starting()}"
         if (evaluation := self._run.evaluation) is not None:
-            return f"{self._elapsed()} evaluating: {len(evaluation.trajectories)}/{evaluation.total} episodes"
+            return f"{self._elapsed()} evaluating: {len(evaluation.outcomes)}/{evaluation.total} episodes"
         return (
             f"{self._elapsed()} {status.phase}: update {status.update}, success {metrics.success_rate:.0%}, "
             f"{metrics.trajectories} trajectories ({self._per_minute():.0f}/min), "
@@ -88,7 +88,7 @@ class View:
         body: list[Any] = [self._line()]
         evaluation = run.evaluation
         if evaluation is not None:
-            body.append(ProgressBar(total=max(evaluation.total, 1), completed=len(evaluation.trajectories), width=60))
+            body.append(ProgressBar(total=max(evaluation.total, 1), completed=len(evaluation.outcomes), width=60))
         elif status.phase == "training":
             body.append(ProgressBar(total=100, completed=100 * self._progress(), width=60))
             body.append(self._tasks())

@@ -1,71 +1,71 @@
 """Held-out evaluation: the same workers and the same episode, on seeds that training never sees, no training.
 
-Episodes go round the tasks in turn, each with the next held-out seed; every one counts, whatever it ends with, and
-an attempt that infrastructure ended is made again.
+Instances go round the tasks in turn, each with the next held-out seed; every episode counts, whatever it ends with,
+and an attempt that infrastructure ended is made again.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from dart.config import Config
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.groups import Order
+from dart.core.outcomes import Failure, Outcome, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import GroupState
+from dart.store.records import GroupKind, GroupState
 
 MOST_ATTEMPTS = 5
 
 
-def wilson(successes: int, episodes: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a success rate (E. B. Wilson 1927, eq. in JASA 22, 209-212)."""
-    if episodes == 0:
-        return 0.0, 1.0
-    p = successes / episodes
-    scale = 1 + z * z / episodes
-    centre = (p + z * z / (2 * episodes)) / scale
-    half = z * math.sqrt(p * (1 - p) / episodes + z * z / (4 * episodes * episodes)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)
+def instances(config: Config, number: int) -> list[Task]:
+    """The first `number` held-out instances. The config has checked that there are enough seeds."""
+    tasks = config.environment.tasks
+    names = list(dict.fromkeys(tasks.names))  # a name that training has twice would be the same instances twice
+    first = tasks.eval_seeds[0]
+    return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
 
 
 class Evaluation:
-    """A source of orders (`coordinator.episodes.EpisodeSource`) that collects what comes back."""
+    """A source of orders (`coordinator.episodes.EpisodeSource`) that collects what comes back.
 
-    def __init__(self, label: str, config: Config, database: Database, suite: str, episodes: int) -> None:
-        self._database, self._label = database, label
-        self.temperature = config.evaluation.temperature or config.rollout.temperature
-        names, first = config.environment.tasks.names, config.environment.tasks.eval_seeds[0]
+    `number` instances, `samples` episodes of each. Only outcomes are held: screenshots are the database's.
+    """
+
+    def __init__(self, label: str, config: Config, database: Database, number: int, samples: int = 1) -> None:
+        self._database, self._config, self._samples = database, config, samples
+        chosen = config.evaluation.temperature
+        self.temperature = config.rollout.temperature if chosen is None else chosen
+        self._instances = instances(config, number)
         limit = config.curation.step_limit
-        tasks = [Task(suite, names[i % len(names)], first + i // len(names)) for i in range(episodes)]
-        if tasks and tasks[-1].seed >= config.environment.tasks.eval_seeds[1]:
-            raise UserError(
-                f"evaluation.episodes: {episodes} episodes of {len(names)} tasks need {tasks[-1].seed - first + 1} "
-                "held-out seeds: widen environment.tasks.eval_seeds or evaluate fewer"
-            )
         self._orders = deque(
-            Order(f"eval-{label}-{task.name}-{task.seed}", f"eval-{label}-{task.name}", task, limit) for task in tasks
+            Order(name, f"eval-{label}-{task.name}", task, limit)
+            for task in self._instances
+            for name in _names(f"eval-{label}-{task.name}-{task.seed}", samples)
         )
         self._tasks = {order.group_id: order.task for order in self._orders}
-        self._planned = {group: sum(o.group_id == group for o in self._orders) for group in self._tasks}
-        self.trajectories: list[Trajectory] = []
-        self.total = len(tasks)
+        self._planned = Counter(order.group_id for order in self._orders)
+        self.outcomes: list[Outcome] = []
+        self.total = len(self._orders)
 
     async def open(self) -> None:
         for group, task in self._tasks.items():
-            await self._database.open_group(group, task, self._planned[group], time.time())
+            planned = self._planned[group]
+            await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
 
     async def next(self) -> Order | None:
         return self._orders.popleft() if self._orders else None
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
-        self.trajectories.append(trajectory)
+        self.outcomes.append(Outcome.of(trajectory, order.attempt))
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         if order.attempt >= MOST_ATTEMPTS:
@@ -82,28 +82,66 @@ class Evaluation:
         return self.result()
 
     def result(self) -> dict[str, Any]:
-        """{mean, low, high, episodes, steps, terminations, per_task}: success with its 95 % interval."""
+        """Success with its 95 % interval, over all and per task, and how episodes went and failed."""
         return {
-            **_rate(self.trajectories),
-            "steps": sum(len(t.steps) for t in self.trajectories) / max(len(self.trajectories), 1),
-            "terminations": {
-                kind: sum(t.termination == kind for t in self.trajectories)
-                for kind in sorted({t.termination.value for t in self.trajectories})
-            },
+            **_rate(self.outcomes),
+            "steps": fmean(o.steps for o in self.outcomes) if self.outcomes else 0.0,
+            "seconds": fmean(o.seconds for o in self.outcomes) if self.outcomes else 0.0,
+            "terminations": dict(sorted(Counter(o.termination.value for o in self.outcomes).items())),
+            "failures": {kind.value: sum(o.failure is kind for o in self.outcomes) for kind in Failure},
+            "infrastructure_attempts": sum(o.attempts - 1 for o in self.outcomes),
             "temperature": self.temperature,
             "per_task": {
-                name: _rate([t for t in self.trajectories if t.task.name == name])
-                for name in sorted({t.task.name for t in self.trajectories})
+                name: _rate([o for o in self.outcomes if o.task.name == name])
+                for name in sorted({o.task.name for o in self.outcomes})
             },
         }
 
+    def document(self, run: str) -> dict[str, Any]:
+        """evaluation.json (docs/evaluation.md). It resamples: a second of work where there are many instances."""
+        by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
+        for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):
+            by_instance[outcome.task.id].append(outcome)
+        curve = pass_curve([[o.success for o in outcomes] for outcomes in by_instance.values()])
+        return {
+            "run": run,
+            "checkpoint": self._config.model.path,
+            "protocol": {
+                "tasks": list(dict.fromkeys(task.name for task in self._instances)),
+                "seeds": [self._instances[0].seed, self._instances[-1].seed + 1],
+                "episodes": len(self._instances),
+                "samples": self._samples,
+                "temperature": self.temperature,
+                "step_limit": self._config.curation.step_limit,
+            },
+            "success": self.result(),
+            "pass_at_k": {str(k): asdict(estimate) for k, estimate in curve.items()},
+            "instances": [
+                {
+                    "id": task.id,
+                    "task": task.name,
+                    "seed": task.seed,
+                    "samples": [
+                        {
+                            "trajectory": o.trajectory_id,
+                            "success": o.success,
+                            "failure": o.failure,
+                            "steps": o.steps,
+                            "seconds": round(o.seconds, 3),
+                        }
+                        for o in by_instance[task.id]
+                    ],
+                }
+                for task in self._instances
+            ],
+        }
 
-def _rate(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    wins = sum(t.success for t in trajectories)
-    low, high = wilson(wins, len(trajectories))
-    return {
-        "mean": wins / len(trajectories) if trajectories else 0.0,
-        "low": low,
-        "high": high,
-        "episodes": len(trajectories),
-    }
+
+def _names(instance: str, samples: int) -> list[str]:
+    """Trajectory ids of an instance's samples."""
+    width = len(str(samples))
+    return [instance] if samples == 1 else [f"{instance}-{number:0{width}d}" for number in range(1, samples + 1)]
+
+
+def _rate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {**asdict(success_rate([o.success for o in outcomes])), "episodes": len(outcomes)}

@@ -27,7 +27,7 @@ from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.server import CoordinatorService, Rejected, Server
 from dart.coordinator.sessions import Fleet
-from dart.coordinator.summary import machine, software, write_summary
+from dart.coordinator.summary import machine, software, write_json, write_summary
 from dart.coordinator.syncing import WeightSync
 from dart.coordinator.training import TrainerLost, TrainerRanks, timed
 from dart.core.feed import ReleasedGroup
@@ -206,7 +206,9 @@ class Run:
         await self._workers_ready()
         episodes = self.config.evaluation.episodes
         if not self._training:
-            await self._evaluate("eval", episodes)
+            source = await self._evaluate("eval", episodes, self.config.evaluation.samples)
+            document = await asyncio.to_thread(source.document, self.directory.name)
+            write_json(self.directory / "evaluation.json", document)
             return self._summary()
         if episodes and not self._start.update:
             await self._evaluate("before", episodes)
@@ -225,15 +227,16 @@ class Run:
         while not (self.envs.slots and len(self.policy.router.replicas) >= self.config.rollout.replicas):
             await self._fleet_changed.wait()
 
-    async def _evaluate(self, label: str, episodes: int) -> None:
+    async def _evaluate(self, label: str, episodes: int, samples: int = 1) -> Evaluation:
         self._phase("evaluating")
-        source = Evaluation(label, self.config, self.database, self.config.environment.kind, episodes)
+        source = Evaluation(label, self.config, self.database, episodes, samples)
         self.evaluation = source
         await source.open()
         await sample(source, self.envs, self.policy, self.config)
         self.evaluations[label] = await source.close()
         self.evaluation = None
         self.metrics.event("evaluation", label=label, **self.evaluations[label])
+        return source
 
     # ---- training ----
 

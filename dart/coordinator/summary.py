@@ -30,10 +30,14 @@ def software() -> dict[str, str]:
 
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> Path:
-    """summary.json, whole or not at all."""
-    path = directory / "summary.json"
+    """summary.json of a run."""
+    return write_json(directory / "summary.json", summary)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> Path:
+    """The file, whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
 
