@@ -1,7 +1,8 @@
-"""Every equation of dart.algo against values worked out by hand."""
+"""Every equation of dart.algo against values worked out by hand, and every gradient against differences."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,16 +11,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from dart.algo.importance import truncated_importance_weight  # noqa: E402
+from dart.algo import importance  # noqa: E402
+from dart.algo.aggregation import constant_mean, step_mean, token_mean  # noqa: E402
+from dart.algo.kl import ESTIMATORS, k1, k2, k3  # noqa: E402
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs  # noqa: E402
-from dart.algo.loss import (  # noqa: E402
-    Totals,
+from dart.algo.loss import Recipe, policy_loss  # noqa: E402
+from dart.algo.objectives import (  # noqa: E402
+    OBJECTIVES,
+    Tokens,
+    clipped_importance,
     clipped_surrogate,
-    k3_kl,
-    policy_loss,
-    probability_ratio,
-    step_mean,
+    find,
 )
+from dart.algo.ratio import RATIOS, sequence_ratio, sequence_token_ratio, token_ratio  # noqa: E402
+from dart.algo.selection import entropy_thresholds, high_entropy_steps  # noqa: E402
+from dart.algo.steps import Steps, Totals  # noqa: E402
+from dart.config import LOSS_KINDS, Loss  # noqa: E402
 
 
 def close(actual: Any, expected: list[float]) -> None:
@@ -28,6 +35,15 @@ def close(actual: Any, expected: list[float]) -> None:
 
 def logs(*probabilities: float) -> Any:
     return torch.tensor(probabilities).log()
+
+
+def steps(*lengths: int) -> Steps:
+    tensor = torch.tensor(lengths)
+    return Steps(torch.repeat_interleave(torch.arange(len(lengths)), tensor), tensor)
+
+
+def gradient(value: Any, by: Any) -> Any:
+    return torch.autograd.grad(value, by, retain_graph=True)[0]
 
 
 def test_logprobs_are_those_of_the_tempered_distribution() -> None:
@@ -54,6 +70,17 @@ def test_entropy_is_over_the_whole_vocabulary() -> None:
     close(token_entropy(log_distribution(logits, 1.0, banned)), [math.log(2), 0.0])
 
 
+def test_entropy_has_a_gradient_only_when_asked_for() -> None:
+    logits = torch.tensor([[1.0, 3.0, 4.0]]).log().requires_grad_()
+    banned = torch.tensor([2])
+    assert not token_entropy(log_distribution(logits, 1.0, banned)).requires_grad
+    entropy = token_entropy(log_distribution(logits, 1.0, banned), gradient=True)
+    # p = (1/4, 3/4): dH/dz_i = −p_i (ln p_i + H), and H = ¼ ln 4 + ¾ ln 4/3 = 0.562335; the banned one gets 0.
+    close(entropy, [0.562335])
+    expected = [-0.25 * (math.log(0.25) + 0.562335), -0.75 * (math.log(0.75) + 0.562335), 0.0]
+    close(gradient(entropy.sum(), logits)[0], expected)
+
+
 def test_bfloat16_logits_are_computed_in_float32() -> None:
     logits = torch.tensor([[0.0, 10.0]], dtype=torch.bfloat16)
     result = log_distribution(logits, 1.0)
@@ -61,22 +88,45 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
     close(result[0], [-10 - math.log1p(math.exp(-10)), -math.log1p(math.exp(-10))])
 
 
-def test_importance_weight_is_the_ratio_cut_at_the_cap() -> None:
-    old, behaviour = logs(0.5, 0.2, 0.3), logs(0.25, 0.4, 0.3)
-    close(truncated_importance_weight(old, behaviour, 1.0), [1.0, 0.5, 1.0])
-    close(truncated_importance_weight(old, behaviour, 1.5), [1.5, 0.5, 1.0])
-    close(truncated_importance_weight(old, behaviour, 10.0), [2.0, 0.5, 1.0])
+def test_truncated_weight_is_the_ratio_cut_at_the_cap() -> None:
+    ratio = importance.behaviour_ratio(logs(0.5, 0.2, 0.3), logs(0.25, 0.4, 0.3))
+    close(ratio, [2.0, 0.5, 1.0])
+    close(importance.truncated(ratio, 1.0), [1.0, 0.5, 1.0])
+    close(importance.truncated(ratio, 1.5), [1.5, 0.5, 1.0])
+    close(importance.truncated(ratio, 10.0), [2.0, 0.5, 1.0])
+
+
+def test_masked_weight_is_the_ratio_within_bounds_and_0_outside() -> None:
+    ratio = torch.tensor([0.4, 0.5, 1.0, 2.0, 2.1])
+    close(importance.masked(ratio, 0.5, 2.0), [0.0, 0.5, 1.0, 2.0, 0.0])
+    with pytest.raises(ValueError, match="floor"):
+        importance.masked(ratio, 2.0, 2.0)
+
+
+def test_importance_of_a_sequence_is_the_product_over_its_tokens() -> None:
+    # Steps of 2 and 1 tokens: 2 · ½ · … : (0.5/0.25) · (0.1/0.4) = 0.5, and 0.3/0.1 = 3.
+    ratio = importance.sequence_behaviour_ratio(logs(0.5, 0.1, 0.3), logs(0.25, 0.4, 0.1), steps(2, 1))
+    close(ratio, [0.5, 0.5, 3.0])
+
+
+def test_the_ratio_of_a_sequence_may_overflow_its_weight_may_not() -> None:
+    ratio = importance.sequence_behaviour_ratio(torch.full((9,), -1.0), torch.full((9,), -20.0), steps(9))
+    close(importance.truncated(ratio, 1.0), [1.0] * 9)
+    close(importance.masked(ratio, 0.5, 2.0), [0.0] * 9)
 
 
 @pytest.mark.parametrize("wrong", [[math.nan, -1.0], [-math.inf, -1.0], [-1.0, math.inf], [0.5, -1.0], [-1.0], []])
 def test_missing_or_misaligned_behaviour_is_an_error(wrong: list[float]) -> None:
     with pytest.raises(ValueError, match="behaviour"):
-        truncated_importance_weight(torch.tensor([-1.0, -2.0]), torch.tensor(wrong), 1.0)
+        importance.behaviour_ratio(torch.tensor([-1.0, -2.0]), torch.tensor(wrong))
+    with pytest.raises(ValueError, match="behaviour"):
+        importance.sequence_behaviour_ratio(torch.tensor([-1.0, -2.0]), torch.tensor(wrong), steps(2))
 
 
 def test_importance_weight_carries_no_gradient() -> None:
     old = logs(0.5).requires_grad_()
-    assert not truncated_importance_weight(old, logs(0.25), 1.0).requires_grad
+    assert not importance.truncated(importance.behaviour_ratio(old, logs(0.25)), 1.0).requires_grad
+    assert not importance.sequence_behaviour_ratio(old, logs(0.25), steps(1)).requires_grad
 
 
 def test_clip_higher() -> None:
@@ -86,85 +136,336 @@ def test_clip_higher() -> None:
     close(clipped_surrogate(ratio, advantages, 0.2, 0.28), [0.5, -0.8, 2.2, 1.28, -1.5])
 
 
-def test_ratio() -> None:
-    close(probability_ratio(logs(0.3, 0.1), logs(0.1, 0.2)), [3.0, 0.5])
+def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
+    new = logs(0.2, 0.5, 0.1).requires_grad_()
+    ratio, advantages = torch.tensor([0.5, 1.5, 1.1]), torch.tensor([1.0, 2.0, -1.0])
+    value = clipped_importance(new, ratio, advantages, 0.2, 0.28)
+    # sg[clip(ρ)] A ln π: 0.8 · 1 · ln 0.2, 1.28 · 2 · ln 0.5, 1.1 · −1 · ln 0.1; the factors of ln π are the gradient.
+    close(value, [0.8 * math.log(0.2), 2.56 * math.log(0.5), -1.1 * math.log(0.1)])
+    close(gradient(value.sum(), new), [0.8, 2.56, -1.1])
+    # ε_low = 1: no lower bound.
+    close(gradient(clipped_importance(new, ratio, advantages, 1.0, 0.28).sum(), new), [0.5, 2.56, -1.1])
 
 
-def test_k3() -> None:
+def test_token_ratio() -> None:
+    close(token_ratio(logs(0.3, 0.1), logs(0.1, 0.2)), [3.0, 0.5])
+
+
+def test_sequence_ratio_is_the_geometric_mean_of_the_tokens() -> None:
+    new, old = logs(0.4, 0.1, 0.3).requires_grad_(), logs(0.1, 0.1, 0.1)
+    # Steps of 2 and 1 tokens: √(4 · 1) = 2, and 3.
+    whole, by_token = sequence_ratio(new, old, steps(2, 1)), sequence_token_ratio(new, old, steps(2, 1))
+    close(whole, [2.0, 2.0, 3.0])
+    close(by_token, [2.0, 2.0, 3.0])
+    # The first token's entry alone: s/|y| = 1 to both of its step's tokens; with GSPO-token s = 2 to itself.
+    close(gradient(whole[0], new), [1.0, 1.0, 0.0])
+    close(gradient(sequence_token_ratio(new, old, steps(2, 1))[0], new), [2.0, 0.0, 0.0])
+    # Summed over the step they are the same.
+    close(gradient(sequence_ratio(new, old, steps(2, 1)).sum(), new), [2.0, 2.0, 3.0])
+    close(gradient(by_token.sum(), new), [2.0, 2.0, 3.0])
+
+
+def test_kl_estimators() -> None:
+    new, reference = logs(0.4, 0.2, 0.3), logs(0.2, 0.4, 0.3)
+    two = math.log(2)
+    close(k1(new, reference), [two, -two, 0.0])
+    close(k2(new, reference), [two**2 / 2, two**2 / 2, 0.0])
     # r = ref / new = 1/2: 1/2 + ln 2 − 1; r = 2: 2 − ln 2 − 1; r = 1: 0.
-    close(k3_kl(logs(0.4, 0.2, 0.3), logs(0.2, 0.4, 0.3)), [math.log(2) - 0.5, 1 - math.log(2), 0.0])
+    close(k3(new, reference), [two - 0.5, 1 - two, 0.0])
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_what_kl_estimators_are_on_average(name: str) -> None:
+    """Over a ~ π exactly, a policy of 5 tokens: the mean of the value, and of the gradient, against the KL's own."""
+    draw = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, generator=draw, dtype=torch.float64).requires_grad_()
+    reference = torch.randn(5, generator=draw, dtype=torch.float64).log_softmax(0)
+    new = logits.log_softmax(0)
+    values = ESTIMATORS[name](new, reference)
+    reverse = (new.exp() * (new - reference)).sum()
+    forward = (reference.exp() * (reference - new)).sum()
+    mean, mean_gradient = (new.exp() * values).sum(), gradient((new.exp().detach() * values).sum(), logits)
+    expected = {"k1": torch.zeros(5).double(), "k2": gradient(reverse, logits), "k3": gradient(forward, logits)}
+    torch.testing.assert_close(mean_gradient, expected[name], rtol=1e-12, atol=1e-12)
+    assert name == "k2" or float(mean.detach()) == pytest.approx(float(reverse.detach()), rel=1e-12)
+
+
+VALUES = [1.0, 1.0, 1.0, 1.0, 6.0]
 
 
 def test_each_step_counts_once_however_long() -> None:
-    values = torch.tensor([1.0, 1.0, 1.0, 1.0, 6.0])
-    index, lengths = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([4, 1])
-    assert float(step_mean(values, index, lengths, 2)) == pytest.approx((1 + 6) / 2)
-    assert float(step_mean(values, index, lengths, 10)) == pytest.approx((1 + 6) / 10)
+    values = torch.tensor(VALUES)
+    assert float(step_mean(values, steps(4, 1), Totals(2, 5, 5))) == pytest.approx((1 + 6) / 2)
+    assert float(step_mean(values, steps(4, 1), Totals(10, 50, 5))) == pytest.approx((1 + 6) / 10)
 
 
-def test_step_mean_refuses_a_step_that_is_not_whole() -> None:
-    with pytest.raises(ValueError, match="step_lengths"):
-        step_mean(torch.ones(2), torch.tensor([0, 0]), torch.tensor([3]), 1)
+def test_each_token_counts_once() -> None:
+    values = torch.tensor(VALUES)
+    assert float(token_mean(values, steps(4, 1), Totals(2, 5, 5))) == pytest.approx(10 / 5)
+    assert float(token_mean(values, steps(4, 1), Totals(10, 50, 5))) == pytest.approx(10 / 50)
 
 
-def arguments(**changes: Any) -> dict[str, Any]:
+def test_each_token_counts_the_same_in_every_batch() -> None:
+    values = torch.tensor(VALUES)
+    assert float(constant_mean(values, steps(4, 1), Totals(2, 5, 5), 8)) == pytest.approx((4 / 8 + 6 / 8) / 2)
+    with pytest.raises(ValueError, match="length is 0"):
+        constant_mean(values, steps(4, 1), Totals(2, 5, 5), 0)
+
+
+def test_more_than_the_whole_batch_is_refused() -> None:
+    for totals in (Totals(1, 5, 5), Totals(2, 4, 4)):
+        with pytest.raises(ValueError, match="whole batch"):
+            step_mean(torch.tensor(VALUES), steps(4, 1), totals)
+
+
+@pytest.mark.parametrize(("index", "lengths"), [([0, 0], [3]), ([0, 1], [1]), ([0], [1, 0]), ([0, 2], [1, 1])])
+def test_steps_that_are_not_whole_are_refused(index: list[int], lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="step"):
+        Steps(torch.tensor(index), torch.tensor(lengths))
+
+
+def test_sums_and_means_of_steps() -> None:
+    values = torch.tensor(VALUES)
+    close(steps(4, 1).sums(values), [4.0, 6.0])
+    close(steps(4, 1).means(values), [1.0, 6.0])
+    close(steps(4, 1).spread(torch.tensor([1.0, 2.0])), [1.0, 1.0, 1.0, 1.0, 2.0])
+
+
+def test_the_threshold_is_the_quantile_of_each_group() -> None:
+    entropies = torch.tensor([5.0, 1.0, 2.0, 4.0, 3.0, 0.5, 0.1])
+    groups = torch.tensor([0, 0, 0, 0, 0, 1, 2])
+    # Position 0.2 · 4 = 0.8 of (1, 2, 3, 4, 5), so 1.8; position 0.25 · 4 is 2 itself; one value is its own quantile.
+    close(entropy_thresholds(entropies, groups, 0.2), [1.8, 0.5, 0.1])
+    assert high_entropy_steps(entropies, groups, 0.2).tolist() == [True, False, True, True, True, True, True]
+    assert high_entropy_steps(entropies, groups, 0.25).tolist() == [True, False, True, True, True, True, True]
+    assert high_entropy_steps(entropies, groups, 0.5).tolist() == [True, False, False, True, True, True, True]
+    assert high_entropy_steps(entropies, groups, 0.0).all()
+
+
+def test_ties_stay_and_of_each_group_something_stays() -> None:
+    alike = torch.tensor([2.0, 2.0, 2.0, 1.0])
+    assert high_entropy_steps(alike, torch.tensor([0, 0, 0, 0]), 0.9).tolist() == [True, True, True, False]
+    draw = torch.Generator().manual_seed(2)
+    for count in range(1, 40):
+        entropies = torch.rand(count, generator=draw, dtype=torch.float64)
+        for quantile in (0.1, 0.2, 0.5, 0.999):
+            kept = high_entropy_steps(entropies, torch.zeros(count, dtype=torch.int64), quantile)
+            assert kept[entropies.argmax()]
+            # Those below a quantile between ranks are exactly the ones of lower rank.
+            assert int((~kept).sum()) in (math.ceil(quantile * (count - 1)), math.floor(quantile * (count - 1)) + 1)
+    assert high_entropy_steps(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0.2).tolist() == []
+    with pytest.raises(ValueError, match="finite"):
+        high_entropy_steps(torch.tensor([math.nan]), torch.tensor([0]), 0.2)
+
+
+def double(*shape: int, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: token_logprobs(log_distribution(x.view(3, 4), 0.7, torch.tensor([3])), torch.tensor([0, 2, 1])),
+        lambda x: token_entropy(log_distribution(x.view(3, 4), 0.7, torch.tensor([3])), gradient=True),
+        lambda x: token_ratio(x, double(12)),
+        lambda x: sequence_ratio(x, double(12), steps(5, 1, 6)),
+        lambda x: clipped_surrogate(x, double(12), 0.2, 0.28),
+        lambda x: k1(x, double(12)),
+        lambda x: k2(x, double(12)),
+        lambda x: k3(x, double(12)),
+        lambda x: step_mean(x.exp(), steps(5, 1, 6), Totals(3, 12, 12)),
+        lambda x: token_mean(x.exp(), steps(5, 1, 6), Totals(3, 12, 12)),
+        lambda x: constant_mean(x.exp(), steps(5, 1, 6), Totals(3, 12, 12), 7),
+    ],
+)
+def test_gradients_are_those_of_differences(function: Any) -> None:
+    x = double(12, seed=1).requires_grad_()
+    assert function(x).dtype == torch.float64
+    assert torch.autograd.gradcheck(function, (x,))
+
+
+def test_the_whole_loss_has_the_gradient_of_differences() -> None:
+    old, advantages, reference = double(12) - 3, double(12, seed=2), double(12, seed=3) - 3
+
+    def loss(new: Any, entropy: Any) -> Any:
+        return policy_loss(
+            recipe(kl_coefficient=0.3, entropy_coefficient=0.2, importance_cap=1.3), new=new, old=old,
+            behaviour=old + 0.3 * double(12, seed=4), advantages=advantages, steps=steps(5, 1, 6),
+            totals=Totals(4, 15, 12), reference=reference, entropy=entropy,
+        ).loss  # fmt: skip
+
+    new = (old + 0.2 * double(12, seed=1)).requires_grad_()
+    assert torch.autograd.gradcheck(loss, (new, double(12, seed=5).abs().requires_grad_()))
+
+
+def recipe(**changes: Any) -> Recipe:
+    """The paper's, without KL, in the configuration's own words."""
+    loss = Loss(**{"kl_coefficient": 0.0, **changes}).model_dump(exclude={"kind", "entropy_quantile"})
+    return Recipe(objective=OBJECTIVES[changes.get("kind", "grpo")], **loss)
+
+
+def arguments(changes: dict[str, Any] | None = None, **choices: Any) -> dict[str, Any]:
+    """Ratios 1.5, 1, 1 over steps of 2 and 1 tokens; π_old / π_behaviour is 2, 0.5 and 1."""
     values: dict[str, Any] = {
-        "new": logs(0.3, 0.2, 0.5), "old": logs(0.2, 0.2, 0.5), "weight": torch.tensor([1.0, 0.5, 1.0]),
-        "advantages": torch.tensor([1.0, 1.0, -2.0]), "step_index": torch.tensor([0, 0, 1]),
-        "step_lengths": torch.tensor([2, 1]), "totals": Totals(steps=2, tokens=3),
-        "clip_low": 0.2, "clip_high": 0.28, "importance_cap": 1.0,
+        "recipe": recipe(**choices), "new": logs(0.3, 0.2, 0.5), "old": logs(0.2, 0.2, 0.5),
+        "behaviour": logs(0.1, 0.4, 0.5), "advantages": torch.tensor([1.0, 1.0, -2.0]), "steps": steps(2, 1),
+        "totals": Totals(2, 3, 3),
     }  # fmt: skip
-    return values | changes
+    return values | (changes or {})
 
 
 def test_policy_loss_by_hand() -> None:
     terms = policy_loss(**arguments())
-    # Ratios 1.5 (cut to 1.28), 1, 1; steps: (1·1.28 + 0.5·1)/2 and −2; J is their mean.
+    # Ratio 1.5 is cut to 1.28, w is 1, 0.5, 1; steps: (1·1.28 + 0.5·1)/2 and −2; J is their mean.
     assert float(terms.loss) == pytest.approx(-((1.28 + 0.5) / 2 - 2) / 2)
     metrics = {name: float(value) for name, value in terms.metrics.items()}
     assert metrics["clip_fraction"] == pytest.approx(1 / 3)
     assert metrics["ratio"] == pytest.approx(3.5 / 3)
     assert metrics["importance_weight"] == pytest.approx(2.5 / 3)
-    assert metrics["importance_truncated"] == pytest.approx(2 / 3)
+    assert metrics["importance_truncated"] == pytest.approx(1 / 3)
     assert metrics["kl_old"] == pytest.approx((1.5 - math.log(1.5) - 1) / 3)
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        # The surrogates are 1.28, 1, −2, and w is 1, 0.5, 1 unless said otherwise.
+        ({"aggregation": "token_mean"}, (1.28 + 0.5 - 2) / 3),
+        ({"aggregation": "constant", "constant_length": 4}, ((1.28 + 0.5) / 4 - 2 / 4) / 2),
+        ({"importance": "none"}, ((1.28 + 1) / 2 - 2) / 2),
+        ({"importance_cap": 3.0}, ((2 * 1.28 + 0.5) / 2 - 2) / 2),
+        ({"importance": "masked", "importance_floor": 0.6, "importance_cap": 2.1}, (2 * 1.28 / 2 - 2) / 2),
+        # Over the first step 2 · 0.5 = 1.
+        ({"importance_level": "sequence"}, ((1.28 + 1) / 2 - 2) / 2),
+        # s = √1.5 = 1.224745 is not clipped; of both tokens.
+        ({"ratio": "sequence"}, (1.224745 * (1 + 0.5) / 2 - 2) / 2),
+        ({"ratio": "sequence", "clip_high": 0.1}, (1.1 * (1 + 0.5) / 2 - 2) / 2),
+        # 1.28 · ln 0.3 and 0.5 · ln 0.2 in the first step, −2 · ln 0.5 in the second.
+        ({"kind": "cispo"}, ((1.28 * math.log(0.3) + 0.5 * math.log(0.2)) / 2 - 2 * math.log(0.5)) / 2),
+    ],
+)
+def test_choices_by_hand(choices: dict[str, Any], expected: float) -> None:
+    assert float(policy_loss(**arguments(**choices)).loss) == pytest.approx(-expected, rel=1e-6)
+
+
+def test_steps_that_selection_left_out_stay_in_the_denominator() -> None:
+    terms = policy_loss(**arguments({"totals": Totals(steps=5, tokens=9, trained_tokens=3)}))
+    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5) / 2 - 2) / 5)
+    assert float(terms.metrics["ratio"]) == pytest.approx(3.5 / 3)
 
 
 def test_kl_is_not_weighted_by_importance() -> None:
     reference = logs(0.3, 0.4, 0.5)
-    terms = policy_loss(**arguments(kl_coefficient=0.1, reference=reference))
+    terms = policy_loss(**arguments({"reference": reference}, kl_coefficient=0.1))
     kl = 1 - math.log(2)
     assert float(terms.loss) == pytest.approx(-((1.28 + 0.5 - 0.1 * kl) / 2 - 2) / 2)
     assert float(terms.metrics["kl_reference"]) == pytest.approx(kl / 3)
+    terms = policy_loss(**arguments({"reference": reference}, kl_coefficient=0.1, kl_estimator="k1"))
+    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5 + 0.1 * math.log(2)) / 2 - 2) / 2)
 
 
-def test_kl_without_reference_is_an_error() -> None:
+def test_entropy_is_a_bonus_and_not_weighted_either() -> None:
+    entropy = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    terms = policy_loss(**arguments({"entropy": entropy}, entropy_coefficient=0.1))
+    assert float(terms.loss.detach()) == pytest.approx(-((1.28 + 0.5 + 0.05 + 0.1) / 2 - 2 + 0.2) / 2)
+    # −c / (T_step · |D|)
+    close(gradient(terms.loss, entropy), [-0.025, -0.025, -0.05])
+
+
+def test_what_a_term_needs_must_be_there() -> None:
     with pytest.raises(ValueError, match="reference"):
         policy_loss(**arguments(kl_coefficient=0.1))
+    with pytest.raises(ValueError, match="entropies"):
+        policy_loss(**arguments(entropy_coefficient=0.1))
 
 
 def test_gradient_at_the_first_step_is_the_policy_gradient() -> None:
-    new = logs(0.2, 0.2, 0.5).requires_grad_()
-    policy_loss(**arguments(new=new, old=new.detach())).loss.backward()
-    # −w · A / (T_step · |D|)
-    close(new.grad, [-1 / 4, -0.5 / 4, 2 / 2])
+    """−w · A / (T_step · |D|), with every kind and ratio: at π = π_old they are one."""
+    for choices in ({}, {"ratio": "sequence"}, {"kind": "cispo"}, {"kind": "cispo", "ratio": "sequence"}):
+        new = logs(0.2, 0.2, 0.5).requires_grad_()
+        loss = policy_loss(**arguments({"new": new, "old": new.detach()}, **choices)).loss
+        close(gradient(loss, new), [-1 / 4, -0.5 / 4, 2 / 2])
 
 
-def test_parts_add_up_to_the_whole() -> None:
-    whole = policy_loss(**arguments())
-    first = {n: v[:2] for n, v in arguments().items() if n in ("new", "old", "weight", "advantages", "step_index")}
-    second = {n: v[2:] for n, v in arguments().items() if n in ("new", "old", "weight", "advantages")}
+@pytest.mark.parametrize("aggregation", ["step_mean", "token_mean", "constant"])
+def test_parts_add_up_to_the_whole(aggregation: str) -> None:
+    whole = arguments(aggregation=aggregation, constant_length=4, ratio="sequence", importance_level="sequence")
+    names = ("new", "old", "behaviour", "advantages")
     parts = [
-        policy_loss(**arguments(**first, step_lengths=torch.tensor([2]))),
-        policy_loss(**arguments(**second, step_index=torch.tensor([0]), step_lengths=torch.tensor([1]))),
+        policy_loss(**whole | {name: whole[name][:2] for name in names} | {"steps": steps(2)}),
+        policy_loss(**whole | {name: whole[name][2:] for name in names} | {"steps": steps(1)}),
     ]
-    assert float(sum(part.loss for part in parts)) == pytest.approx(float(whole.loss))
-    for name, value in whole.metrics.items():
+    terms = policy_loss(**whole)
+    assert float(sum(part.loss for part in parts)) == pytest.approx(float(terms.loss))
+    for name, value in terms.metrics.items():
         assert float(sum(part.metrics[name] for part in parts)) == pytest.approx(float(value))
 
 
-@pytest.mark.parametrize("name", ["new", "old", "weight", "advantages"])
+@pytest.mark.parametrize("name", ["new", "old", "behaviour", "advantages"])
 def test_shapes_are_checked_before_broadcasting(name: str) -> None:
     with pytest.raises(ValueError, match=r"misaligned|flat"):
-        policy_loss(**arguments(**{name: torch.tensor([-1.0])}))
+        policy_loss(**arguments({name: torch.tensor([-1.0])}))
     with pytest.raises(ValueError, match="flat"):
-        policy_loss(**arguments(**{name: torch.ones(3, 1)}))
+        policy_loss(**arguments({name: torch.ones(3, 1)}))
+
+
+def test_the_configuration_names_what_there_is() -> None:
+    def choices(field: str) -> set[str]:
+        return set(Loss.model_fields[field].annotation.__args__)
+
+    assert set(LOSS_KINDS) == set(OBJECTIVES)
+    assert choices("ratio") == set(RATIOS)
+    assert choices("kl_estimator") == set(ESTIMATORS)
+    for aggregation in choices("aggregation"):
+        for kind in choices("importance"):
+            for level in choices("importance_level"):
+                changes = {"aggregation": aggregation, "importance": kind, "importance_level": level}
+                policy_loss(**arguments(constant_length=4, importance_cap=2.0, **changes))
+
+
+def own_loss(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
+    """REINFORCE."""
+    return tokens.advantages * tokens.new
+
+
+def without_bounds(tokens: Tokens) -> Any:
+    return tokens.new
+
+
+def a_number(tokens: Tokens, clip_low: float, clip_high: float) -> float:
+    return 1.0
+
+
+def summed(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
+    return tokens.new.sum()
+
+
+def detached(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
+    return tokens.new.detach()
+
+
+def test_a_loss_of_ones_own_goes_by_its_name() -> None:
+    objective = find(f"{__name__}:own_loss")
+    assert objective is own_loss
+    terms = policy_loss(**arguments({"recipe": dataclasses.replace(recipe(), objective=objective)}))
+    # A ln π, w = 1, 0.5, 1.
+    expected = ((math.log(0.3) + 0.5 * math.log(0.2)) / 2 - 2 * math.log(0.5)) / 2
+    assert float(terms.loss) == pytest.approx(-expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpro", "gpro is no loss: use grpo, cispo, or module:function"),
+        ("no_such_module:f", "module no_such_module cannot be imported"),
+        (f"{__name__}:nothing", "has no function nothing"),
+        (f"{__name__}:VALUES", "has no function VALUES"),
+        (f"{__name__}:without_bounds", r"another signature \(too many positional arguments\): it must be f\(tokens"),
+        (f"{__name__}:a_number", "returned float for 2 tokens"),
+        (f"{__name__}:summed", r"returned \(\) for 2 tokens"),
+        (f"{__name__}:detached", r"returned \(2,\) for 2 tokens: it must be .* with gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_says_why(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find(name)

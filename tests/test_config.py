@@ -38,6 +38,17 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
         ("nonsense", "override 'nonsense' is not section.field=value"),
         ("trainer.loss.kl=1", "trainer.loss.kl is not a known field (it is 1)"),
+        ("trainer.loss.kind=gpro", "trainer.loss.kind (it is 'gpro'): use grpo, cispo, or module:function"),
+        ("trainer.loss.ratio=step", "trainer.loss.ratio (it is 'step'): Input should be 'token' or 'sequence'"),
+        ("trainer.loss.clip_low=1.2", "trainer.loss.clip_low (it is 1.2): Input should be less than or equal to 1"),
+        ("trainer.loss.aggregation=constant", "trainer.loss: aggregation constant needs constant_length"),
+        ("trainer.loss.importance=masked", "set a floor below 1 and a cap above, for example 0.5 and 5"),
+        ("trainer.loss.entropy_quantile=1", "trainer.loss.entropy_quantile (it is 1): Input should be less than 1"),
+        ("trainer.loss.entropy_coefficient=-1", "trainer.loss.entropy_coefficient (it is -1)"),
+        (
+            "trainer.advantage.overlong_buffer=99",
+            "trainer.advantage.overlong_buffer is 99, more than rollout.max_tokens",
+        ),
         ("stop={}", "nothing ends the run: set at least one of updates"),
     ],
 )
@@ -45,6 +56,11 @@ def test_wrong_fields_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(DEMO, [override])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["cispo", "my_losses:reinforce", "my.package.losses:reinforce"])
+def test_a_loss_goes_by_name_or_by_where_it_is(kind: str) -> None:
+    assert load(DEMO, [f"trainer.loss.kind={kind}"]).trainer.loss.kind == kind
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from train_samples import mixed, settings, totals  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 TESTS = Path(__file__).parent
-SPLITS = ("even", "uneven", "empty", "failing")
+SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty")
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+def alone(folder: Path) -> dict[bool, tuple[dict[str, Any], dict[str, float]]]:
+    """Weights and metrics of one rank, without and with selection."""
     samples = mixed(groups=3)
-    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120))
-    start = trainer.snapshot()
-    for _ in range(2):
-        metrics = trainer.update(samples, *totals(samples))
-    weights = trainer.snapshot()
-    assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 3e-6
-    return weights, metrics
+    results = {}
+    for selecting in (False, True):
+        loss = {"entropy_quantile": 0.4 if selecting else 0.0}
+        trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
+        start = trainer.snapshot()
+        for _ in range(2):
+            metrics = trainer.update(samples, *totals(samples))
+        weights = trainer.snapshot()
+        assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 3e-6
+        results[selecting] = weights, metrics
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +70,19 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> None:
-    weights, metrics = alone
+    weights, metrics = alone[split.startswith("selecting")]
     for rank, result in enumerate(ranks[split]):
         # Adam turns rounding in a gradient near 0 into a part of a step, so steps are small here: 2e-6, of either sign.
         for name, tensor in weights.items():
             torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)
         for name in ("loss", "gradient_norm", "entropy", "importance_weight", "staleness"):
             assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
-        if split == "failing":
+        if split.startswith("selecting"):
+            # Of four steps per group two reach the quantile between the second and the third.
+            for name in ("selected_share", "entropy_threshold"):
+                assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
+            assert result["metrics"]["selected_share"] == 0.5
+        if split.endswith("failing"):
             # The rank with the broken sample names it; the other gives the update up as well instead of waiting.
             expected = "refused: sample 0-0/0" if rank == 0 else "refused: another rank"
             assert result["lines"][0].startswith(expected)

@@ -14,10 +14,11 @@ from dart.workers.train.trainer import Trainer
 
 def main(folder: Path, out: Path, split: str) -> None:
     samples = mixed(groups=3)
-    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120))
+    loss = {"entropy_quantile": 0.4} if split.startswith("selecting") else {}
+    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
     rank, world = trainer.state.process_index, trainer.state.num_processes
     lines = []
-    if split == "failing":
+    if split.endswith("failing"):
         broken = mixed(groups=3)
         broken[0].prompt_token_ids.insert(2, 6)
         try:
@@ -29,6 +30,9 @@ def main(folder: Path, out: Path, split: str) -> None:
         "uneven": samples[:1] if rank else samples[1:],
         "empty": [] if rank else samples,
         "failing": samples[rank::world],
+        "selecting": samples[:1] if rank else samples[1:],
+        "selecting, failing": samples[rank::world],
+        "selecting, empty": [] if rank else samples,
     }[split]
     for _ in range(2):
         metrics = trainer.update(share, *totals(samples))

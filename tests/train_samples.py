@@ -20,9 +20,9 @@ END, START, VISION_START, VISION_END, PAD = 2, 1, 3, 4, 6
 
 
 def settings(folder: Path, **trainer: Any) -> TrainWorkerConfig:
-    """Small, float32, no reference model unless asked for."""
+    """Small, float32, no reference model and no selection unless asked for."""
     top = {key: trainer.pop(key) for key in ("temperature", "total_updates", "resume_from", "dtype") if key in trainer}
-    loss = {"kl_coefficient": 0.0, **trainer.pop("loss", {})}
+    loss = {"kl_coefficient": 0.0, "entropy_quantile": 0.0, **trainer.pop("loss", {})}
     return TrainWorkerConfig.model_validate(
         {
             "model": {"path": str(folder), "dtype": top.pop("dtype", "float32")},
@@ -68,6 +68,7 @@ def sample(
     images: list[ipb.Image],
     logprob: float = -5.0,
     version: int = 0,
+    group: str = "g",
 ) -> pb.Sample:
     prompt = [START]
     for image in images:
@@ -76,6 +77,7 @@ def sample(
     response = [*text(answer), END]
     return pb.Sample(
         trajectory_id=name,
+        group_id=group,
         advantage=advantage,
         prompt_token_ids=prompt,
         token_ids=response,
@@ -95,9 +97,9 @@ def mixed(groups: int = 3, rollouts: int = 3) -> list[pb.Sample]:
             answer = "".join(rng.choice("0123456789,.") for _ in range(rng.randrange(2, 9)))
             name = f"{group}-{rollout}"
             advantage = rng.choice([-1.2, 0.4, 1.0])
-            samples.append(sample(name, "click red" + "!" * group, answer, advantage, [first]))
+            samples.append(sample(name, "click red" + "!" * group, answer, advantage, [first], group=str(group)))
         images = [first, screenshot(100 + group)]
-        samples.append(sample(f"{group}-last", "then type", "done", 0.7, images))
+        samples.append(sample(f"{group}-last", "then type", "done", 0.7, images, group=str(group)))
     return samples
 
 

@@ -11,7 +11,8 @@ def log_distribution(logits: torch.Tensor, temperature: float, banned: torch.Ten
     """log π(· | h, s) = log softmax(z / τ), where a banned token has z = −∞.
 
     logits z: any float [T, V]. temperature τ > 0, the one that the roll-out engine sampled with. banned: int64 [K],
-    columns that the engine could not sample. Returns float32 [T, V]; banned columns are −∞ and get no gradient.
+    columns that the engine could not sample. Returns [T, V], float64 where z is, else float32; banned columns are −∞
+    and get no gradient.
     """
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(
@@ -19,7 +20,7 @@ def log_distribution(logits: torch.Tensor, temperature: float, banned: torch.Ten
         )
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}: it must be above 0")
-    scaled = logits.float()
+    scaled = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         scaled = scaled / temperature
     if banned is not None and banned.numel():
@@ -31,7 +32,7 @@ def log_distribution(logits: torch.Tensor, temperature: float, banned: torch.Ten
 def token_logprobs(log_distribution: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """log π(a_t | h, s, a_<t), the entry of each sampled token.
 
-    log_distribution: float32 [T, V]. token_ids a: int64 [T]. Returns float32 [T].
+    log_distribution: float [T, V]. token_ids a: int64 [T]. Returns [T].
     """
     if log_distribution.dim() != 2:
         raise ValueError(f"log_distribution has shape {tuple(log_distribution.shape)}: it must be [tokens, vocabulary]")
@@ -39,12 +40,14 @@ def token_logprobs(log_distribution: torch.Tensor, token_ids: torch.Tensor) -> t
     return log_distribution.gather(1, token_ids.unsqueeze(1)).squeeze(1)
 
 
-def token_entropy(log_distribution: torch.Tensor) -> torch.Tensor:
-    """H_t = −Σ_v π(v) log π(v), over the whole vocabulary, in nats.
+def token_entropy(log_distribution: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
+    """H_t = −Σ_v π(v) log π(v), over the whole vocabulary, in nats; 0 log 0 = 0.
 
-    log_distribution: float32 [T, V]. Returns float32 [T], without gradient: it selects and reports, it is no loss.
+    log_distribution: float [T, V]. Returns [T]. Without `gradient` it selects and reports, and autograd keeps nothing
+    of it; with, it is a term of the loss.
     """
     if log_distribution.dim() != 2:
         raise ValueError(f"log_distribution has shape {tuple(log_distribution.shape)}: it must be [tokens, vocabulary]")
-    with torch.no_grad():
-        return torch.special.entr(log_distribution.exp()).sum(-1)
+    with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
+        finite = log_distribution.masked_fill(log_distribution == -torch.inf, 0.0)
+        return -(log_distribution.exp() * finite).sum(-1)

@@ -1,8 +1,7 @@
-"""The loss of step-wise GRPO (DART, arXiv 2509.23866), term by term, then whole.
+"""The loss of step-wise GRPO (DART, arXiv 2509.23866), put together from its terms.
 
-Steps are what is averaged: J = 1/|D| Σ_{steps in D} 1/T_step Σ_{tokens} (w · surrogate − β · KL). Everything here is a
-share of that mean: the totals are the whole batch's, so losses, gradients and metrics of micro-batches and of ranks
-add up to those of the unsplit batch.
+J = mean over D of (w · objective − β · KL(π ‖ π_ref) + c · H). Everything here is a share of that mean: the totals are
+the whole batch's, so losses, gradients and metrics of micro-batches and of ranks add up to those of the unsplit batch.
 """
 
 from __future__ import annotations
@@ -11,112 +10,114 @@ from dataclasses import dataclass
 
 import torch
 
-from dart.algo import checks
+from dart.algo import aggregation, checks, importance
+from dart.algo.kl import ESTIMATORS, k3
+from dart.algo.objectives import Objective, Tokens
+from dart.algo.ratio import RATIOS
+from dart.algo.steps import Steps, Totals
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """What the whole batch holds, over all micro-batches and ranks."""
+class Recipe:
+    """Which terms the loss has. Names and values are those of `trainer.loss` in the configuration."""
 
-    steps: int
-    tokens: int
+    objective: Objective
+    ratio: str
+    clip_low: float
+    clip_high: float
+    aggregation: str
+    constant_length: int | None
+    kl_estimator: str
+    kl_coefficient: float
+    importance: str
+    importance_level: str
+    importance_cap: float
+    importance_floor: float
+    entropy_coefficient: float
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One micro-batch's share. `loss`: float32 scalar with gradient. `metrics`: shares of means over tokens."""
+    """One micro-batch's share. `loss`: scalar with gradient. `metrics`: shares of means over the trained tokens."""
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
 
 
-def probability_ratio(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """ρ = π(a_t) / π_old(a_t). new, old: log-probabilities, float32 [T]; old takes no gradient. Returns [T]."""
-    checks.flat(new=new, old=old)
-    return (new - old.detach()).exp()
-
-
-def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
-    """min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high) A), per token; ε_high > ε_low is clip-higher.
-
-    ratio ρ, advantages A: float32 [T]. Returns [T], to be maximised.
-    """
-    checks.flat(ratio=ratio, advantages=advantages)
-    if not (0 < clip_low < 1 and clip_high > 0):
-        raise ValueError(f"clip_low {clip_low} must be in (0, 1) and clip_high {clip_high} above 0")
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-
-
-def k3_kl(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """KL(π ‖ π_ref) per token by the k3 estimator: r − log r − 1 with r = π_ref / π; never negative.
-
-    new, reference: log-probabilities, float32 [T]; reference takes no gradient. Returns [T].
-    """
-    checks.flat(new=new, reference=reference)
-    log_ratio = reference.detach() - new
-    return log_ratio.exp() - log_ratio - 1
-
-
-def step_mean(
-    values: torch.Tensor, step_index: torch.Tensor, step_lengths: torch.Tensor, total_steps: int
-) -> torch.Tensor:
-    """1/|D| Σ_steps 1/T_step Σ_{t in step} values_t: mean over tokens within a step, then over steps.
-
-    values: float [T]. step_index: int64 [T], the step of each token. step_lengths: int64 [S], tokens of each step, all
-    of which must be here. total_steps |D|: steps of the whole batch. Returns a scalar.
-    """
-    checks.flat(values=values)
-    checks.indices(step_index, "step_index", values.shape[0], step_lengths.shape[0])
-    if not torch.equal(torch.bincount(step_index, minlength=step_lengths.shape[0]), step_lengths):
-        raise ValueError("step_lengths do not count the tokens of each step in step_index")
-    if total_steps < step_lengths.shape[0]:
-        raise ValueError(f"total_steps is {total_steps} but {step_lengths.shape[0]} steps are here")
-    return (values / step_lengths[step_index]).sum() / total_steps
-
-
 def policy_loss(
+    recipe: Recipe,
     *,
     new: torch.Tensor,
     old: torch.Tensor,
-    weight: torch.Tensor,
+    behaviour: torch.Tensor,
     advantages: torch.Tensor,
-    step_index: torch.Tensor,
-    step_lengths: torch.Tensor,
+    steps: Steps,
     totals: Totals,
-    clip_low: float,
-    clip_high: float,
-    importance_cap: float,
-    kl_coefficient: float = 0.0,
     reference: torch.Tensor | None = None,
+    entropy: torch.Tensor | None = None,
 ) -> Terms:
-    """−J = −mean over steps of (w · min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high) A) − β · KL(π ‖ π_ref)).
+    """−J. All float [T]; gradient flows through `new`, and through `entropy` where it has a coefficient.
 
-    new: log π with gradient; old: log π_old; weight: w of `truncated_importance_weight`; advantages: A of each token's
-    step; reference: log π_ref, needed when kl_coefficient β > 0. All float32 [T]. importance_cap is C, for the metric.
+    new: log π; old: log π_old; behaviour: log-probabilities from sampling time; advantages: A of each token's step;
+    reference: log π_ref, needed when β > 0; entropy: H_t over the whole vocabulary, needed when c > 0.
     """
-    checks.flat(new=new, old=old, weight=weight, advantages=advantages)
-    ratio = probability_ratio(new, old)
-    surrogate = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-    objective = weight.detach() * surrogate
-    kl = None
-    if kl_coefficient > 0:
-        if reference is None:
-            raise ValueError(f"kl_coefficient is {kl_coefficient} but there are no reference log-probabilities")
-        kl = k3_kl(new, reference)
-        objective = objective - kl_coefficient * kl
-    loss = -step_mean(objective, step_index, step_lengths, totals.steps)
-
+    checks.flat(length_of=steps.index, new=new, old=old, behaviour=behaviour, advantages=advantages)
+    ratio = RATIOS[recipe.ratio](new, old, steps)
+    tokens = Tokens(new, ratio, old.detach(), behaviour, advantages, steps)
+    value = recipe.objective(tokens, recipe.clip_low, recipe.clip_high)
+    checks.flat(length_of=steps.index, objective=value)
     with torch.no_grad():
-        # A token is clipped when the clipped branch is the smaller one, which is when it gets no gradient.
-        clipped = torch.where(advantages > 0, ratio > 1 + clip_high, (ratio < 1 - clip_low) & (advantages < 0))
-        per_token = {
-            "clip_fraction": clipped.float(),
-            "ratio": ratio,
-            "importance_weight": weight,
-            "importance_truncated": (weight >= importance_cap).float(),
-            "kl_old": k3_kl(old, new),
-        }
-        if kl is not None:
-            per_token["kl_reference"] = kl
-        metrics = {name: values.sum() / totals.tokens for name, values in per_token.items()}
-    return Terms(loss, metrics)
+        # A token is clipped where the clipped surrogate is the smaller branch, the one without gradient.
+        clipped = torch.where(
+            advantages > 0, ratio > 1 + recipe.clip_high, (ratio < 1 - recipe.clip_low) & (advantages < 0)
+        )
+        per_token = {"clip_fraction": clipped, "ratio": ratio, "kl_old": k3(old, new)}
+
+    weight, cut = _importance_weight(recipe, old, behaviour, steps)
+    value = weight * value
+    per_token |= {"importance_weight": weight, "importance_truncated": cut}
+    if recipe.kl_coefficient > 0:
+        if reference is None:
+            raise ValueError(f"kl_coefficient is {recipe.kl_coefficient} but there are no reference log-probabilities")
+        kl = ESTIMATORS[recipe.kl_estimator](new, reference)
+        value = value - recipe.kl_coefficient * kl
+        per_token["kl_reference"] = kl.detach()
+    if recipe.entropy_coefficient > 0:
+        if entropy is None:
+            raise ValueError(f"entropy_coefficient is {recipe.entropy_coefficient} but there are no entropies")
+        value = value + recipe.entropy_coefficient * entropy
+
+    metrics = {name: values.detach().to(new.dtype).sum() / totals.trained_tokens for name, values in per_token.items()}
+    return Terms(-_aggregate(recipe, value, steps, totals), metrics)
+
+
+def _importance_weight(
+    recipe: Recipe, old: torch.Tensor, behaviour: torch.Tensor, steps: Steps
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """w, and where it is not the ratio. The log-probabilities are checked also where no weight is made of them."""
+    if recipe.importance_level == "sequence":
+        ratio = importance.sequence_behaviour_ratio(old, behaviour, steps)
+    else:
+        ratio = importance.behaviour_ratio(old, behaviour)
+    match recipe.importance:
+        case "truncated":
+            weight = importance.truncated(ratio, recipe.importance_cap)
+        case "masked":
+            weight = importance.masked(ratio, recipe.importance_floor, recipe.importance_cap)
+        case "none":
+            return torch.ones_like(ratio), torch.zeros_like(ratio)
+        case _:
+            raise ValueError(f"importance is {recipe.importance}: it must be truncated, masked or none")
+    return weight, weight != ratio
+
+
+def _aggregate(recipe: Recipe, values: torch.Tensor, steps: Steps, totals: Totals) -> torch.Tensor:
+    match recipe.aggregation:
+        case "step_mean":
+            return aggregation.step_mean(values, steps, totals)
+        case "token_mean":
+            return aggregation.token_mean(values, steps, totals)
+        case "constant":
+            return aggregation.constant_mean(values, steps, totals, recipe.constant_length or 0)
+        case _:
+            raise ValueError(f"aggregation is {recipe.aggregation}: it must be step_mean, token_mean or constant")

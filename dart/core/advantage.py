@@ -1,4 +1,5 @@
-"""Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO).
+"""Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO), and the
+penalty on length that a reward may carry before.
 
 Pure Python: the coordinator computes them when a group closes and stores them with the trajectories, and it imports
 no torch. Every step of trajectory i carries A_i.
@@ -36,3 +37,19 @@ def group_advantages(
     if std == 0.0:
         return [0.0] * len(rewards)
     return [(r - mean) / (std if std_normalise else 1.0) for r in rewards]
+
+
+def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
+    """DAPO's soft overlong punishment, to be added to a reward (arXiv 2503.14476, eq. 13), in [-1, 0].
+
+    tokens |y|: of the trajectory's longest response; limit L_max: that a response may have; buffer L_cache: the last
+    tokens before it. 0 while |y| <= L_max - L_cache; then ((L_max - L_cache) - |y|) / L_cache, falling linearly to -1
+    at L_max; -1 beyond. A buffer of 0 punishes nothing up to the limit.
+
+    Raises ValueError when the buffer is negative or larger than the limit.
+    """
+    if not 0 <= buffer <= limit:
+        raise ValueError(f"the buffer is {buffer} tokens: it must be from 0 to the limit, {limit}")
+    if tokens > limit:
+        return -1.0
+    return min(0.0, (limit - buffer - tokens) / buffer) if buffer else 0.0

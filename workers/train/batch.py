@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from dart.algo.steps import Steps
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.workers.train.errors import SampleError
@@ -40,6 +41,7 @@ class Step:
     """One sample, checked. behaviour: log-probabilities from sampling time; versions: per token, who sampled it."""
 
     name: str
+    group: str
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     behaviour: tuple[float, ...]
@@ -75,7 +77,7 @@ class MicroBatch:
     None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
     distinct images; image_index: which of them each image of the prompts is, in reading order. predict_index int64
     [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
-    float32 [T]; versions int64 [T]; step_index int64 [T]; step_lengths int64 [S].
+    float32 [T]; versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows.
     """
 
     input_ids: torch.Tensor
@@ -89,8 +91,7 @@ class MicroBatch:
     behaviour: torch.Tensor
     advantages: torch.Tensor
     versions: torch.Tensor
-    step_index: torch.Tensor
-    step_lengths: torch.Tensor
+    steps: Steps
     real_tokens: int
 
     @property
@@ -106,7 +107,8 @@ class MicroBatch:
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
-        return replace(self, **moved)
+        steps = Steps(self.steps.index.to(device), self.steps.lengths.to(device))
+        return replace(self, steps=steps, **moved)
 
 
 def read_sample(sample: pb.Sample, layout: Layout) -> Step:
@@ -133,7 +135,16 @@ def read_sample(sample: pb.Sample, layout: Layout) -> Step:
         versions.extend([span.version] * (span.end - span.start))
     if len(versions) != len(response):
         raise SampleError(f"{name} has versions for {len(versions)} of {len(response)} tokens")
-    return Step(name, prompt, response, behaviour, tuple(versions), sample.advantage, tuple(sample.images))
+    return Step(
+        name=name,
+        group=sample.group_id,
+        prompt=prompt,
+        response=response,
+        behaviour=behaviour,
+        versions=tuple(versions),
+        advantage=sample.advantage,
+        images=tuple(sample.images),
+    )
 
 
 def make_rows(steps: Iterable[Step], token_limit: int) -> list[Row]:
@@ -207,8 +218,7 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         behaviour=torch.tensor([value for step in steps for value in step.behaviour], dtype=torch.float32),
         advantages=advantages[step_index],
         versions=torch.tensor([version for step in steps for version in step.versions]),
-        step_index=step_index,
-        step_lengths=lengths,
+        steps=Steps(step_index, lengths),
         real_tokens=sum(row.length for row in rows),
     )
 

@@ -1,11 +1,14 @@
-"""Sums over ranks; with one rank they are the values themselves."""
+"""What ranks add up or show each other; with one rank it is the value itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
@@ -19,6 +22,20 @@ def add(values: Sequence[float], device: torch.device) -> list[float]:
 def largest(values: Sequence[float], device: torch.device) -> list[float]:
     """The largest of each value over ranks."""
     return _reduce(values, device, dist.ReduceOp.MAX)
+
+
+def rank() -> int:
+    """This rank's number."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value, by rank. It travels as a pickle: for small things."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
 def _reduce(values: Sequence[float], device: torch.device, operation: dist.ReduceOp) -> list[float]:

@@ -84,9 +84,12 @@ def load_image_processor(folder: Path) -> Any:
 
 
 def forward(
-    model: Any, batch: MicroBatch, temperature: float, banned: torch.Tensor
+    model: Any, batch: MicroBatch, temperature: float, banned: torch.Tensor, *, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π(a_t) and entropy H_t of every response token, each float32 [T]; gradients flow through the first."""
+    """log π(a_t) and entropy H_t of every response token, each float32 [T].
+
+    Gradients flow through the first; through the second only if asked for, since that keeps another [T, V] for it.
+    """
     inputs: dict[str, Any] = {}
     if batch.pixel_values is not None:
         images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
@@ -104,15 +107,20 @@ def forward(
         **inputs,
     ).last_hidden_state
     hidden = hidden.flatten(0, 1).index_select(0, batch.predict_index)
-    return _head(model.lm_head, hidden, batch.token_ids, temperature, banned)
+    return _head(model.lm_head, hidden, batch.token_ids, temperature, banned, entropy_gradient)
 
 
 def _head(
-    lm_head: Any, hidden: torch.Tensor, token_ids: torch.Tensor, temperature: float, banned: torch.Tensor
+    lm_head: Any,
+    hidden: torch.Tensor,
+    token_ids: torch.Tensor,
+    temperature: float,
+    banned: torch.Tensor,
+    entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     def run(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = log_distribution(lm_head(rows), temperature, banned)
-        return token_logprobs(distribution, ids), token_entropy(distribution)
+        return token_logprobs(distribution, ids), token_entropy(distribution, gradient=entropy_gradient)
 
     size = max(1, HEAD_ELEMENTS // lm_head.weight.shape[0])
     if hidden.shape[0] <= size:

@@ -14,28 +14,32 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 
-from dart.algo.importance import truncated_importance_weight
-from dart.algo.loss import Totals, policy_loss
-from dart.config import TrainWorkerConfig
+from dart.algo import objectives
+from dart.algo.loss import Recipe, policy_loss
+from dart.algo.steps import Totals
+from dart.config import Loss, TrainWorkerConfig
+from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
 from dart.workers.train.images import Images
 from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.selection import Score, select
 
 MEANS = (
     "loss", "entropy", "clip_fraction", "ratio", "importance_weight", "importance_truncated", "kl_old", "kl_reference",
     "staleness", "logprob_difference",
 )  # fmt: skip
-"""Metrics that are shares of a mean over the batch: added over micro-batches and ranks."""
+"""Metrics that are shares of a mean: added over micro-batches and ranks. The loss is over the batch, all else over the
+tokens that train, which high-entropy selection makes fewer."""
 COUNTS = ("real_tokens", "padded_tokens", "rows", "microbatches", "same_version_tokens", "same_version_difference")
 LARGEST = ("same_version_difference_max",)
 
@@ -52,9 +56,10 @@ class Trainer:
     """Owns the model, the optimiser and the weight version."""
 
     def __init__(self, config: TrainWorkerConfig) -> None:
-        """Load everything. Raises UserError for a folder that holds no vision-language checkpoint."""
+        """Load everything. Raises UserError for a loss that is not there, or a folder that holds no checkpoint."""
         self.config = config
         settings = config.trainer
+        self.recipe = loss_recipe(settings.loss)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.state = PartialState(cpu=not torch.cuda.is_available())
@@ -130,20 +135,26 @@ class Trainer:
             minibatches = self._deal(batches.make_rows(steps, settings.microbatch_tokens))
         except TrainError as error:
             problem = error
-        totals = self._agree(problem, minibatches, total_samples, total_tokens)
+        self._raise_together(problem, "read its samples")
+        totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
 
+        scores: dict[int, Score] = {}
+        metrics: dict[str, float] = {}
+        if settings.loss.entropy_quantile > 0:
+            scores = self._score(minibatches)
+            minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
+            totals = self._trained(totals, minibatches)
+        elif settings.minibatches > 1:
+            # The first minibatch's own forward pass, detached, is its π_old: exact, and one pass less.
+            scores = self._score(minibatches[1:])
+
         tallies = []
         norms = []
-        old: dict[int, torch.Tensor] = {}
-        try:
-            old = self._old_logprobs(minibatches)
-        except TrainError as error:
-            problem = error
         for number, (rows, total) in enumerate(zip(minibatches, totals, strict=True)):
             try:
-                tally, norm = self._optimiser_step(rows, total, old, problem)
+                tally, norm = self._optimiser_step(rows, total, scores)
             except TrainError as error:
                 error.weights_changed = number > 0
                 raise
@@ -151,7 +162,7 @@ class Trainer:
             norms.append(norm)
         self.updates += 1
         self.version += 1
-        metrics = self._metrics(tallies)
+        metrics |= self._metrics(tallies)
         metrics["gradient_norm"] = sum(norms) / len(norms)
         metrics["learning_rate"] = self.learning_rate(self.updates - 1)
         metrics["update_seconds"] = time.perf_counter() - started
@@ -164,21 +175,20 @@ class Trainer:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
         return [rows[number::count] for number in range(count)]
 
-    def _agree(
-        self, problem: TrainError | None, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int
-    ) -> list[Totals]:
-        """The totals of each minibatch over all ranks; what the coordinator counted must be there."""
-        counts = [float(problem is not None)]
-        for rows in minibatches:
-            steps = [step for row in rows for step in row.steps]
-            counts += [len(steps), sum(len(step.response) for step in steps)]
-        failed, *summed = collectives.add(counts, self.device)
+    def _raise_together(self, problem: TrainError | None, what: str) -> None:
+        """Raise on every rank when any has a problem, so that none waits for another that gave up."""
+        (failed,) = collectives.add([float(problem is not None)], self.device)
         if problem is not None:
             raise problem
         if failed:
-            raise TrainError("another rank could not read its samples")
-        totals = [Totals(int(s), int(t)) for s, t in zip(summed[::2], summed[1::2], strict=True)]
-        samples, tokens = sum(total.steps for total in totals), sum(total.tokens for total in totals)
+            raise TrainError(f"another rank could not {what}")
+
+    def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
+        """The totals of each minibatch over all ranks; what the coordinator counted must be there."""
+        counts = [float(count) for rows in minibatches for count in (_steps(rows), _tokens(rows))]
+        summed = [int(count) for count in collectives.add(counts, self.device)]
+        totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
+        samples, tokens = sum(summed[::2]), sum(summed[1::2])
         if (samples, tokens) != (total_samples, total_tokens):
             raise SampleError(
                 f"the ranks got {samples} samples with {tokens} tokens, the batch was said to have "
@@ -188,39 +198,45 @@ class Trainer:
             raise SampleError(f"{samples} samples are too few for {len(totals)} minibatches")
         return totals
 
-    def _old_logprobs(self, minibatches: list[list[batches.Row]]) -> dict[int, torch.Tensor]:
-        """log π_old of every row after the first minibatch, from before the first optimiser step, by id of the row.
+    def _trained(self, totals: list[Totals], minibatches: list[list[batches.Row]]) -> list[Totals]:
+        """The totals with the tokens that selection left over. Where it left none, nothing is divided by them."""
+        left = collectives.add([float(_tokens(rows)) for rows in minibatches], self.device)
+        return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
-        The first minibatch's own forward pass, detached, is its π_old: exact, and one pass less.
-        """
-        old: dict[int, torch.Tensor] = {}
-        for rows in minibatches[1:]:
+    def _score(self, minibatches: list[list[batches.Row]]) -> dict[int, Score]:
+        """log π_old and entropy of every step, from before the first optimiser step, by id of the step."""
+        scores: dict[int, Score] = {}
+        problem: TrainError | None = None
+        try:
+            rows = [row for rows in minibatches for row in rows]
             for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
                 with torch.no_grad():
-                    logprobs, _ = self._forward(self.model, self._collate(part))
-                lengths = [sum(len(step.response) for step in row.steps) for row in part]
-                old.update({id(row): piece for row, piece in zip(part, logprobs.split(lengths), strict=True)})
-        return old
+                    inputs, logprobs, entropy = self._policy(part)
+                entropies = inputs.steps.means(entropy).tolist()
+                pieces = logprobs.split(inputs.steps.lengths.tolist())
+                steps = (step for row in part for step in row.steps)
+                scores |= {id(s): Score(piece, h) for s, piece, h in zip(steps, pieces, entropies, strict=True)}
+        except TrainError as error:
+            problem = error
+        self._raise_together(problem, "score its share")
+        return scores
 
     def _optimiser_step(
-        self, rows: list[batches.Row], totals: Totals, old: dict[int, torch.Tensor], problem: TrainError | None
+        self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]
     ) -> tuple[_Tally, float]:
         """Accumulate over micro-batches, add over ranks, clip, step. Returns this minibatch's metrics and norm."""
         tally = _Tally()
+        problem: TrainError | None = None
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            for part in batches.cut(rows if problem is None else [], self.config.trainer.microbatch_tokens):
-                self._accumulate(part, totals, old, tally)
+            for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
+                self._accumulate(part, totals, scores, tally)
         except TrainError as error:
             problem = error
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        (failed,) = collectives.add([float(problem is not None)], self.device)
-        if problem is not None:
-            raise problem
-        if failed:
-            raise TrainError("another rank could not finish its share")
+        self._raise_together(problem, "finish its share")
         gradients = [parameter.grad for parameter in self.parameters]
         collectives.add_tensors(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -232,46 +248,49 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return tally, float(norm)
 
-    def _accumulate(self, part: list[batches.Row], totals: Totals, old: dict[int, torch.Tensor], tally: _Tally) -> None:
-        if self._cancelled.is_set():
-            raise CancelledUpdateError("the worker is closing")
-        loss = self.config.trainer.loss
-        inputs = self._collate(part)
-        new, entropy = self._forward(self.model, inputs)
-        before = torch.cat([old[id(row)] for row in part]) if id(part[0]) in old else new.detach()
-        if not bool(torch.isfinite(new).all()):
-            raise NonFiniteError(f"log-probs of {part[0].steps[0].name} or one beside it are not finite")
+    def _accumulate(self, part: list[batches.Row], totals: Totals, scores: dict[int, Score], tally: _Tally) -> None:
+        inputs, new, entropy = self._policy(part)
+        steps = [step for row in part for step in row.steps]
+        old = torch.cat([scores[id(step)].logprobs for step in steps]) if id(steps[0]) in scores else new.detach()
         reference = None
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self._forward(self.reference, inputs)
         terms = policy_loss(
+            self.recipe,
             new=new,
-            old=before,
-            weight=truncated_importance_weight(before, inputs.behaviour, loss.importance_cap),
+            old=old,
+            behaviour=inputs.behaviour,
             advantages=inputs.advantages,
-            step_index=inputs.step_index,
-            step_lengths=inputs.step_lengths,
+            steps=inputs.steps,
             totals=totals,
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
-            importance_cap=loss.importance_cap,
-            kl_coefficient=loss.kl_coefficient,
             reference=reference,
+            entropy=entropy,
         )
         terms.loss.backward()
-        metrics = terms.metrics | {"loss": terms.loss.detach(), "entropy": entropy.sum() / totals.tokens}
-        self._count(tally, inputs, metrics, before, totals.tokens)
+        mean_entropy = entropy.detach().sum() / totals.trained_tokens
+        metrics = terms.metrics | {"loss": terms.loss.detach(), "entropy": mean_entropy}
+        self._count(tally, inputs, metrics, old, totals.trained_tokens)
+
+    def _policy(self, part: list[batches.Row]) -> tuple[batches.MicroBatch, torch.Tensor, torch.Tensor]:
+        """Inputs of one micro-batch, and log-probs and entropies of their tokens by the policy as it is."""
+        if self._cancelled.is_set():
+            raise CancelledUpdateError("the worker is closing")
+        inputs = self._collate(part)
+        logprobs, entropy = self._forward(self.model, inputs)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise NonFiniteError(f"log-probs of {part[0].steps[0].name} or one beside it are not finite")
+        return inputs, logprobs, entropy
 
     def _count(
         self,
         tally: _Tally,
         inputs: batches.MicroBatch,
         metrics: dict[str, torch.Tensor],
-        before: torch.Tensor,
+        old: torch.Tensor,
         all_tokens: int,
     ) -> None:
-        difference = (before - inputs.behaviour).abs()
+        difference = (old - inputs.behaviour).abs()
         same = (inputs.versions == self.version).float()
         metrics["staleness"] = (self.version - inputs.versions).sum() / all_tokens
         metrics["logprob_difference"] = difference.sum() / all_tokens
@@ -298,6 +317,8 @@ class Trainer:
             metrics[name] /= len(tallies)
         if self.reference is None:
             del metrics["kl_reference"]
+        if self.recipe.importance == "none":
+            del metrics["importance_weight"], metrics["importance_truncated"]
         metrics["padding_share"] = 1 - metrics.pop("real_tokens") / metrics.pop("padded_tokens")
         metrics["same_version_difference"] /= max(1.0, metrics["same_version_tokens"])
         return metrics
@@ -308,7 +329,8 @@ class Trainer:
 
     def _forward(self, model: Any, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            return forward(model, inputs, self.config.temperature, self._banned)
+            entropy_gradient = self.recipe.entropy_coefficient > 0
+            return forward(model, inputs, self.config.temperature, self._banned, entropy_gradient=entropy_gradient)
 
     # ---- what others get of it ----
 
@@ -332,3 +354,20 @@ class Trainer:
             updates=self.updates,
             version=self.version,
         )
+
+
+def loss_recipe(loss: Loss) -> Recipe:
+    """The loss that the configuration describes. Raises UserError where it names a function that is not there."""
+    try:
+        objective = objectives.find(loss.kind)
+    except ValueError as error:
+        raise UserError(f"trainer.loss.kind: {error}") from error
+    return Recipe(objective=objective, **loss.model_dump(exclude={"kind", "entropy_quantile"}))
+
+
+def _steps(rows: list[batches.Row]) -> int:
+    return sum(len(row.steps) for row in rows)
+
+
+def _tokens(rows: list[batches.Row]) -> int:
+    return sum(len(step.response) for row in rows for step in row.steps)

@@ -1,0 +1,44 @@
+"""How far the policy has moved from the one that the batch's first update started from: ρ, per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dart.algo import checks
+from dart.algo.steps import Steps
+
+# In each: new is log π with gradient, old is log π_old, which takes none; both float [T], and so is the result.
+
+
+def token_ratio(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """ρ_t = π(a_t) / π_old(a_t) (PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300)."""
+    checks.flat(new=new, old=old)
+    return (new - old.detach()).exp()
+
+
+def sequence_ratio(new: torch.Tensor, old: torch.Tensor, steps: Steps) -> torch.Tensor:
+    """s = (π(y) / π_old(y))^(1/|y|) = exp(1/|y| Σ_t log(π(a_t) / π_old(a_t))) (GSPO, arXiv 2507.18071).
+
+    y is the step's response; its s is repeated at each of its tokens. Each has the gradient s/|y| Σ_u ∂ log π(a_u), so
+    every token's term moves every token of the step.
+    """
+    checks.flat(new=new, old=old)
+    return steps.spread(steps.means(new - old.detach()).exp())
+
+
+def sequence_token_ratio(new: torch.Tensor, old: torch.Tensor, steps: Steps) -> torch.Tensor:
+    """s_t = sg[s] · π(a_t) / sg[π(a_t)], sg stopping the gradient (GSPO-token, arXiv 2507.18071).
+
+    Its value is s; its gradient s · ∂ log π(a_t), token t's own. Summed over a step whose tokens weigh the same, the
+    gradient is that of `sequence_ratio`; where weights differ by token (w does), each stays with its token.
+    """
+    return sequence_ratio(new, old, steps).detach() * (new - new.detach()).exp()
+
+
+RATIOS: dict[str, Callable[[torch.Tensor, torch.Tensor, Steps], torch.Tensor]] = {
+    "token": lambda new, old, _: token_ratio(new, old),
+    "sequence": sequence_token_ratio,
+}
+"""By the names of `trainer.loss.ratio`."""
