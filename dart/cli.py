@@ -147,6 +147,66 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 
 
 @main.command()
+@CONFIG
+@SET
+@click.option(
+    "--from",
+    "teacher",
+    type=click.Choice(["oracle", "endpoint", "policy"]),
+    required=True,
+    help="Who does the tasks: the scripted oracle, which reads the page; a teacher behind an OpenAI-compatible chat "
+    "endpoint; or the config's model itself.",
+)
+@click.option("--checkpoint", metavar="FOLDER", help="With policy: these weights. [default: the config's model.path]")
+@click.option("--endpoint", metavar="URL", help="With endpoint: its base URL, for example http://127.0.0.1:8000/v1.")
+@click.option("--endpoint-model", metavar="NAME", help="With endpoint: the model, as its /models lists it.")
+@click.option("--endpoint-key", metavar="SOURCE", help="With endpoint: its key, as env:NAME or file:PATH.")
+@click.option(
+    "--endpoint-system",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With endpoint: text that it is told first, where agent.prompt does not say how actions are written.",
+)
+@click.option(
+    "--per-task",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="M",
+    help="Successes wanted of each task name.",
+)
+@click.option(
+    "--most-attempts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Attempts at each task name, at most. [default: 10 times --per-task]",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="With endpoint or policy: attempts at each concrete task (name and seed) before the next seed. [default: 1]",
+)
+@click.option(
+    "--seeds",
+    metavar="FIRST:LAST",
+    help="Seeds from FIRST up to LAST - 1, none of which is held out. [default: environment.tasks.train_seeds]",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    metavar="T",
+    help="With endpoint or policy: of sampling; 0 is greedy. [default: rollout.temperature]",
+)
+@click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
+def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
+    """Collect successes of the training tasks, for curation.pool.sources and as a data set; no training."""
+    from dart.commands.collect import collect as run
+
+    run(config, overrides, **choices)
+
+
+@main.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

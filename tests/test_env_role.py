@@ -62,6 +62,22 @@ async def test_an_episode(role: EnvRole) -> None:
     assert refused.value.code == pb.FAILURE_CODE_INVALID
 
 
+async def test_the_oracle_says_what_it_would_do(role: EnvRole) -> None:
+    with pytest.raises(CommandError, match="send Reset first"):
+        await role.handle(pb.Suggest(assignment=assignment("e1")))
+    await role.handle(reset("e1"))
+    suggested = await role.handle(pb.Suggest(assignment=assignment("e1")))
+    assert isinstance(suggested, pb.Suggested)
+    seen = await role.handle(pb.Act(assignment=assignment("e1"), action=suggested.action))
+    assert isinstance(seen, pb.Observed) and (seen.done, seen.reward) == (True, 1.0)
+    no_way_on = await role.handle(pb.Suggest(assignment=assignment("e1")))
+    assert isinstance(no_way_on, pb.Suggested) and not no_way_on.HasField("action")
+    await role.handle(reset("e2", task="click-pie"))
+    with pytest.raises(CommandError, match="does not know task 'click-pie': it knows click-button") as refused:
+        await role.handle(pb.Suggest(assignment=assignment("e2")))
+    assert refused.value.code == pb.FAILURE_CODE_INVALID
+
+
 async def test_a_reset_waits_for_the_release_that_it_follows(role: EnvRole) -> None:
     await role.handle(reset("e1"))
     await role.handle(reset("e2"))

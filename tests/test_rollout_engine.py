@@ -271,6 +271,36 @@ async def test_an_image_that_is_not_held_is_asked_for(role: RolloutRole) -> None
     assert await role.handle(command)
 
 
+async def test_a_forced_turn_is_tokens_as_sampled_ones_are_without_log_probabilities(
+    role: RolloutRole, engine: Engine, trainer: Trainer
+) -> None:
+    image, text = _screenshot(300), "Action: type(content='<|im_end|>ü')"
+    tokenizer = trainer.processor.tokenizer
+    sampled = await engine.generate(_id(), _start(image), 1.0, 4)
+    command = pb.Generate(
+        assignment=pb.Assignment(assignment_id=_id(), attempt=1),
+        prompt=[part_to_proto(part) for part in _start(image)],
+        sampling=pb.SamplingParams(max_tokens=80),
+        forced_text=text,
+    )
+    reply = await role.handle(command)
+    assert isinstance(reply, pb.Generated)
+    forced = generation_from_proto(reply)
+    assert forced.prompt_token_ids == sampled.prompt_token_ids
+    assert (forced.logprobs, forced.truncated, forced.text) == ((), False, text)
+    assert forced.versions == (VersionSpan(engine.version, 0, len(forced.token_ids)),)
+    assert forced.token_ids[-1] == tokenizer.eos_token_id
+    assert not set(tokenizer.all_special_ids) & set(forced.token_ids[:-1])
+    # It goes on from there as from any turn.
+    later = await engine.generate(_id(), [*_start(image), Tokens(forced.token_ids), *_turn(image)], 1.0, 8)
+    assert trainer.difference(later, [image, image]) < 1e-5
+
+    cut = await engine.force(_id(), _start(image), text, 5)
+    assert (len(cut.token_ids), cut.truncated) == (5, True)
+    with pytest.raises(ValueError, match=r"and rollout\.max_model_len is 2048: raise it"):
+        await engine.force(_id(), _start(image), "word " * 600, 4000)
+
+
 async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: RolloutRole) -> None:
     for prompt in (
         _start(_screenshot(201), "long " * 600),

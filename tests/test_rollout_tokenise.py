@@ -37,6 +37,22 @@ def test_text_never_becomes_a_special_token_and_is_kept_whole(text: str) -> None
     assert TOKENIZER.decode(ids) == text
 
 
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_a_forced_turn_holds_no_special_token_and_is_kept_whole(text: str) -> None:
+    ids = ENCODER.encode_turn(text)
+    assert SPECIAL_IDS.isdisjoint(ids)
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_a_forced_turn_has_the_tags_of_its_grammar_as_the_policy_would_write_them() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    (begin, end), encoder = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"]), PromptEncoder(tokenizer)
+    turn = encoder.encode_turn("<tool_call>{}</tool_call>")
+    assert (turn[0], turn[-1]) == (begin, end)
+    assert not {begin, end} & set(encoder.encode_text("<tool_call>{}</tool_call>")), "from outside they are words"
+
+
 def test_markup_is_parsed() -> None:
     ids, _ = ENCODER.encode([Markup("<|im_start|>user\n"), Text("<|im_start|>"), Markup("<|im_end|>")])
     start, end = TOKENIZER.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])

@@ -25,6 +25,32 @@ GOLDEN = {
         ),
         "5a2c0a0c0a0467312d32100118092003121a12180a1209000000000000d03f11000000000000e03f100118021801",
     ),
+    "suggest": (
+        pb.SessionResponse(
+            suggest=pb.Suggest(assignment=pb.Assignment(assignment_id="g1-2", attempt=1, epoch=9, sequence=3))
+        ),
+        "6a0e0a0c0a0467312d32100118092003",
+    ),
+    "suggested": (
+        pb.SessionRequest(
+            suggested=pb.Suggested(
+                assignment=pb.Assignment(assignment_id="g1-2", attempt=1, epoch=9, sequence=3),
+                action=action_to_proto(a.TypeText("ok")),
+            )
+        ),
+        "62160a0c0a0467312d3210011809200312063a040a026f6b",
+    ),
+    "forced": (
+        pb.SessionResponse(
+            generate=pb.Generate(
+                assignment=pb.Assignment(assignment_id="q1", attempt=1, epoch=9, sequence=1),
+                prompt=[pb.PromptPart(text="do it")],
+                sampling=pb.SamplingParams(max_tokens=40),
+                forced_text="",
+            )
+        ),
+        "a2011b0a0a0a02713110011809200112071205646f2069741a0210282200",
+    ),
     "generated": (
         pb.SessionRequest(
             generated=pb.Generated(

@@ -16,8 +16,11 @@ from typing import Any
 import click
 import yaml
 
+from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, load
+from dart.coordinator.collecting import Collect
 from dart.coordinator.run import Interrupted, Run, Start, starting_point
+from dart.coordinator.sources import check_sources
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
 from dart.store.database import Database, sqlite_url
@@ -31,6 +34,8 @@ def train(
     if resume and not (resume / "run.db").exists():
         raise not_a_run(resume)
     check_before(config, local_workers)
+    if not resume:
+        asyncio.run(check_sources(config))
     directory = resume if resume else new_directory(config, config.run.name)
     summary = run_in_loop(config, directory, training=True, resume=bool(resume), quiet=quiet, local=local_workers)
     if summary is None:
@@ -67,7 +72,14 @@ def new_directory(config: Config, name: str) -> Path:
 
 
 def run_in_loop(
-    config: Config, directory: Path, *, training: bool, resume: bool, quiet: bool, local: bool
+    config: Config,
+    directory: Path,
+    *,
+    training: bool,
+    resume: bool,
+    quiet: bool,
+    local: bool,
+    collect: Collect | None = None,
 ) -> dict[str, Any] | None:
     """The summary, or None when the run was interrupted."""
     import uvloop
@@ -78,11 +90,20 @@ def run_in_loop(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,  # a comparison has two runs, each with its own log
     )
-    return uvloop.run(_run(config, directory, training=training, resume=resume, quiet=quiet, local=local))
+    return uvloop.run(
+        _run(config, directory, training=training, resume=resume, quiet=quiet, local=local, collect=collect)
+    )
 
 
 async def _run(
-    config: Config, directory: Path, *, training: bool, resume: bool, quiet: bool, local: bool
+    config: Config,
+    directory: Path,
+    *,
+    training: bool,
+    resume: bool,
+    quiet: bool,
+    local: bool,
+    collect: Collect | None,
 ) -> dict[str, Any] | None:
     async with await open_database(directory, create=not resume) as database:
         if resume:
@@ -96,11 +117,11 @@ async def _run(
             await database.start_run(
                 directory.name,
                 config.run.name,
-                json.loads(config.model_dump_json()),
+                json.loads(config.model_dump_json()) | {"vocabulary": vocabulary_digest(config.model.folder)},
                 started=time.time(),
                 pid=os.getpid(),
             )
-        run = Run(config, directory, database, training=training, start=start)
+        run = Run(config, directory, database, training=training, start=start, collect=collect)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, run.interrupt)

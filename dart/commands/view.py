@@ -62,6 +62,8 @@ class View:
             return f"{self._elapsed()} starting: {self._starting()}"
         if (evaluation := self._run.evaluation) is not None:
             return f"{self._elapsed()} evaluating: {len(evaluation.outcomes)}/{evaluation.total} episodes"
+        if (collection := self._run.collection) is not None:
+            return f"{self._elapsed()} collecting: {collection}"
         return (
             f"{self._elapsed()} {status.phase}: update {status.update}, success {metrics.success_rate:.0%}, "
             f"{metrics.trajectories} trajectories ({self._per_minute():.0f}/min), "

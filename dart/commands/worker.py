@@ -46,6 +46,7 @@ def run_worker(
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
     )
     work: Any = _load(role)
+    options.capabilities = getattr(work, "capabilities", ())
     options.rank, options.world_size = getattr(work, "rank", 0), getattr(work, "world_size", 1)
     if options.world_size > 1:
         options.worker_id = f"{options.worker_id}-{options.rank}"

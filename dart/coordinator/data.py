@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dart.config import Config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.sessions import InfrastructureError
+from dart.coordinator.sources import copy_sources
+from dart.core.advantage import overlong_penalty
 from dart.core.curation import Decision, judge, staleness, start_budget
 from dart.core.feed import Feed, ReleasedGroup
 from dart.core.groups import Group, GroupBook, Order
@@ -68,8 +70,13 @@ class DataManager:
     async def prepare(self) -> None:
         """Take up what earlier processes left in the database: statistics, the pool, groups that are not done.
 
-        Open groups go on, released ones wait for the trainer.
+        Open groups go on, released ones wait for the trainer. The pool's sources are read once, before there is any
+        collected group here.
         """
+        pool = self._config.curation.pool
+        if pool.enabled and pool.sources and not await self._database.group_count(GroupKind.COLLECTED):
+            copied = await copy_sources(self._config, self._database)
+            self._metrics.event("pool_filled", successes=copied, sources=[str(folder) for folder in pool.sources])
         await self._restore_curation()
         if not self._resumed:
             return
@@ -77,8 +84,8 @@ class DataManager:
             if group.kind is not GroupKind.TRAINING:
                 await self._database.close_group(group.id, GroupState.DROPPED, "evaluated", {}, time.time())
             elif group.state == GroupState.OPEN:
-                trajectories = [stored.trajectory for stored in group.trajectories]
-                if complete := self._book.restore(group.id, group.task, group.planned, trajectories):
+                finished = [stored.trajectory for stored in group.trajectories]
+                if complete := self._book.restore(group.id, group.task, group.planned, finished):
                     await self._close(complete)
             else:
                 # A failure that a pooled success replaced has no advantage.

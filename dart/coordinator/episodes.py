@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
-from dart.agent.episode import EpisodeSpec, run_episode
+from dart.agent.episode import EpisodeSpec, Policy, run_episode
 from dart.agent.grammar import make_grammar
 from dart.agent.prompt import Prompt
 from dart.config import Config
@@ -49,8 +50,14 @@ class _Turns:
         return generation
 
 
-async def sample(source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config) -> None:
-    """Run orders until the source has no more and all that were begun have ended."""
+Writer = Callable[[EnvSession], Policy]
+"""Who writes the turns of an episode in this environment."""
+
+
+async def sample(
+    source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
+) -> None:
+    """Run orders until the source has no more and all that were begun have ended. No `writer`: the policy samples."""
     grammar = make_grammar(config.agent)
 
     async def episode(worker: Worker, order: Order) -> None:
@@ -63,7 +70,7 @@ async def sample(source: EpisodeSource, envs: EnvPool, policy: RolloutPool, conf
             success_threshold=config.curation.success_threshold,
             agent=config.agent,
         )
-        turns = _Turns(policy, source.temperature, config.rollout.max_tokens)
+        turns = writer(env) if writer else _Turns(policy, source.temperature, config.rollout.max_tokens)
         envs.mark(worker, 1)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)

@@ -23,6 +23,7 @@ from dart.core.types import Generation, Image, Observation, Task
 from dart.core.usage import BusyClock
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (
+    action_from_proto,
     action_to_proto,
     generation_from_proto,
     image_to_proto,
@@ -113,6 +114,11 @@ class EnvSession:
         reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
         return observation_from_proto(reply)
 
+    async def suggest(self) -> Action | None:
+        """What the scripted oracle would do next; None when it finds no way on."""
+        reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
+        return action_from_proto(reply.action) if reply.HasField("action") else None
+
     def close(self) -> None:
         """The environment is free again; also when the episode was cancelled, so nothing is awaited."""
         self._worker.tell(pb.Release(assignment=self._assignment))
@@ -136,9 +142,16 @@ class RolloutPool:
         return len(self._waiting)
 
     async def generate(
-        self, prompt: Prompt, temperature: float, max_tokens: int, affinity: str | None
+        self,
+        prompt: Prompt,
+        temperature: float,
+        max_tokens: int,
+        affinity: str | None,
+        forced_text: str | None = None,
     ) -> tuple[Generation, str]:
         """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
+
+        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities.
 
         Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
         invalid.
@@ -154,10 +167,11 @@ class RolloutPool:
                         assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
                         prompt=[_part(worker, part, with_data) for part in prompt.parts],
                         sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
+                        forced_text=forced_text,
                     )
                 )
                 self.requests += 1
-                return generation_from_proto(reply), replica.id
+                return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
             except CommandFailed as error:
                 if error.code == pb.FAILURE_CODE_INVALID:
                     raise
@@ -232,6 +246,17 @@ class RolloutPool:
         if replica.busy:
             self.usage.use(now, -1)
         self.usage.offer(now, -1)
+
+
+def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
+    """Refuses sampled tokens without a log-probability each: in training they would pass for on-policy ones."""
+    wanted = 0 if forced else len(generation.token_ids)
+    if len(generation.logprobs) != wanted:
+        raise InfrastructureError(
+            f"{replica} answered {len(generation.token_ids)} {'forced' if forced else 'sampled'} tokens "
+            f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine"
+        )
+    return generation
 
 
 def _part(worker: Worker, part: Any, with_data: bool) -> pb.PromptPart:

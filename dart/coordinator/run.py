@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, TrainWorkerConfig
+from dart.coordinator.collecting import CAPABILITIES, Collect, Collection, teacher
 from dart.coordinator.control import ControlService, worker_statuses
 from dart.coordinator.data import DataManager
 from dart.coordinator.episodes import EpisodeSource, sample
 from dart.coordinator.evaluation import Evaluation
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.server import CoordinatorService, Rejected, Server
+from dart.coordinator.server import ROLE_NAMES, CoordinatorService, Rejected, Server
 from dart.coordinator.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json, write_summary
 from dart.coordinator.syncing import WeightSync
@@ -60,11 +61,21 @@ class Start:
 
 
 class Run:
-    """One run in one directory. `training` False: an evaluation of `config.model` alone."""
+    """One run in one directory. `training` False: an evaluation of `config.model` alone, or what `collect` says."""
 
-    def __init__(self, config: Config, directory: Path, database: Database, *, training: bool, start: Start) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: Path,
+        database: Database,
+        *,
+        training: bool,
+        start: Start,
+        collect: Collect | None = None,
+    ) -> None:
         self.config, self.directory, self.database = config, directory, database
         self._training = training
+        self._collect = collect
         self._start = start
         self.fleet = Fleet(config.server.lost_after_seconds)
         self.envs = EnvPool(self.fleet)
@@ -79,6 +90,8 @@ class Run:
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.evaluation: Evaluation | None = None
         """The one that is under way."""
+        self.collection: Collection | None = None
+        """Likewise."""
         self.last_update: dict[str, float] = {}
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
@@ -204,6 +217,8 @@ class Run:
 
     async def _phases(self) -> dict[str, Any]:
         await self._workers_ready()
+        if self._collect:
+            return self._common() | {"collected": await self._collected(self._collect)}
         episodes = self.config.evaluation.episodes
         if not self._training:
             source = await self._evaluate("eval", episodes, self.config.evaluation.samples)
@@ -237,6 +252,17 @@ class Run:
         self.evaluation = None
         self.metrics.event("evaluation", label=label, **self.evaluations[label])
         return source
+
+    async def _collected(self, collect: Collect) -> dict[str, Any]:
+        self._phase("collecting")
+        source = Collection(collect, self.config, self.database)
+        self.collection = source
+        async with teacher(collect, self.policy, self.config) as writer:
+            await sample(source, self.envs, self.policy, self.config, writer)
+        result = await source.close()
+        self.collection = None
+        self.metrics.event("collected", **result)
+        return result
 
     # ---- training ----
 
@@ -336,6 +362,9 @@ class Run:
         config = self.config
         model = config.model
         if self._start.checkpoint:
+        wanted = CAPABILITIES[self._collect.teacher].get(ROLE_NAMES[hello.role]) if self._collect else None
+        if wanted and wanted not in hello.capabilities:
+            raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
             model = model.model_copy(update={"path": str(self._start.checkpoint.resolve())})
         if hello.role == pb.ROLE_ENV:
             return EnvWorkerConfig(environment=config.environment).model_dump_json()
@@ -349,7 +378,7 @@ class Run:
                 weight_version=self._start.version,
             ).model_dump_json()
         if not self._training:
-            raise Rejected("this run only evaluates", "start it with `dart train` to use a trainer")
+            raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
         if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
             raise Rejected(
                 f"rank {hello.rank} of {hello.world_size} does not fit trainer.ranks {config.trainer.ranks}",
@@ -406,12 +435,15 @@ class Run:
         self.metrics.phase = phase
         self.metrics.event("phase", phase=phase)
 
-    def _summary(self) -> dict[str, Any]:
-        common = {
+    def _common(self) -> dict[str, Any]:
+        return {
             "run": self.directory.name,
             "config": json.loads(self.config.model_dump_json()),
             "machine": machine(),
             "versions": software() | self._tensors_versions,
+
+    def _summary(self) -> dict[str, Any]:
+        common = self._common()
         }
         if not self._training:
             return {**common, "evaluation": self.evaluations["eval"]}

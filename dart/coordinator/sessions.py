@@ -26,8 +26,8 @@ from dart.wire.role import Command
 log = logging.getLogger(__name__)
 
 _COMMAND_FIELDS: dict[type, str] = {
-    pb.Reset: "reset", pb.Act: "act", pb.Release: "release", pb.Generate: "generate", pb.Abort: "abort",
-    pb.LoadWeights: "load_weights", pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights",
+    pb.Reset: "reset", pb.Act: "act", pb.Release: "release", pb.Suggest: "suggest", pb.Generate: "generate",
+    pb.Abort: "abort", pb.LoadWeights: "load_weights", pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights",
     pb.SaveCheckpoint: "save_checkpoint",
 }  # fmt: skip
 

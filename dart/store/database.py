@@ -10,6 +10,7 @@ Group: open → released → consumed, or → dropped from open and released.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -125,7 +126,20 @@ class Database(Reader):
         plan: str = "",
     ) -> None:
         """A group of `planned` roll-outs of one task; `plan` says why so many and how long they may be."""
-        row = {
+        row = self._group_row(group_id, task, planned, opened, kind=kind, plan=plan)
+        key = (self.run_id, task.suite, task.name)
+
+        def write(connection: Connection) -> None:
+            self._ensure_tasks(connection, [key])
+            connection.execute(insert(t.groups), row)
+
+        await self._writer.run(write)
+        self._known_tasks.add(key)
+
+    def _group_row(
+        self, group_id: str, task: Task, planned: int, opened: float, *, kind: r.GroupKind, plan: str = ""
+    ) -> dict[str, Any]:
+        return {
             "id": group_id,
             "run_id": self.run_id,
             "suite": task.suite,
@@ -138,14 +152,6 @@ class Database(Reader):
             "fate": r.PENDING,
             "opened": opened,
         }
-        key = (self.run_id, task.suite, task.name)
-
-        def write(connection: Connection) -> None:
-            self._ensure_tasks(connection, [key])
-            connection.execute(insert(t.groups), row)
-
-        await self._writer.run(write)
-        self._known_tasks.add(key)
 
     def _ensure_tasks(self, connection: Connection, keys: Iterable[tuple[str, str, str]]) -> None:
         """Rows for tasks, as (run id, suite, name), that have none yet."""
@@ -167,6 +173,30 @@ class Database(Reader):
         connection.execute(insert(t.trajectories), r.trajectory_to_row(trajectory, self.run_id, attempt))
         if rows := [r.step_to_row(step, trajectory.id) for step in trajectory.steps]:
             connection.execute(insert(t.steps), rows)
+
+    async def add_collected(self, successes: Sequence[Trajectory], added: float) -> None:
+        """Stores successes from elsewhere, each with its images' bytes, in closed groups: all of them or none."""
+        await self.blobs.put_many_async(image for one in successes for step in one.steps for image in step.images)
+        groups = {one.group_id: one.task for one in successes}
+        planned = Counter(one.group_id for one in successes)
+        rows = [
+            self._group_row(group_id, task, planned[group_id], added, kind=r.GroupKind.COLLECTED)
+            | {"state": r.GroupState.DROPPED, "fate": r.COLLECTED, "closed": added}
+            for group_id, task in groups.items()
+        ]
+        keys = {(self.run_id, task.suite, task.name) for task in groups.values()}
+        c = t.trajectories.c
+
+        def write(connection: Connection) -> None:
+            self._ensure_tasks(connection, keys)
+            connection.execute(insert(t.groups), rows)
+            for success in successes:
+                self._insert_trajectory(connection, success, 1)
+            connection.execute(update(t.trajectories).where(c.group_id.in_(groups)).values(fate=r.COLLECTED))
+
+        if rows:
+            await self._writer.run(write)
+            self._known_tasks |= keys
 
     async def close_group(
         self,

@@ -159,7 +159,7 @@ class Reader:
 
         return await self._reader.run(read)
 
-    async def newest_successes(self, per_task: int) -> list[r.Success]:
+    async def newest_successes(self, per_task: int | None = None) -> list[r.Success]:
         """At most `per_task` of each task name, oldest first: those of training and those that were collected."""
         c = t.trajectories.c
         copies = t.trajectories.alias()
@@ -167,7 +167,9 @@ class Reader:
         wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
         place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
         ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success).subquery()
-        newest = select(c.id).join(ranked, ranked.c.id == c.id).where(ranked.c.place <= per_task)
+        newest = select(c.id).join(ranked, ranked.c.id == c.id)
+        if per_task is not None:
+            newest = newest.where(ranked.c.place <= per_task)
         rows = await self._rows(
             select(t.trajectories, uses.label("uses")).where(c.id.in_(newest)).order_by(c.finished, c.id)
         )
@@ -179,9 +181,12 @@ class Reader:
         groups = select(g.id).where(g.run_id == self.run_id, g.kind.in_(kinds))
         return (c.run_id == self.run_id, c.group_id.in_(groups), c.pooled_from == "")
 
-    async def group_count(self) -> int:
-        """Groups of every state, evaluations included."""
-        rows = await self._rows(select(func.count().label("count")).where(t.groups.c.run_id == self.run_id))
+    async def group_count(self, kind: r.GroupKind | None = None) -> int:
+        """Groups of every state, of one kind or of all."""
+        wanted = select(func.count().label("count")).where(t.groups.c.run_id == self.run_id)
+        if kind is not None:
+            wanted = wanted.where(t.groups.c.kind == kind)
+        rows = await self._rows(wanted)
         return int(rows[0]["count"])
 
     async def fates(self) -> dict[str, int]:

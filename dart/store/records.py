@@ -23,6 +23,8 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 PENDING = "pending"
 """The fate of a trajectory, or group, that nothing has been decided about."""
 TRAINED = "trained"
+COLLECTED = "collected"
+"""The fate of successes that came from elsewhere: they are for the pool."""
 DROPPED = "dropped"
 """Fates of what was not trained on begin with this, and say why: "dropped: all 8 succeeded"."""
 

@@ -51,7 +51,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved")
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class SessionRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    SUGGESTED_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -71,15 +72,16 @@ class SessionRequest(_message.Message):
     failure: Failure
     observed: Observed
     released: Released
+    suggested: Suggested
     generated: Generated
     weights_loaded: WeightsLoaded
     trained: Trained
     weights_sent: WeightsSent
     checkpoint_saved: CheckpointSaved
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint")
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +89,7 @@ class SessionResponse(_message.Message):
     RESET_FIELD_NUMBER: _ClassVar[int]
     ACT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    SUGGEST_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -100,13 +103,14 @@ class SessionResponse(_message.Message):
     reset: Reset
     act: Act
     release: Release
+    suggest: Suggest
     generate: Generate
     abort: Abort
     load_weights: LoadWeights
     train_batch: TrainBatch
     send_weights: SendWeights
     save_checkpoint: SaveCheckpoint
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
@@ -253,6 +257,20 @@ class Released(_message.Message):
     assignment: Assignment
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
+class Suggest(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class Suggested(_message.Message):
+    __slots__ = ("assignment", "action")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    action: _action_pb2.Action
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ...) -> None: ...
+
 class PromptPart(_message.Message):
     __slots__ = ("markup", "text", "token_ids", "image")
     MARKUP_FIELD_NUMBER: _ClassVar[int]
@@ -280,14 +298,16 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("assignment", "prompt", "sampling")
+    __slots__ = ("assignment", "prompt", "sampling", "forced_text")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    FORCED_TEXT_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     prompt: _containers.RepeatedCompositeFieldContainer[PromptPart]
     sampling: SamplingParams
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    forced_text: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., forced_text: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("assignment",)

@@ -10,6 +10,7 @@ Command = (
     pb.Reset
     | pb.Act
     | pb.Release
+    | pb.Suggest
     | pb.Generate
     | pb.Abort
     | pb.LoadWeights
@@ -17,7 +18,16 @@ Command = (
     | pb.SendWeights
     | pb.SaveCheckpoint
 )
-Reply = pb.Observed | pb.Released | pb.Generated | pb.WeightsLoaded | pb.Trained | pb.WeightsSent | pb.CheckpointSaved
+Reply = (
+    pb.Observed
+    | pb.Released
+    | pb.Suggested
+    | pb.Generated
+    | pb.WeightsLoaded
+    | pb.Trained
+    | pb.WeightsSent
+    | pb.CheckpointSaved
+)
 
 
 class CommandError(Exception):

@@ -30,9 +30,9 @@ from dart.wire.role import Command, CommandError, Reply, WorkerRole
 log = logging.getLogger(__name__)
 
 _REPLY_FIELDS = {
-    pb.Observed: "observed", pb.Released: "released", pb.Generated: "generated", pb.WeightsLoaded: "weights_loaded",
-    pb.Trained: "trained", pb.WeightsSent: "weights_sent", pb.CheckpointSaved: "checkpoint_saved",
-    pb.Failure: "failure",
+    pb.Observed: "observed", pb.Released: "released", pb.Suggested: "suggested", pb.Generated: "generated",
+    pb.WeightsLoaded: "weights_loaded", pb.Trained: "trained", pb.WeightsSent: "weights_sent",
+    pb.CheckpointSaved: "checkpoint_saved", pb.Failure: "failure",
 }  # fmt: skip
 Key = tuple[str, int, int]
 """(assignment id, attempt, sequence): what replies are deduplicated on."""
@@ -50,6 +50,8 @@ class WorkerOptions:
     worker_id: str
     rank: int = 0
     world_size: int = 1
+    capabilities: Sequence[str] = ()
+    """Names of what this worker can do beyond the protocol's first version."""
     connect_seconds: float = 30.0
     """How long the first connection may take, and how long a lost one is tried again."""
     silence_factor: float = 5.0
@@ -138,6 +140,7 @@ async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event
             worker_id=options.worker_id,
             instance_id=session.instance_id,
             role=session.role.role,
+            capabilities=options.capabilities,
             last_epoch=session.epoch,
             protocol_version=PROTOCOL_VERSION,
             rank=options.rank,

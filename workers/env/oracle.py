@@ -1,7 +1,7 @@
 """A scripted oracle for some MiniWoB tasks: it reads the page, which a policy never may, and acts as a policy does.
 
-For demonstrations (supervised learning) and for tests of the environment. `TASKS` names what it knows. Every click
-comes with its target's rectangle, so that a learner can be given any point in it.
+For `dart collect --from oracle`, for demonstrations (supervised learning) and for tests of the environment. `TASKS`
+names what it knows. Every click comes with its target's rectangle, so that a learner can be given any point in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dart.core.action import Action, Click, Point, TypeText, Wait
@@ -143,7 +143,8 @@ TASKS: dict[str, _Plan] = {
     "click-button": lambda said: [_labelled("#area button", _quoted(said)[0])],
     "click-button-sequence": lambda said: [_css("#subbtn"), _css("#subbtn2")],
     "click-checkboxes": _click_checkboxes,
-    "click-collapsible": lambda said: [_css("#area h3"), Wait(0.6), _css("#subbtn")],
+    # UI-TARS's only wait; environment.max_wait_seconds cuts it.
+    "click-collapsible": lambda said: [_css("#area h3"), Wait(5.0), _css("#subbtn")],
     "click-color": lambda said: [_css("#area [data-color=" + _word(r"on the (\w+)", said) + "]")],
     "click-dialog": lambda said: [_css(".ui-dialog-titlebar button")],
     "click-dialog-2": _click_dialog_2,
@@ -175,30 +176,48 @@ _LOCATE = """((element, n) => {
 _INSIDE = 1.0 - 1e-9
 
 
+class Oracle:
+    """One episode's next action, again and again; it takes each as carried out. Clicks go to the middle of their
+    target, or with `rng` to any free point of it."""
+
+    def __init__(self, task: Task, instruction: str, rng: random.Random | None = None) -> None:
+        self._task, self._instruction, self._rng = task, instruction, rng
+        self._moves: Iterator[_Move] | None = None
+
+    async def next(self, page: Page) -> tuple[Action, Target | None] | None:
+        """None when it finds no way on. Raises UserError for a task that it does not know."""
+        if self._moves is None:
+            self._moves = iter(_plan(self._task.name)(self._instruction))
+        match next(self._moves, None):
+            case None:
+                return None
+            case _On(element):
+                target = await _locate(page, element)
+                if target is None:  # hidden behind another element, or out of sight: some seeds cannot be done
+                    return None
+                return Click(self._rng.choice(target.points) if self._rng else target.centre()), target
+            case action:
+                return action, None
+
+
+def _plan(name: str) -> _Plan:
+    if name not in TASKS:
+        raise UserError(f"the oracle does not know task {name!r}: it knows {', '.join(TASKS)}")
+    return TASKS[name]
+
+
 async def demonstrate(env: MiniWobEnv, task: Task, rng: random.Random | None = None) -> Demonstration:
-    """Do the task. Clicks go to the middle of their target, or with `rng` to any free point of it.
+    """Do the task; `rng` as for Oracle.
 
     Raises UserError for a task that the oracle does not know, EnvironmentFailure as the environment does.
     """
-    if task.name not in TASKS:
-        raise UserError(f"the oracle does not know task {task.name!r}: it knows {', '.join(TASKS)}")
+    _plan(task.name)
     observation = await env.reset(task)
-    instruction = observation.instruction
+    instruction, oracle = observation.instruction, Oracle(task, observation.instruction, rng)
     steps: list[DemonstrationStep] = []
-    for move in TASKS[task.name](instruction):
-        action: Action
-        target: Target | None = None
-        if isinstance(move, _On):
-            target = await _locate(env.page, move.element)
-            if target is None:  # hidden behind another element, or out of sight: some seeds cannot be done
-                return Demonstration(task, instruction, tuple(steps), 0.0)
-            action = Click(rng.choice(target.points) if rng else target.centre())
-        else:
-            action = move
-        steps.append(DemonstrationStep(observation, action, target))
-        observation = await env.act(action)
-        if observation.done:
-            break
+    while not observation.done and (suggested := await oracle.next(env.page)):
+        steps.append(DemonstrationStep(observation, *suggested))
+        observation = await env.act(suggested[0])
     return Demonstration(task, instruction, tuple(steps), observation.reward if observation.done else 0.0)
 
 

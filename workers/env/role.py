@@ -1,8 +1,9 @@
 """The env worker: many environments in one browser, each held by one episode at a time.
 
-An episode holds an environment from Reset until Release, under its assignment id and attempt. What breaks an
-environment ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the next Reset replaces the page. A Reset
-waits a moment for an environment: the Release that it follows may still be behind a page that has not answered.
+An episode holds an environment from Reset until Release, under its assignment id and attempt; Suggest asks the scripted
+oracle what it would do there. What breaks an environment ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the
+worker; the next Reset replaces the page. A Reset waits a moment for an environment: the Release that it follows may
+still be behind a page that has not answered.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from dart.config import EnvWorkerConfig
 from dart.core.types import Observation
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import action_from_proto, observation_to_proto, task_from_proto
+from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.browser import Browser, EnvironmentFailure
 from dart.workers.env.miniwob import MiniWobEnv, check_task
+from dart.workers.env.oracle import Oracle
 
 
 class EnvRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ENV
+    capabilities = ("oracle",)
 
     def __init__(self) -> None:
         self._resources = contextlib.AsyncExitStack()
         self._free: asyncio.Queue[MiniWobEnv] = asyncio.Queue()  # at most `slots`; Reset empties it, Release fills it
         self._held: dict[tuple[str, int], MiniWobEnv] = {}
+        self._oracles: dict[tuple[str, int], Oracle] = {}
         self._patience = 0.0
 
     async def prepare(self, config_json: str) -> pb.Ready:
@@ -59,7 +63,10 @@ class EnvRole:
                     observation = await self._reset(key, command)
                 case pb.Act():
                     observation = await self._act(key, command)
+                case pb.Suggest():
+                    return await self._suggest(key)
                 case pb.Release():
+                    self._oracles.pop(key, None)
                     if (env := self._held.pop(key, None)) is not None:
                         self._free.put_nowait(env)
                     return pb.Released()
@@ -71,6 +78,7 @@ class EnvRole:
 
     async def close(self) -> None:
         self._held.clear()
+        self._oracles.clear()
         await self._resources.aclose()
 
     async def _reset(self, key: tuple[str, int], command: pb.Reset) -> Observation:
@@ -80,20 +88,35 @@ class EnvRole:
                     self._held[key] = await self._free.get()
             except TimeoutError:
                 raise _invalid(f"all {len(self._held)} environments are held: send Release before Reset") from None
+        task = task_from_proto(command.task)
         try:
-            return await self._held[key].reset(task_from_proto(command.task))
+            observation = await self._held[key].reset(task)
         except UserError as error:
             raise _invalid(str(error)) from None
+        self._oracles[key] = Oracle(task, observation.instruction)
+        return observation
 
     async def _act(self, key: tuple[str, int], command: pb.Act) -> Observation:
-        env = self._held.get(key)
-        if env is None:
-            raise _invalid(f"assignment {key[0]} (attempt {key[1]}) holds no environment: send Reset first")
+        env = self._env(key)
         try:
             action = action_from_proto(command.action)
         except ValueError as error:
             raise _invalid(str(error)) from None
         return await env.act(action, image=not command.last)
+
+    async def _suggest(self, key: tuple[str, int]) -> pb.Suggested:
+        env = self._env(key)
+        try:
+            suggested = await self._oracles[key].next(env.page)
+        except (UserError, ValueError) as error:
+            raise _invalid(str(error)) from None
+        return pb.Suggested(action=action_to_proto(suggested[0]) if suggested else None)
+
+    def _env(self, key: tuple[str, int]) -> MiniWobEnv:
+        env = self._held.get(key)
+        if env is None or key not in self._oracles:  # a Reset that failed holds an environment without an episode
+            raise _invalid(f"assignment {key[0]} (attempt {key[1]}) holds no environment: send Reset first")
+        return env
 
 
 def _invalid(message: str) -> CommandError:

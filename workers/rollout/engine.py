@@ -74,6 +74,7 @@ class Engine:
         self._transport = config.sync.transport
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
         self._stop_token = int(tokenizer.eos_token_id)
+        self._max_model_len = config.rollout.max_model_len
         self._gate = Gate()
         self._running: dict[str, str | None] = {}
         """Requests by our id → vLLM's, None until it has one."""
@@ -119,6 +120,29 @@ class Engine:
             del self._running[request_id]
             self._aborted.discard(request_id)
         return self._generation(output)
+
+    async def force(self, request_id: str, parts: Sequence[PromptPart], text: str, max_tokens: int) -> Generation:
+        """The turn as if the policy had written `text`: its tokens and the prompt's, and no log-probabilities.
+
+        Raises as `generate` does.
+        """
+        tokens = [*self._encoder.encode_turn(text), self._stop_token]
+        token_ids = tuple(tokens[:max_tokens])
+        # The engine alone knows the prompt's tokens as it runs them: it samples one token more, which is thrown away.
+        version, prompt = self._version, (await self.generate(request_id, parts, 0.0, 1)).prompt_token_ids
+        if len(prompt) + len(token_ids) > self._max_model_len:
+            raise ValueError(
+                f"prompt and text have {len(prompt)} + {len(token_ids)} tokens, "
+                f"and rollout.max_model_len is {self._max_model_len}: raise it, or shorten the history"
+            )
+        return Generation(
+            prompt_token_ids=prompt,
+            token_ids=token_ids,
+            logprobs=(),
+            versions=(VersionSpan(version, 0, len(token_ids)),),
+            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
+            truncated=len(tokens) > max_tokens,
+        )
 
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` raises RequestAbortedError. Unknown ones are over already."""

@@ -39,6 +39,7 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
+    capabilities = ("forced_text",)
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -88,10 +89,11 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
     began = time.monotonic()
     try:
         parts = [part_from_proto(part) for part in command.prompt]
-        sampling = command.sampling
-        generation = await engine.generate(
-            _request_id(command.assignment), parts, sampling.temperature, sampling.max_tokens
-        )
+        request, sampling = _request_id(command.assignment), command.sampling
+        if command.HasField("forced_text"):
+            generation = await engine.force(request, parts, command.forced_text, sampling.max_tokens)
+        else:
+            generation = await engine.generate(request, parts, sampling.temperature, sampling.max_tokens)
     except UnknownImageError as error:
         raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
     except RequestAbortedError as error:

@@ -30,9 +30,8 @@ class PromptEncoder:
             raise ValueError(f"the tokenizer has no {IMAGE_PAD}: the model does not take images as Qwen-VL models do")
         self._image_pad = int(vocabulary[IMAGE_PAD])
         self._vision_ids = frozenset(vision_token_ids(tokenizer))
-        added = sorted((t for t in _markup_tokens(tokenizer) if len(t) > 1), key=len, reverse=True)
-        # Lookahead, so that overlapping occurrences are all found.
-        self._added = re.compile("(?=" + "|".join(map(re.escape, added)) + ")") if added else None
+        self._added = _occurrences(_markup_tokens(tokenizer))
+        self._special = _occurrences(_special_tokens(tokenizer))
 
     def encode(self, parts: Sequence[PromptPart]) -> tuple[list[int], list[Image]]:
         """The compact ids and the images in the order of their placeholders.
@@ -62,11 +61,21 @@ class PromptEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Text from outside: cut inside every added token that occurs in it, so that none is recognised."""
-        if self._added is None:
+        return self._encode_plainly(text, self._added)
+
+    def encode_turn(self, text: str) -> list[int]:
+        """A turn's words as the policy would sample them: tags of its grammar are the tokens that were added for them.
+
+        Special tokens are spelt out, so that the text cannot end the turn or pass for an image.
+        """
+        return self._encode_plainly(text, self._special)
+
+    def _encode_plainly(self, text: str, occurrences: re.Pattern[str] | None) -> list[int]:
+        if occurrences is None:
             return self._encode(text)
         ids: list[int] = []
         start = 0
-        for found in self._added.finditer(text):
+        for found in occurrences.finditer(text):
             ids += self._encode(text[start : found.start() + 1])
             start = found.start() + 1
         return ids + self._encode(text[start:])
@@ -75,7 +84,17 @@ class PromptEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 
+def _occurrences(tokens: Sequence[str]) -> re.Pattern[str] | None:
+    """Where one of the tokens begins; a lookahead, so that overlapping occurrences are all found."""
+    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+    return re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+
 def _markup_tokens(tokenizer: Any) -> list[str]:
     """The added tokens that mean more than their characters: the special ones, and tags."""
     added = tokenizer.added_tokens_decoder.values()
     return [str(token) for token in added if token.special or re.fullmatch(r"<.+>", str(token))]
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -1,0 +1,79 @@
+"""A prompt as chat messages, for a teacher behind a chat endpoint: the same words, history and screenshots.
+
+The template's markup already cuts the prompt into ChatML messages; here they become JSON. The open turn at the end,
+which the policy would go on with, is left to the endpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dart.agent.prompt import Prompt
+from dart.core.types import Image, Markup, Text, Tokens
+
+_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|vision_start\|>|<\|vision_end\|>)")
+_ROLE = re.compile(r"(system|user|assistant)\n")
+
+
+def chat_messages(prompt: Prompt, said: Mapping[tuple[int, ...], str]) -> list[dict[str, Any]]:
+    """OpenAI's chat messages. `said`: the text of each turn in the prompt, by its tokens.
+
+    Where the template names no roles, what is said is the assistant's and the rest the user's.
+    """
+    chat = _Chat()
+    for part in prompt.parts:
+        match part:
+            case Markup(markup):
+                chat.follow(markup)
+            case Text(text):
+                chat.write(text)
+            case Tokens(ids):
+                chat.message["role"] = "assistant"
+                chat.write(said[ids])
+                chat.open = False  # the stop token is one of the tokens
+            case Image():
+                chat.show(part)
+    return [message | {"content": _content(message["content"])} for message in chat.messages[:-1]]
+
+
+class _Chat:
+    """The messages so far; the last takes what comes while it is open."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.open = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        return self.messages[-1]
+
+    def follow(self, markup: str) -> None:
+        """Begin and end messages where the markup does, and take its words."""
+        pieces = _MARKS.split(markup)
+        for mark, words in zip(["", *pieces[1::2]], pieces[::2], strict=True):
+            if mark == "<|im_start|>":
+                role = _ROLE.match(words)
+                self.messages.append({"role": role[1] if role else "user", "content": []})
+                self.open = True
+                self.write(words[role.end() :] if role else words)
+                continue
+            self.open = self.open and mark != "<|im_end|>"
+            self.write(words)
+
+    def write(self, text: str) -> None:
+        if self.open and text:
+            self.message["content"].append({"type": "text", "text": text})
+
+    def show(self, image: Image) -> None:
+        url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+        self.message["content"].append({"type": "image_url", "image_url": {"url": url}})
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Words alone are one string, which every chat template takes."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts

@@ -1,0 +1,20 @@
+"""What a model's token ids stand for, as a digest: a trajectory's tokens mean something with one vocabulary only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def vocabulary_digest(folder: Path) -> str | None:
+    """SHA-256 over tokens and ids of the folder's tokenizer.json; None where there is none that can be read.
+
+    The ids alone count: a checkpoint that was saved again with other spacing or settings has the same digest.
+    """
+    try:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        ids = dict(tokenizer["model"]["vocab"]) | {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()

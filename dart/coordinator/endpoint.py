@@ -1,0 +1,145 @@
+"""A teacher behind an OpenAI-compatible chat endpoint.
+
+`probe` asks for its models before anything starts. `Endpoint.write` asks for one turn: it tries again, later each time,
+where the endpoint is busy or breaks, and raises InfrastructureError in the end, so that the attempt is given out again.
+At most one request per environment is under way, since an episode waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from dart.agent.chat import chat_messages
+from dart.agent.prompt import Prompt
+from dart.coordinator.pools import RolloutPool
+from dart.coordinator.sessions import InfrastructureError
+from dart.core.types import Generation
+from dart.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+PROBE_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
+TRIES = 5
+FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
+REFUSED = (401, 403, 404)
+"""Another try would go the same way: the key, the model or the URL is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`url` as in OpenAI's clients, with the version: http://host:8000/v1. `key` is never shown.
+
+    `system`: text of a first message, for a teacher that has to be told how actions are written.
+    """
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    system: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+def probe(address: Address) -> None:
+    """The endpoint answers and serves the model. Raises UserError."""
+    if importlib.util.find_spec("httpx") is None:
+        raise UserError("--from endpoint needs the package httpx: run `pip install 'dart-gui-rl[endpoint]'`")
+    import httpx
+
+    try:
+        answer = httpx.get(f"{address.url}/models", headers=address.headers, timeout=PROBE_SECONDS)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise UserError(
+            f"--endpoint {address.url} does not answer ({error}): start its server, or correct the URL, which is "
+            "OpenAI's base URL, for example http://127.0.0.1:8000/v1"
+        ) from None
+    try:
+        served = [str(model["id"]) for model in answer.json()["data"]] if answer.is_success else []
+    except (ValueError, KeyError, TypeError):
+        served = []
+    if answer.status_code in REFUSED[:2]:
+        raise UserError(f"--endpoint {address.url} refuses the key ({answer.status_code}): give it by --endpoint-key")
+    if not served:
+        raise UserError(
+            f"--endpoint {address.url} lists no models (GET {address.url}/models gave {answer.status_code}): "
+            "name the base URL of an OpenAI-compatible server, for example http://127.0.0.1:8000/v1"
+        )
+    if address.model not in served:
+        raise UserError(f"--endpoint-model {address.model} is not served there: use {', '.join(served[:10])}")
+
+
+class Endpoint:
+    """An open client; an async context manager."""
+
+    def __init__(self, address: Address, temperature: float, max_tokens: int) -> None:
+        self._address = address
+        self._body = {"model": address.model, "temperature": temperature, "max_tokens": max_tokens}
+        self._client: httpx.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        import httpx
+
+        self._client = httpx.AsyncClient(
+            headers=self._address.headers, timeout=ANSWER_SECONDS, limits=httpx.Limits(max_connections=None)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def write(self, messages: list[dict[str, Any]]) -> str:
+        """One turn's text. Raises InfrastructureError after `TRIES`, UserError where trying again is of no use."""
+        if self._address.system:
+            messages = [{"role": "system", "content": self._address.system}, *messages]
+        delay, why = FIRST_DELAY_SECONDS, ""
+        for number in range(TRIES):
+            if number:
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            why, told = await self._try(messages)
+            if not why:
+                return told
+            delay = min(float(told) if told.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
+        raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {why}")
+
+    async def _try(self, messages: list[dict[str, Any]]) -> tuple[str, str]:
+        """("", the text), or why it may go better later and, where the endpoint says so, in how many seconds."""
+        import httpx
+
+        try:
+            answer = await self._client.post(
+                f"{self._address.url}/chat/completions", json=self._body | {"messages": messages}
+            )
+        except httpx.TransportError as error:
+            return f"{type(error).__name__} {error}", ""
+        said = f"{answer.status_code} {answer.text[:200]}"
+        if answer.status_code == 429 or answer.status_code >= 500:
+            return said, answer.headers.get("retry-after", "")
+        if answer.status_code in REFUSED:
+            raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
+        try:
+            return "", str(answer.json()["choices"][0]["message"]["content"] or "").strip()
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
+
+
+class EndpointTurns:
+    """`dart.agent.episode.Policy`: the teacher writes, a replica makes the tokens."""
+
+    def __init__(self, endpoint: Endpoint, policy: RolloutPool, max_tokens: int) -> None:
+        self._endpoint, self._policy, self._max_tokens = endpoint, policy, max_tokens
+        self._replica: str | None = None
+        self._said: dict[tuple[int, ...], str] = {}
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        text = await self._endpoint.write(chat_messages(prompt, self._said))
+        generation, self._replica = await self._policy.generate(prompt, 0.0, self._max_tokens, self._replica, text)
+        self._said[generation.token_ids] = text
+        return generation

@@ -1,0 +1,75 @@
+"""What `dart collect` tries next: so many successes of each task, in so many attempts at the most.
+
+`Quota` gives out attempts until every task has its successes or has spent its attempts. Seeds come in order, each
+`samples` times, so the same options try the same concrete tasks. It begins no more of a task than should bring what is
+missing by the task's success so far: a teacher that always succeeds is asked exactly as often as is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dart.core.types import Task
+
+
+@dataclass(slots=True)
+class Tally:
+    """One task's attempts. `kept`: successes, up to the wanted number; what succeeds beyond that is not kept."""
+
+    begun: int = 0
+    finished: int = 0
+    successes: int = 0
+    kept: int = 0
+
+    @property
+    def running(self) -> int:
+        return self.begun - self.finished
+
+    @property
+    def rate(self) -> float:
+        """Of success; as if one attempt had succeeded before the first."""
+        return (self.successes + 1) / (self.finished + 1)
+
+
+class Quota:
+    def __init__(
+        self, suite: str, names: Sequence[str], seeds: tuple[int, int], wanted: int, most_attempts: int, samples: int
+    ) -> None:
+        """`seeds`: [first, last); `wanted` successes and at most `most_attempts` attempts of each name."""
+        self._suite, self._first, self._wanted, self._samples = suite, seeds[0], wanted, samples
+        self._most = min(most_attempts, (seeds[1] - seeds[0]) * samples)
+        self.tallies = {name: Tally() for name in names}
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to begin, now or later; what runs may still finish."""
+        return all(
+            tally.kept >= self._wanted or (tally.begun >= self._most and not tally.running)
+            for tally in self.tallies.values()
+        )
+
+    def next(self) -> tuple[Task, int] | None:
+        """A concrete task and which of its samples, from 1; None while enough is under way."""
+        ready = [name for name, tally in self.tallies.items() if self._may_begin(tally)]
+        if not ready:
+            return None
+        name = min(ready, key=lambda name: self.tallies[name].begun)
+        tally = self.tallies[name]
+        seed, sample = divmod(tally.begun, self._samples)
+        tally.begun += 1
+        return Task(self._suite, name, self._first + seed), sample + 1
+
+    def finished(self, name: str, success: bool) -> bool:
+        """Count an attempt; True when it is a success to keep."""
+        tally = self.tallies[name]
+        tally.finished += 1
+        tally.successes += success
+        keep = success and tally.kept < self._wanted
+        tally.kept += keep
+        return keep
+
+    def _may_begin(self, tally: Tally) -> bool:
+        missing = self._wanted - tally.kept
+        return tally.begun < self._most and tally.running < math.ceil(missing / tally.rate)
