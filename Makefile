@@ -8,7 +8,7 @@ SUDO   := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT    := chromium-headless-shell fonts-liberation
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser demo test test-fast lint types imports proto proto-check bench clean
+.PHONY: help install browser demo references test test-fast lint types imports proto proto-check bench clean
 
 help: ## What can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,7 +32,15 @@ browser:
 demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
 	$(VENV)/bin/dart train configs/miniwob_cpu.yaml
 
-test: install ## All tests, the real browser and the real engine included.
+# Without their dependencies: tests/test_algo_references.py calls their equations, and nothing else of them.
+build/references/installed: $(VENV)/installed
+	rm -rf build/references
+	$(PY) -m pip install --quiet --no-deps --target build/references verl==0.9.1 trl==1.16.0
+	touch $@
+
+references: build/references/installed ## Two other implementations of the equations, to compare with.
+
+test: install references ## All tests, the real browser and the real engine included.
 	$(PY) -m pytest
 
 test-fast: install ## Without the engine, torch and the browser.

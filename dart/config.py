@@ -109,9 +109,36 @@ class Rollout(Section):
     startup_timeout_seconds: Seconds = 600.0
 
 
+class DynamicRollouts(Section):
+    enabled: bool = True
+    minimum: Positive = Field(2, description="N of a task that always succeeds.")
+    threshold: Fraction = Field(0.6, description="Up to this success rate N is curation.rollouts; above, it falls.")
+    window: Positive = Field(16, description="Roll-outs of the task that its success rate is taken over.")
+
+
+class DynamicLength(Section):
+    enabled: bool = True
+    margin: int = Field(2, ge=0, description="Steps allowed beyond the longest success.")
+    floor: Positive = Field(5, description="The limit never falls below this.")
+    window: Positive | None = Field(None, description="Successes that count; none: all of them.")
+
+
+class Pool(Section):
+    enabled: bool = True
+    per_task: Positive = Field(8, description="Successes kept per task name, the newest.")
+    max_age: Positive | None = Field(None, description="Updates after which a success leaves the pool; none: never.")
+    sources: tuple[Path, ...] = Field((), description="Folders that `dart collect` made; read when the run starts.")
+
+
 class Curation(Section):
-    rollouts: Positive = Field(8, description="N: trajectories per group.")
+    rollouts: Positive = Field(8, description="N: trajectories per group, at most.")
     step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
+    dynamic_rollouts: DynamicRollouts = Field(default_factory=DynamicRollouts)
+    dynamic_length: DynamicLength = Field(default_factory=DynamicLength)
+    pool: Pool = Field(default_factory=Pool)
+    task_preference: Fraction = Field(
+        0.75, description="0: all tasks equally often; 1: only those whose roll-outs differ from each other."
+    )
     success_threshold: Fraction = Field(1.0, description="A reward of at least this is a success.")
     max_staleness: int = Field(
         4, ge=0, description="Trainer version minus a sample's oldest token's; older is dropped."
@@ -292,6 +319,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _together(self) -> Config:
+        if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.minimum > self.curation.rollouts:
+            raise ValueError(
+                f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "
+                f"curation.rollouts ({self.curation.rollouts}): lower it, or set dynamic_rollouts.enabled: false"
+            )
         if self.trainer.advantage.overlong_buffer > self.rollout.max_tokens:
             raise ValueError(
                 f"trainer.advantage.overlong_buffer is {self.trainer.advantage.overlong_buffer}, more than "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from examples.base_policy import model as base
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Row, collate, jitter, rows
+from examples.base_policy.data import Attempt, Row, attempts, collate, jitter, rows
 from examples.base_policy.demos import Demonstration
 from examples.base_policy.fast import speed_up
 from examples.base_policy.oracle import Move, plan
@@ -58,6 +59,10 @@ def enter_text() -> Demonstration:
     return Demonstration("enter-text", TEXTS[0], moves, (png(10), png(20), png(30)))
 
 
+def played(demonstration: Demonstration) -> list[Attempt]:
+    return [Attempt(*one) for one in zip(demonstration.moves, demonstration.images, strict=True)]
+
+
 def test_names_are_spelled_and_phrases_are_not(chat: Chat) -> None:
     tokens = chat.tokenizer.tokenize
     assert tokens("Action: click(start_box='(080,112)')") == [
@@ -77,7 +82,7 @@ def test_any_text_comes_back(chat: Chat) -> None:
 
 def test_an_episode_is_as_few_rows_as_its_window_allows(chat: Chat) -> None:
     demonstration = enter_text()
-    first, second = rows(chat, demonstration, demonstration.moves)
+    first, second = rows(chat, demonstration, played(demonstration))
     assert [len(first.images), len(second.images)] == [2, 2]  # the third turn's prompt has lost the first screenshot
     said = "".join(chat.tokenizer.decode([i for i, on in zip(first.ids, first.trained, strict=True) if on]))
     assert said == "Action: click(start_box='(070,064)')<|im_end|>Action: type(content='Truman')<|im_end|>"
@@ -87,18 +92,34 @@ def test_an_episode_is_as_few_rows_as_its_window_allows(chat: Chat) -> None:
 
 
 def test_jitter_stays_on_the_screen() -> None:
-    import random
-
     move = Move("#x", x=159, y=223, box=(140, 210, 180, 230))
     moved = [jitter(move, random.Random(seed), 0.5, (160, 224)) for seed in range(50)]
     assert all(0 <= m.x < 160 and 0 <= m.y < 224 for m in moved)
     assert len({(m.x, m.y) for m in moved}) > 5
 
 
+def test_a_missed_click_is_tried_again_and_a_wrong_letter_is_not_noticed() -> None:
+    demonstration = enter_text()
+    assert [a.image for a in attempts(demonstration, random.Random(0), 0.0, (160, 224))] == list(demonstration.images)
+    for seed in range(30):
+        made = attempts(demonstration, random.Random(seed), 0.5, (160, 224))
+        wanted = iter(zip(demonstration.moves, demonstration.images, strict=True))
+        move, image = next(wanted)
+        for attempt in made:
+            assert attempt.image == image
+            left, top, right, bottom = move.box or (0, 0, 0, 0)
+            if move.selector and not (left <= attempt.move.x <= right and top <= attempt.move.y <= bottom):
+                continue
+            assert len(attempt.move.text) == len(move.text)
+            assert sum(a != b for a, b in zip(attempt.move.text, move.text, strict=True)) <= 1
+            move, image = next(wanted, (move, image))
+        assert next(wanted, None) is None
+
+
 def test_the_quick_forward_pass_is_the_real_one(folder: Path, chat: Chat) -> None:
     model, _ = base.load(folder)
     demonstration = enter_text()
-    made: list[Row] = rows(chat, demonstration, demonstration.moves)
+    made: list[Row] = rows(chat, demonstration, played(demonstration))
     inputs = collate(chat, made).inputs
     quick = dict(inputs)
     patches = inputs["pixel_values"].reshape(-1, 3, 1, 256)

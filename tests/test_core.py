@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core.advantage import group_advantages
-from dart.core.curation import judge, start_budget
+from dart.core.curation import Decision, judge, start_budget
 from dart.core.feed import Feed, ReleasedGroup, balance, samples_of
 from dart.core.groups import GroupBook, Order
 from dart.core.planning import Plan
@@ -121,6 +121,18 @@ def test_judge_names_why() -> None:
 
 def group(name: str, version: int, n: int = 2) -> ReleasedGroup:
     return ReleasedGroup(name, tuple(trajectory(version=version) for _ in range(n)), (1.0, -1.0)[:n])
+
+
+def test_shaping_moves_advantages_but_drops_nothing() -> None:
+    long, short = trajectory(reward=1.0, steps=3), trajectory(reward=1.0, steps=1)
+    lost = trajectory(reward=0.0, steps=1)
+
+    def shaped(*group: Trajectory) -> Decision:
+        return judge(group, level="trajectory", std_normalise=False, shaping=lambda t: -0.5 * (len(t.steps) > 2))
+
+    assert shaped(long, short).cause == "all succeeded"
+    # rewards 0.5, 1, 0: mean 0.5
+    assert shaped(long, short, lost).advantages == (0.0, 0.5, -0.5)
 
 
 def test_feed_hands_out_each_group_once_and_drops_the_stale() -> None:

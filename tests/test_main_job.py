@@ -118,6 +118,30 @@ def test_status_and_runs_tell_of_it(finished: Path) -> None:
     assert "finished" in done.stdout
 
 
+def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_path: Path) -> None:
+    checkpoint = max((finished / "checkpoints").glob("v*"))
+    done = subprocess.run(
+        command(
+            "eval", DEMO, "--quiet", "--checkpoint", str(checkpoint), "--against", "builtin:tiny-qwen3vl",
+            "--seeds", "1500000:1500001", "--samples", "2", "--set", "rollout.replicas=1",
+        ),
+        cwd=tmp_path, env={**os.environ, "DART_TEST_RUN": str(tmp_path)}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "A - B: " in done.stdout
+    assert processes_of(tmp_path) == []
+    (run,) = (tmp_path / "runs").glob("*-eval-2*")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for side in (evaluation, evaluation["against"]):
+        assert side["success"]["episodes"] == 8
+        assert set(side["pass_at_k"]) == {"1", "2"}
+    assert evaluation["against"]["checkpoint"] == "builtin:tiny-qwen3vl"
+    assert (run / "evaluation.png").exists()
+    status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert "finished" in status
+
+
 def test_interrupted_then_resumed(tmp_path: Path) -> None:
     arguments = command("train", DEMO, "--quiet", "--set", "evaluation.episodes=0", "--set",
                         "trainer.trajectories_per_update=24", "--set", "stop.updates=3")  # fmt: skip

@@ -56,6 +56,24 @@ def test_update_raises_good_actions_and_lowers_bad_ones(folder: Path) -> None:
     assert metrics["entropy"] > 0
 
 
+def test_a_rescored_sample_weighs_as_if_it_had_just_been_sampled(folder: Path) -> None:
+    image = screenshot(0)
+    with_log_probs = sample("pooled", "go", "12", 1.0, [image], logprob=-0.001)
+    old = sample("pooled", "go", "12", 1.0, [image])
+    del old.logprobs[:]
+    with pytest.raises(SampleError, match="0 log-probs for 3 tokens"):
+        batches.read_sample(old, Trainer(settings(folder)).layout)
+    old.rescore = True
+    trained = Trainer(settings(folder))
+    metrics = trained.update([old], *totals([old]))
+    assert metrics["importance_weight"] == pytest.approx(1.0)
+    assert metrics["same_version_tokens"] == 0
+    assert Trainer(settings(folder)).update([with_log_probs], *totals([old]))["importance_weight"] < 0.1
+    with_log_probs.rescore = True
+    with pytest.raises(SampleError, match="3 log-probs and asks to be re-scored"):
+        batches.read_sample(with_log_probs, trained.layout)
+
+
 def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> None:
     trainer = Trainer(settings(folder))
     one = sample("t", "go", "12", 1.0, [screenshot(0)])

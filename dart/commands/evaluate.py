@@ -207,7 +207,7 @@ def report(document: dict[str, Any]) -> None:
         click.echo(
             f"A - B: {100 * difference['mean']:+.1f} points ({100 * difference['low']:+.1f} to "
             f"{100 * difference['high']:+.1f}); of the instances A is better on {against['better']} and worse on "
-            f"{against['worse']}, McNemar's exact p = {against['p_value']:.2g}"
+            f"{against['worse']}, exact p = {against['p_value']:.2g}"
         )
 
 

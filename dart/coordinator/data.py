@@ -183,7 +183,13 @@ class DataManager:
 
     def _judge(self, trajectories: Sequence[Trajectory]) -> Decision:
         how = self._config.trainer.advantage
-        return judge(trajectories, level=how.level, std_normalise=how.std_normalise)
+        limit = self._config.rollout.max_tokens
+
+        def shaping(trajectory: Trajectory) -> float:
+            longest = max(len(step.generation.token_ids) for step in trajectory.steps)
+            return how.overlong_penalty * overlong_penalty(longest, limit, how.overlong_buffer)
+
+        return judge(trajectories, level=how.level, std_normalise=how.std_normalise, shaping=shaping)
 
     async def _pooled(self, task: Task, group_id: str) -> Trajectory | None:
         """A copy of a pooled success of the task, to stand in for a failure of this group."""

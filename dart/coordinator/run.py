@@ -296,8 +296,7 @@ class Run:
         if self._start.totals:
             self.metrics.restore(self._start.totals)
             self._trained_seconds = self._start.totals.get("train_seconds", 0.0)
-        if self._start.first_group > 1:
-            await self.data.take_up(await self.database.unfinished_groups(with_images=True))
+        await self.data.prepare()
 
     async def _updates(self) -> None:
         while not self._done():
@@ -362,10 +361,10 @@ class Run:
         config = self.config
         model = config.model
         if self._start.checkpoint:
+            model = model.model_copy(update={"path": str(self._start.checkpoint.resolve())})
         wanted = CAPABILITIES[self._collect.teacher].get(ROLE_NAMES[hello.role]) if self._collect else None
         if wanted and wanted not in hello.capabilities:
             raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
-            model = model.model_copy(update={"path": str(self._start.checkpoint.resolve())})
         if hello.role == pb.ROLE_ENV:
             return EnvWorkerConfig(environment=config.environment).model_dump_json()
         if hello.role == pb.ROLE_ROLLOUT:
@@ -441,10 +440,10 @@ class Run:
             "config": json.loads(self.config.model_dump_json()),
             "machine": machine(),
             "versions": software() | self._tensors_versions,
+        }
 
     def _summary(self) -> dict[str, Any]:
         common = self._common()
-        }
         if not self._training:
             return {**common, "evaluation": self.evaluations["eval"]}
         totals = self.metrics.totals()
@@ -465,6 +464,7 @@ class Run:
             "trained": totals["fates"].get("trained", 0),
             "infrastructure_failures": totals["infrastructure_failures"],
             "unparsable": totals["unparsable"],
+            "pooled": totals["pooled"],
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }
 

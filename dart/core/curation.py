@@ -6,7 +6,7 @@ dropped; a sample whose oldest token was made more than `max_staleness` versions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dart.core.advantage import Level, group_advantages
@@ -23,15 +23,22 @@ class Decision:
     advantages: tuple[float, ...]
 
 
-def judge(trajectories: Sequence[Trajectory], *, level: Level, std_normalise: bool) -> Decision:
-    """Decide on a closed group of N trajectories; advantages are in the order given."""
+def judge(
+    trajectories: Sequence[Trajectory],
+    *,
+    level: Level,
+    std_normalise: bool,
+    shaping: Callable[[Trajectory], float] = lambda trajectory: 0.0,
+) -> Decision:
+    """Decide on a closed group of N trajectories; advantages are in the order given.
+
+    `shaping` is added to a reward for the advantages, and has no say in whether the group is dropped.
+    """
     n = len(trajectories)
     rewards = [trajectory.reward for trajectory in trajectories]
-    advantages = tuple(
-        group_advantages(
-            rewards, [len(trajectory.steps) for trajectory in trajectories], level=level, std_normalise=std_normalise
-        )
-    )
+    shaped = [trajectory.reward + shaping(trajectory) for trajectory in trajectories]
+    lengths = [len(trajectory.steps) for trajectory in trajectories]
+    advantages = tuple(group_advantages(shaped, lengths, level=level, std_normalise=std_normalise))
     wins = sum(trajectory.success for trajectory in trajectories)
     if max(rewards) == min(rewards):
         if wins == n:

@@ -26,6 +26,11 @@ from examples.base_policy.demos import Demonstration
 from examples.base_policy.model import MERGE, PATCH
 from examples.base_policy.oracle import Move
 
+MOST_ATTEMPTS = 6
+"""In an episode, before it goes on without mistakes."""
+JITTER = 0.06
+"""Clicks are demonstrated this share of the target's size around its middle."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -71,22 +76,52 @@ def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int,
     return replace(move, x=max(0, min(x, width - 1)), y=max(0, min(y, height - 1)))
 
 
-def mistake(move: Move, chance: random.Random, share: float, viewport: tuple[int, int]) -> Move:
-    """The move, or in this `share` of cases a wrong one: a click anywhere on the screen, a name with a wrong letter."""
-    if chance.random() >= share:
-        return move
-    if move.selector:
-        return replace(move, x=chance.randrange(viewport[0]), y=chance.randrange(viewport[1]))
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A move, right or wrong, and the screenshot (PNG) that it answers."""
+
+    move: Move
+    image: bytes
+
+
+def attempts(
+    demonstration: Demonstration, chance: random.Random, mistakes: float, viewport: tuple[int, int]
+) -> list[Attempt]:
+    """The episode as an oracle plays it that errs in this share of its moves.
+
+    A wrong click lands anywhere but on its target; nothing happens, so the same screenshot comes again and the click
+    is tried again. A wrong name has a wrong letter, and is not noticed.
+    """
+    made: list[Attempt] = []
+    for move, image in zip(demonstration.moves, demonstration.images, strict=True):
+        if not move.selector:
+            made.append(Attempt(_misspelt(move, chance) if chance.random() < mistakes else move, image))
+            continue
+        while chance.random() < mistakes and len(made) < MOST_ATTEMPTS:
+            made.append(Attempt(_missed(move, chance, viewport), image))
+        made.append(Attempt(jitter(move, chance, JITTER, viewport), image))
+    return made
+
+
+def _misspelt(move: Move, chance: random.Random) -> Move:
     at = chance.randrange(len(move.text))
     return replace(move, text=move.text[:at] + chance.choice(string.ascii_lowercase) + move.text[at + 1 :])
 
 
-def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
-    """The episode, with these moves, as few rows as its prompts allow."""
+def _missed(move: Move, chance: random.Random, viewport: tuple[int, int]) -> Move:
+    left, top, right, bottom = move.box
+    while True:
+        x, y = chance.randrange(viewport[0]), chance.randrange(viewport[1])
+        if not (left <= x <= right and top <= y <= bottom):
+            return replace(move, x=x, y=y)
+
+
+def rows(chat: Chat, demonstration: Demonstration, played: Sequence[Attempt]) -> list[Row]:
+    """The episode, played like this, as few rows as its prompts allow."""
     made: list[Row] = []
     turns: list[Turn] = []
-    for move, png in zip(moves, demonstration.images, strict=True):
-        observation = image_of(png)
+    for attempt in played:
+        move, observation = attempt.move, image_of(attempt.image)
         prompt, images = chat.prompt(demonstration.instruction, turns, observation)
         action = chat.action_tokens(move.action(observation.width, observation.height), observation)
         last = made[-1] if made else None

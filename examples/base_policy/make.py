@@ -54,7 +54,9 @@ def main() -> None:
         build(start, _texts(pool))
     model, tokenizer = load(start)
     chat = Chat(tokenizer)
-    trainer = Trainer(model, chat, pool, TASKS, Schedule(steps=options.steps), VIEWPORT, options.mistakes)
+    trainer = Trainer(
+        model, chat, pool, TASKS, Schedule(options.steps), VIEWPORT, options.mistakes, options.mistakes_from
+    )
     state = options.work / "state.pt"
     if state.exists():
         trainer.load(state)
@@ -109,6 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--evaluate-from", type=int, default=450, help="the first step that is evaluated")
     parser.add_argument("--slots", type=int, default=24, help="pages that are evaluated side by side")
     parser.add_argument("--mistakes", type=float, default=0.35, help="share of demonstrated moves that are wrong")
+    parser.add_argument("--mistakes-from", type=int, default=1200, help="the step from which on they are demonstrated")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Batch, Pool, Row, batches, jitter, mistake, rows, spelling
+from examples.base_policy.data import Batch, Pool, Row, attempts, batches, rows, spelling
 from examples.base_policy.fast import speed_up
 
 SPELLINGS = 16
 """Rows in a step that only ask for a made-up name to be typed."""
 POINTING = 0.5
 """The weight of the helper's loss (see Pointer)."""
-JITTER = 0.06
-"""Clicks are demonstrated this share of the target's size around its middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,9 @@ class Trainer:
         schedule: Schedule,
         viewport: tuple[int, int],
         mistakes: float = 0.0,
+        mistakes_from: int = 0,
     ) -> None:
-        self.viewport, self.mistakes = viewport, mistakes
+        self.viewport, self.mistakes, self.mistakes_from = viewport, mistakes, mistakes_from
         self.model, self.chat, self.pool, self.counts, self.schedule = model, chat, pool, counts, schedule
         speed_up(model)
         model.train()
@@ -82,11 +81,8 @@ class Trainer:
         made: list[Row] = []
         tasks: list[str] = []
         for demonstration in self.pool.draw(self.counts, self.chance):
-            moves = [
-                mistake(jitter(move, self.chance, JITTER, self.viewport), self.chance, self.mistakes, self.viewport)
-                for move in demonstration.moves
-            ]
-            new = rows(self.chat, demonstration, moves)
+            mistakes = self.mistakes if self.step >= self.mistakes_from else 0.0
+            new = rows(self.chat, demonstration, attempts(demonstration, self.chance, mistakes, self.viewport))
             made += new
             tasks += [demonstration.task] * len(new)
         made += [spelling(self.chat, self.chance) for _ in range(SPELLINGS)]

@@ -45,6 +45,8 @@ class Step:
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     behaviour: tuple[float, ...]
+    rescore: bool
+    """`behaviour` says nothing: π_old is the behaviour policy."""
     versions: tuple[int, ...]
     advantage: float
     images: tuple[ipb.Image, ...]
@@ -77,7 +79,8 @@ class MicroBatch:
     None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
     distinct images; image_index: which of them each image of the prompts is, in reading order. predict_index int64
     [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
-    float32 [T]; versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows.
+    float32 [T]; rescored bool [T]: the behaviour policy is π_old; versions int64 [T]; steps: which of the S steps each
+    token belongs to, in the order of the rows.
     """
 
     input_ids: torch.Tensor
@@ -89,6 +92,7 @@ class MicroBatch:
     predict_index: torch.Tensor
     token_ids: torch.Tensor
     behaviour: torch.Tensor
+    rescored: torch.Tensor
     advantages: torch.Tensor
     versions: torch.Tensor
     steps: Steps
@@ -116,6 +120,10 @@ def read_sample(sample: pb.Sample, layout: Layout) -> Step:
     name = f"sample {sample.trajectory_id}/{sample.step_index}"
     prompt, response = tuple(sample.prompt_token_ids), tuple(sample.token_ids)
     behaviour = tuple(sample.logprobs)
+    if sample.rescore:
+        if behaviour:
+            raise SampleError(f"{name} has {len(behaviour)} log-probs and asks to be re-scored: one of both")
+        behaviour = (0.0,) * len(response)
     if not prompt or not response:
         raise SampleError(f"{name} has {len(prompt)} prompt and {len(response)} response tokens: both must be there")
     if len(behaviour) != len(response):
@@ -141,6 +149,7 @@ def read_sample(sample: pb.Sample, layout: Layout) -> Step:
         prompt=prompt,
         response=response,
         behaviour=behaviour,
+        rescore=sample.rescore,
         versions=tuple(versions),
         advantage=sample.advantage,
         images=tuple(sample.images),
@@ -216,6 +225,7 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         predict_index=torch.tensor(predict),
         token_ids=torch.tensor([token for step in steps for token in step.response]),
         behaviour=torch.tensor([value for step in steps for value in step.behaviour], dtype=torch.float32),
+        rescored=torch.tensor([step.rescore for step in steps])[step_index],
         advantages=advantages[step_index],
         versions=torch.tensor([version for step in steps for version in step.versions]),
         steps=Steps(step_index, lengths),

@@ -252,6 +252,7 @@ class Trainer:
         inputs, new, entropy = self._policy(part)
         steps = [step for row in part for step in row.steps]
         old = torch.cat([scores[id(step)].logprobs for step in steps]) if id(steps[0]) in scores else new.detach()
+        behaviour = torch.where(inputs.rescored, old, inputs.behaviour)
         reference = None
         if self.reference is not None:
             with torch.no_grad():
@@ -260,7 +261,7 @@ class Trainer:
             self.recipe,
             new=new,
             old=old,
-            behaviour=inputs.behaviour,
+            behaviour=behaviour,
             advantages=inputs.advantages,
             steps=inputs.steps,
             totals=totals,
@@ -270,7 +271,7 @@ class Trainer:
         terms.loss.backward()
         mean_entropy = entropy.detach().sum() / totals.trained_tokens
         metrics = terms.metrics | {"loss": terms.loss.detach(), "entropy": mean_entropy}
-        self._count(tally, inputs, metrics, old, totals.trained_tokens)
+        self._count(tally, inputs, metrics, old - behaviour, totals.trained_tokens)
 
     def _policy(self, part: list[batches.Row]) -> tuple[batches.MicroBatch, torch.Tensor, torch.Tensor]:
         """Inputs of one micro-batch, and log-probs and entropies of their tokens by the policy as it is."""
@@ -287,11 +288,12 @@ class Trainer:
         tally: _Tally,
         inputs: batches.MicroBatch,
         metrics: dict[str, torch.Tensor],
-        old: torch.Tensor,
+        difference: torch.Tensor,
         all_tokens: int,
     ) -> None:
-        difference = (old - inputs.behaviour).abs()
-        same = (inputs.versions == self.version).float()
+        difference = difference.abs()
+        # What was re-scored agrees with itself, which proves nothing.
+        same = ((inputs.versions == self.version) & ~inputs.rescored).float()
         metrics["staleness"] = (self.version - inputs.versions).sum() / all_tokens
         metrics["logprob_difference"] = difference.sum() / all_tokens
         metrics["same_version_tokens"] = same.sum()
