@@ -121,6 +121,9 @@ def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str
         click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
     if state in (RunState.INTERRUPTED, RunState.FAILED):
         click.echo(f"go on with: dart train {directory / 'config.yaml'} --resume {directory}")
+    if record.summary and (collected := record.summary.get("collected")):
+        kept = ", ".join(f"{name} {counts['kept']}" for name, counts in collected["per_task"].items())
+        click.echo(f"collected from {collected['teacher']}: {kept}")
     if record.summary and (after := record.summary.get("success_after")):
         click.echo(f"held-out success {record.summary['success_before']['mean']:.1%} -> {after['mean']:.1%}")
 
