@@ -86,7 +86,7 @@ def _by_task(axes: Any, sides: list[dict[str, Any]]) -> None:
         at = [index + 0.2 * (number - (len(sides) - 1) / 2) for index in range(len(names))]
         means = [rate["mean"] for rate in rates]
         bars = [[rate["mean"] - rate["low"] for rate in rates], [rate["high"] - rate["mean"] for rate in rates]]
-        label = f"{short_name(side['checkpoint'])}: {means[-1]:.0%}"
+        label = f"{_label(side)}: {means[-1]:.0%}"
         axes.errorbar(at, means, yerr=bars, fmt="o", capsize=4, label=label, clip_on=False)
     axes.axvline(len(names) - 1.5, color="black", alpha=0.3, linewidth=1)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
@@ -99,7 +99,7 @@ def _pass_curves(axes: Any, sides: list[dict[str, Any]]) -> None:
     for side in sides:
         rates = list(side["pass_at_k"].values())
         ks = range(1, len(rates) + 1)
-        (line,) = axes.plot(ks, [rate["mean"] for rate in rates], "o-", label=short_name(side["checkpoint"]))
+        (line,) = axes.plot(ks, [rate["mean"] for rate in rates], "o-", label=_label(side))
         low, high = [rate["low"] for rate in rates], [rate["high"] for rate in rates]
         axes.fill_between(ks, low, high, alpha=0.2, color=line.get_color())
     axes.locator_params(axis="x", integer=True)
@@ -107,10 +107,10 @@ def _pass_curves(axes: Any, sides: list[dict[str, Any]]) -> None:
     _axes(axes, "k", "success in at least one of k samples", "pass@k")
 
 
-def short_name(checkpoint: str) -> str:
-    """A checkpoint in a legend: its run and its version."""
-    parts = [part for part in Path(checkpoint).parts if part not in ("checkpoints", "/")]
-    return "/".join(parts[-2:])
+def _label(side: dict[str, Any]) -> str:
+    """A checkpoint in a legend: its run, its version, and how it was sampled."""
+    parts = [part for part in Path(side["checkpoint"]).parts if part not in ("checkpoints", "/")]
+    return f"{'/'.join(parts[-2:])}, temperature {side['protocol']['temperature']:g}"
 
 
 def _axes(axes: Any, x: str, y: str, title: str) -> None:
