@@ -15,12 +15,15 @@ pytest.importorskip("miniwob")
 
 import torch
 
+from dart.core.action import Click, Point, TypeText, Wait
+from dart.workers.env import oracle
+from dart.workers.env.oracle import Target
 from examples.base_policy import model as base
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Attempt, Row, attempts, collate, jitter, rows
-from examples.base_policy.demos import Demonstration
+from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.oracle import Move, plan
+from examples.base_policy.make import TASKS
 
 pytestmark = pytest.mark.torch
 
@@ -52,9 +55,9 @@ def png(shade: int) -> bytes:
 
 def enter_text() -> Demonstration:
     moves = (
-        Move("#tt", x=70, y=64, box=(6, 54, 134, 75)),
+        Move(x=70, y=64, box=(6, 54, 134, 75)),
         Move(text="Truman"),
-        Move("#subbtn", x=53, y=99, box=(6, 84, 101, 115)),
+        Move(x=53, y=99, box=(6, 84, 101, 115)),
     )
     return Demonstration("enter-text", TEXTS[0], moves, (png(10), png(20), png(30)))
 
@@ -92,7 +95,7 @@ def test_an_episode_is_as_few_rows_as_its_window_allows(chat: Chat) -> None:
 
 
 def test_jitter_stays_on_the_screen() -> None:
-    move = Move("#x", x=159, y=223, box=(140, 210, 180, 230))
+    move = Move(x=159, y=223, box=(140, 210, 180, 230))
     moved = [jitter(move, random.Random(seed), 0.5, (160, 224)) for seed in range(50)]
     assert all(0 <= m.x < 160 and 0 <= m.y < 224 for m in moved)
     assert len({(m.x, m.y) for m in moved}) > 5
@@ -108,7 +111,7 @@ def test_a_missed_click_is_tried_again_and_a_wrong_letter_is_not_noticed() -> No
         for attempt in made:
             assert attempt.image == image
             left, top, right, bottom = move.box or (0, 0, 0, 0)
-            if move.selector and not (left <= attempt.move.x <= right and top <= attempt.move.y <= bottom):
+            if move.box and not (left <= attempt.move.x <= right and top <= attempt.move.y <= bottom):
                 continue
             assert len(attempt.move.text) == len(move.text)
             assert sum(a != b for a, b in zip(attempt.move.text, move.text, strict=True)) <= 1
@@ -132,7 +135,15 @@ def test_the_quick_forward_pass_is_the_real_one(folder: Path, chat: Chat) -> Non
     assert torch.allclose(plain[real], fast[real], atol=2e-5)
 
 
-def test_every_demo_task_has_a_plan() -> None:
-    assert [m.selector for m in plan("click-button-sequence", "")] == ["#subbtn", "#subbtn2"]
-    assert plan("click-color", "Click on the red colored box.")[0].selector == "#area [data-color=red]"
-    assert [m.text for m in plan("enter-text", TEXTS[0])] == ["", "Truman", ""]
+def test_a_click_is_recorded_in_pixels_with_its_target() -> None:
+    target = Target(0.0375, 54 / 224, 0.8375, 75 / 224, (Point(0.4375, 64.5 / 224),))
+    move = Move.of(Click(target.points[0]), target, 160, 224)
+    assert move == Move(x=70, y=64, box=(6, 54, 134, 75))
+    assert move.action(160, 224) == Click(Point(70 / 160, 64 / 224))
+    assert Move.of(TypeText("Truman"), None, 160, 224).action(160, 224) == TypeText("Truman")
+    with pytest.raises(ValueError, match="neither a click nor typing"):
+        Move.of(Wait(5.0), None, 160, 224)
+
+
+def test_the_oracle_knows_every_demo_task() -> None:
+    assert set(TASKS) <= set(oracle.TASKS)

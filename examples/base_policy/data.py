@@ -22,9 +22,8 @@ from dart.core.action import Click, Point, TypeText
 from dart.core.types import Image
 from examples.base_policy import demos
 from examples.base_policy.chat import SIDE, Chat, image_of
-from examples.base_policy.demos import Demonstration
+from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.model import MERGE, PATCH
-from examples.base_policy.oracle import Move
 
 MOST_ATTEMPTS = 6
 """In an episode, before it goes on without mistakes."""
@@ -68,7 +67,7 @@ class Pool:
 def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int, int]) -> Move:
     """The click, moved by up to `share` of its target's width and height, and still on the screen."""
     width, height = viewport
-    if not move.selector:
+    if not move.box:
         return move
     left, top, right, bottom = move.box
     dx, dy = (chance.uniform(-share, share) * side for side in (right - left, bottom - top))
@@ -94,7 +93,7 @@ def attempts(
     """
     made: list[Attempt] = []
     for move, image in zip(demonstration.moves, demonstration.images, strict=True):
-        if not move.selector:
+        if not move.box:
             made.append(Attempt(_misspelt(move, chance) if chance.random() < mistakes else move, image))
             continue
         while chance.random() < mistakes and len(made) < MOST_ATTEMPTS:
@@ -131,7 +130,7 @@ def rows(chat: Chat, demonstration: Demonstration, played: Sequence[Attempt]) ->
         else:
             known, trained, targets = 0, [], [-1] * (len(images) - 1)
         trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
-        target = _patch(move, observation.width, observation.height) if move.selector else -1
+        target = _patch(move, observation.width, observation.height) if move.box else -1
         made.append(Row([*prompt, *action], trained, images, move, len(action), [*targets, target]))
         turns.append(Turn(observation, action))
     return made

@@ -2,7 +2,8 @@
 
 `record` fills `folder/TASK/FIRST_SEED.npz`, SHARD episodes each, and leaves what is there alone, so it can be stopped
 and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only episodes
-that the task's own verdict called a success are kept. The oracle reads the page; the policy will see pixels only.
+that the task's own verdict called a success are kept. The oracle (`workers/env/oracle.py`) reads the page; the policy
+will see pixels only.
 Seeds begin at FIRST_SEED, far from those trained and evaluated on.
 """
 
@@ -20,11 +21,12 @@ import numpy as np
 from PIL import Image as Picture
 
 from dart.config import Environment
+from dart.core.action import Action, Click, Point, TypeText
 from dart.core.types import Task
 from dart.workers.env.browser import Browser, Page
 from dart.workers.env.inputs import InputDevices
 from dart.workers.env.miniwob import SUITE, MiniWobEnv
-from examples.base_policy.oracle import Move, locate, plan
+from dart.workers.env.oracle import Oracle, Target
 
 FIRST_SEED = 2_000_000
 SHARD = 500
@@ -39,6 +41,29 @@ _AGAIN = """(async () => {
   const said = core.getUtterance();
   return typeof said === 'string' ? said : said.utterance;
 })()"""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A click at pixel (x, y) on what `box` (left, top, right, bottom) frames; or, without a box, typing `text`."""
+
+    text: str = ""
+    x: int = 0
+    y: int = 0
+    box: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, action: Action, target: Target | None, width: int, height: int) -> Move:
+        match action, target:
+            case Click(Point(x, y)), Target(left, top, right, bottom):
+                box = (left * width, top * height, right * width, bottom * height)
+                return cls(x=int(x * width), y=int(y * height), box=tuple(round(edge, 6) for edge in box))
+            case TypeText(text), None:
+                return cls(text)
+        raise ValueError(f"{action} is neither a click nor typing: leave its task out of TASKS")
+
+    def action(self, width: int, height: int) -> Action:
+        return Click(Point(self.x / width, self.y / height)) if self.box else TypeText(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +87,7 @@ def read(path: Path) -> Iterator[Demonstration]:
     pictures = [pixels[start:end] for start, end in itertools.pairwise([0, *ends])]
     at = 0
     for episode in episodes:
-        moves = tuple(Move(**move) for move in episode["moves"])
+        moves = tuple(Move(move["text"], move["x"], move["y"], tuple(move["box"])) for move in episode["moves"])
         yield Demonstration(episode["task"], episode["instruction"], moves, tuple(pictures[at : at + len(moves)]))
         at += len(moves)
 
@@ -111,14 +136,13 @@ async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept
 async def _episode(page: Page, name: str, seed: int) -> Demonstration | None:
     """One episode on a page that has the task already: ten times quicker than loading it, and the same pixels."""
     instruction = await page.evaluate(_AGAIN % seed, wait=True)
+    oracle = Oracle(Task(SUITE, name, seed), instruction)
     moves: list[Move] = []
     images: list[bytes] = []
-    for step in plan(name, instruction):
+    while suggested := await oracle.next(page):
         png = await page.screenshot()
         width, height = Picture.open(io.BytesIO(png)).size
-        move = await locate(page, step) if step.selector else step
-        if move is None:  # the target is hidden or off the page
-            return None
+        move = Move.of(*suggested, width, height)
         moves.append(move)
         images.append(png)
         await page.calls(InputDevices((width, height)).calls(move.action(width, height)))

@@ -17,7 +17,7 @@ from dart.workers.env.browser import Browser
 from dart.workers.env.miniwob import SUITE, MiniWobEnv
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
-from examples.base_policy.oracle import Move
+from examples.base_policy.demos import Move
 
 MAX_TOKENS = 24
 

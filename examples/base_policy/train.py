@@ -182,7 +182,7 @@ class Hits:
             said = likeliest[number, labels[number] >= 0].tolist()
             if not row.images:
                 self._count(task, said == labels[number, labels[number] >= 0].tolist())
-            if not row.move.selector:
+            if not row.move.box:
                 continue
             start = len(said) - row.last_action
             digits = "".join(c for c in chat.tokenizer.decode(said[start:]) if c.isdigit())
