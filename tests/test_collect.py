@@ -35,6 +35,8 @@ from dart.coordinator.collecting import Collect, Collection, OracleTurns, teache
 from dart.coordinator.endpoint import Address, Endpoint, EndpointTurns, probe
 from dart.coordinator.episodes import sample
 from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
+from dart.coordinator.run import Run, Start
+from dart.coordinator.server import Rejected
 from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
 from dart.core.action import Click, Point
 from dart.core.groups import Order
@@ -233,6 +235,19 @@ async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_eve
             assert order.attempt == attempt
         with pytest.raises(UserError, match="failed 5 times, the last with: the page died: look at the workers' logs"):
             source.failed(order, InfrastructureError("the page died"))
+
+
+async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None:
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "c", {}, started=0.0)
+        run = Run(CONFIG, tmp_path, database, training=False, start=Start(), collect=ORACLE)
+        for role, capability in ((pb.ROLE_ENV, "oracle"), (pb.ROLE_ROLLOUT, "forced_text")):
+            with pytest.raises(Rejected, match=f"needs the capability {capability}"):
+                run._welcome(pb.Hello(role=role))
+            assert json.loads(run._welcome(pb.Hello(role=role, capabilities=[capability])))
+        with pytest.raises(Rejected, match="does not train"):
+            run._welcome(pb.Hello(role=pb.ROLE_TRAIN))
+        run.metrics.close()
 
 
 async def test_what_the_grammar_has_no_words_for_is_told() -> None:
@@ -519,7 +534,7 @@ def test_the_oracle_fills_a_run_directory(tmp_path: Path) -> None:
         timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "train from it: dart train CONFIG --set" in done.stdout
+    assert f"train from it: dart train {DEMO} --set" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     counts = json.loads((run / "summary.json").read_text())["collected"]["per_task"]
     assert {name: count["kept"] for name, count in counts.items()} == {"click-color": 2, "enter-text": 2}

@@ -93,6 +93,8 @@ def collect(
     write_summary(directory, summary)
     rows = asyncio.run(_write(directory, _source(plan, config)))
     report(summary["collected"], directory, rows)
+    if rows:
+        click.echo(f"train from it: dart train {config_path} --set 'curation.pool.sources=[{directory}]'")
 
 
 # ---- what to collect ----
@@ -176,7 +178,5 @@ def report(collected: dict[str, Any], directory: Path, rows: int) -> None:
         table.add_row(name, *(str(count) for count in counts))
     Console().print(table)
     click.echo(f"{rows} steps in {directory / DATASET}")
-    if rows:
-        click.echo(f"train from it: dart train CONFIG --set 'curation.pool.sources=[{directory}]'")
-    else:
+    if not rows:
         click.echo("no attempt succeeded: try --most-attempts, another teacher, or easier tasks")
