@@ -35,9 +35,10 @@ from dart.coordinator.collecting import Collect, Collection, OracleTurns, teache
 from dart.coordinator.endpoint import Address, Endpoint, EndpointTurns, probe
 from dart.coordinator.episodes import sample
 from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
-from dart.coordinator.run import Run, Start
+from dart.coordinator.run import Run
 from dart.coordinator.server import Rejected
 from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
+from dart.coordinator.start import Start
 from dart.core.action import Click, Point
 from dart.core.groups import Order
 from dart.core.quota import Quota

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from dart.commands.train import open_database
-from dart.coordinator.run import process_runs
+from dart.coordinator.start import process_runs
 from dart.errors import UserError
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb

@@ -19,8 +19,9 @@ import yaml
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, load
 from dart.coordinator.collecting import Collect
-from dart.coordinator.run import Interrupted, Run, Start, starting_point
+from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sources import check_sources
+from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
 from dart.store.database import Database, sqlite_url

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,8 @@ async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Standard input is a pipe from the parent: when it closes the parent is gone, whatever the loop is doing."""
-    while sys.stdin.buffer.read(4096):
+    # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts over that when it ends first.
+    while os.read(0, 4096):
         pass
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
         loop.call_soon_threadsafe(stop.set)

@@ -5,9 +5,13 @@
     pools      the environments and replicas of the fleet as resources: take a free one, give it back
     episodes   one coroutine per trajectory; an environment that finishes takes the next order at once
     data       the data manager: groups close, are judged, stored, and fed to the trainer
-    training   updates on every rank, checkpoints
+    ranks      the trainer's ranks as one: updates, checkpoints, weights to send
+    training   the training phase: sampling and updates side by side, stop conditions
     syncing    rolling weight sync, replica by replica
+    evaluation, collecting   the other two things that episodes are run for
     metrics    accounting, metrics.jsonl, events
+    start      where a run begins, or goes on
+    welcome    what each role is told when it joins
     run        a run's life from start to summary
 
 Nothing in here imports torch, vllm or a worker.

@@ -10,32 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, TrainWorkerConfig
-from dart.coordinator.collecting import CAPABILITIES, Collect, Collection, teacher
+from dart.config import Config
+from dart.coordinator.collecting import Collect, Collection, teacher
 from dart.coordinator.control import ControlService, worker_statuses
 from dart.coordinator.data import DataManager
-from dart.coordinator.episodes import EpisodeSource, sample
+from dart.coordinator.episodes import sample
 from dart.coordinator.evaluation import Evaluation
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.server import ROLE_NAMES, CoordinatorService, Rejected, Server
+from dart.coordinator.ranks import TrainerLost, TrainerRanks
+from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
+from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, write_json, write_summary
 from dart.coordinator.syncing import WeightSync
-from dart.coordinator.training import TrainerLost, TrainerRanks, timed
-from dart.core.feed import ReleasedGroup
+from dart.coordinator.training import Training
+from dart.coordinator.welcome import welcome
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import CheckpointRecord, RunState
+from dart.store.records import RunState
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import read_token
@@ -46,18 +45,6 @@ INTERRUPT_CHECKPOINT_SECONDS = 3.0
 
 class Interrupted(Exception):
     """The run was stopped from outside; it can be resumed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a run starts from: weights, version and counters of an earlier process, or nothing."""
-
-    checkpoint: Path | None = None
-    version: int = 0
-    update: int = 0
-    totals: dict[str, Any] | None = None
-    first_group: int = 1
-    first_event: int = 1
 
 
 class Run:
@@ -74,7 +61,7 @@ class Run:
         collect: Collect | None = None,
     ) -> None:
         self.config, self.directory, self.database = config, directory, database
-        self._training = training
+        self._trains = training
         self._collect = collect
         self._start = start
         self.fleet = Fleet(config.server.lost_after_seconds)
@@ -92,15 +79,13 @@ class Run:
         """The one that is under way."""
         self.collection: Collection | None = None
         """Likewise."""
-        self.last_update: dict[str, float] = {}
-        self._in_flight: list[ReleasedGroup] | None = None
-        """The batch that is being trained on."""
+        self._training = Training(
+            config, start, directory / "checkpoints", database, self.metrics,
+            self.envs, self.policy, self.ranks, self.sync, self.data,
+        )  # fmt: skip
         self._stop = asyncio.Event()
-        self._drain = asyncio.Event()
         self._fleet_changed = asyncio.Event()
         self._began = time.monotonic()
-        self._trained_seconds = 0.0
-        self._training_since: float | None = None
         self._tensors_versions: dict[str, str] = {}
         self.fleet.on_ready.append(self._note_worker)
         self.fleet.on_lost.append(self._note_worker)
@@ -117,7 +102,7 @@ class Run:
 
     def drain(self) -> None:
         """End as after the last update."""
-        self._drain.set()
+        self._training.drain()
 
     def submit(self, task: Task) -> None:
         self.data.submit(task)
@@ -126,12 +111,11 @@ class Run:
         """Save the weights now. Raises UserError while there is no trainer."""
         if self.metrics.phase != "training":
             raise UserError(f"the run is {self.metrics.phase}: a checkpoint can be made while it trains")
-        return await self._save()
+        return await self._training.save()
 
     @property
     def train_seconds(self) -> float:
-        live = time.monotonic() - self._training_since if self._training_since is not None else 0.0
-        return self._trained_seconds + live
+        return self._training.seconds
 
     def status(self) -> cpb.GetStatusResponse:
         busy = {w.id: self.envs.busy_at.get(w.hello.instance_id, 0) for w in self.fleet.of_role(pb.ROLE_ENV)}
@@ -203,7 +187,7 @@ class Run:
 
     async def _with_background(self) -> dict[str, Any]:
         work = [self.fleet.reap(), self.metrics.write_events(self.database), self.sync.run(), self._watch_stop()]
-        if self._training:
+        if self._trains:
             work.append(self._watch_trainer())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -220,7 +204,7 @@ class Run:
         if self._collect:
             return self._common() | {"collected": await self._collected(self._collect)}
         episodes = self.config.evaluation.episodes
-        if not self._training:
+        if not self._trains:
             source = await self._evaluate("eval", episodes, self.config.evaluation.samples)
             document = await asyncio.to_thread(source.document, self.directory.name)
             write_json(self.directory / "evaluation.json", document)
@@ -228,7 +212,8 @@ class Run:
         if episodes and not self._start.update:
             await self._evaluate("before", episodes)
         await self.ranks.complete()
-        await self._train()
+        self._phase("training")
+        await self._training.run()
         if episodes:
             await self.sync.settled()
             await self._evaluate("after", episodes)
@@ -264,134 +249,10 @@ class Run:
         self.metrics.event("collected", **result)
         return result
 
-    # ---- training ----
-
-    async def _train(self) -> None:
-        await self._take_up()
-        now = time.monotonic()
-        self.envs.usage.restart(now)
-        self.policy.usage.restart(now)
-        self._training_since = now
-        self._phase("training")
-        async with asyncio.TaskGroup() as tasks:
-            sampling = tasks.create_task(self._sample(self.data))
-            updates = tasks.create_task(self._updates())
-            drained = tasks.create_task(self._drain.wait())
-            await asyncio.wait({updates, drained}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (sampling, updates, drained):
-                task.cancel()
-        now = time.monotonic()
-        self._utilisation = self.envs.usage.utilisation(now), self.policy.usage.utilisation(now)
-        self._trained_seconds = self.train_seconds
-        self._training_since = None
-        if self.metrics.updates > self._start.update:
-            await self._save()
-
-    async def _sample(self, source: EpisodeSource) -> None:
-        await sample(source, self.envs, self.policy, self.config)
-
-    async def _take_up(self) -> None:
-        """Counters and groups of the process that this one resumes."""
-        self.metrics.updates, self.metrics.version = self._start.update, self._start.version
-        if self._start.totals:
-            self.metrics.restore(self._start.totals)
-            self._trained_seconds = self._start.totals.get("train_seconds", 0.0)
-        await self.data.prepare()
-
-    async def _updates(self) -> None:
-        while not self._done():
-            batch = await self.data.next_batch(self.metrics.version)
-            number, begun = self.metrics.updates + 1, time.monotonic()
-            self._in_flight = batch
-            trained = await self.ranks.update(number, batch)
-            await self._updated(batch, trained.weight_version, timed(trained, begun))
-            self.sync.publish(trained.weight_version, trained.tensors)
-            if number % self.config.checkpoint.every_updates == 0:
-                await self._save()
-
-    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
-        """The next update has trained on the batch and made version `made`."""
-        self._in_flight = None
-        before = self.metrics.version
-        self.metrics.updates, self.metrics.version, self.last_update = self.metrics.updates + 1, made, metrics
-        await self.data.consumed(batch, self.metrics.updates, before)
-        await self.database.add_version(made, self.metrics.updates, metrics, time.time())
-        self._log_update(batch)
-
-    def _done(self) -> bool:
-        stop, metrics = self.config.stop, self.metrics
-        return bool(
-            (stop.updates and metrics.updates >= stop.updates)
-            or (stop.train_seconds and self.train_seconds >= stop.train_seconds)
-            or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
-        )
-
-    def _log_update(self, batch: list[ReleasedGroup]) -> None:
-        now = time.monotonic()
-        self.metrics.event(
-            "update",
-            **self.metrics.totals(),
-            train_seconds=round(self.train_seconds, 2),
-            batch_groups=len(batch),
-            success_rate=round(self.metrics.success_rate, 4),
-            success_by_task=self.metrics.success_by_task,
-            env_utilisation=round(self.envs.usage.utilisation(now), 4),
-            rollout_utilisation=round(self.policy.usage.utilisation(now), 4),
-            replica_versions=self.sync.versions,
-            waiting_groups=self.data.waiting_groups,
-            trainer=self.last_update,
-        )
-
-    async def _save(self) -> tuple[str, int]:
-        # A save waits for the update in flight, and holds it.
-        version = self.metrics.version + (self._in_flight is not None)
-        path = self.directory / "checkpoints" / f"v{version:06d}"
-        saved = await self.ranks.save(path.resolve())
-        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self.metrics.success_rate)
-        await self.database.add_checkpoint(record)
-        self.metrics.event("checkpoint", path=str(path), version=saved.weight_version)
-        for old in (await self.database.checkpoints())[self.config.checkpoint.keep :]:
-            await self.database.drop_checkpoint(old.path)
-            await asyncio.to_thread(_remove, Path(old.path))
-        return str(path), saved.weight_version
-
     # ---- workers ----
 
     def _welcome(self, hello: pb.Hello) -> str:
-        config = self.config
-        model = config.model
-        if self._start.checkpoint:
-            model = model.model_copy(update={"path": str(self._start.checkpoint.resolve())})
-        wanted = CAPABILITIES[self._collect.teacher].get(ROLE_NAMES[hello.role]) if self._collect else None
-        if wanted and wanted not in hello.capabilities:
-            raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
-        if hello.role == pb.ROLE_ENV:
-            return EnvWorkerConfig(environment=config.environment).model_dump_json()
-        if hello.role == pb.ROLE_ROLLOUT:
-            return RolloutWorkerConfig(
-                model=model,
-                rollout=config.rollout,
-                sync=config.sync,
-                max_images=config.agent.history_screenshots,
-                seed=config.run.seed,
-                weight_version=self._start.version,
-            ).model_dump_json()
-        if not self._training:
-            raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
-        if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
-            raise Rejected(
-                f"rank {hello.rank} of {hello.world_size} does not fit trainer.ranks {config.trainer.ranks}",
-                f"launch {config.trainer.ranks} ranks, or set trainer.ranks: {hello.world_size}",
-            )
-        return TrainWorkerConfig(
-            model=config.model,
-            trainer=config.trainer,
-            sync=config.sync,
-            temperature=config.rollout.temperature,
-            seed=config.run.seed,
-            total_updates=config.stop.updates,
-            resume_from=self._start.checkpoint.resolve() if self._start.checkpoint else None,
-        ).model_dump_json()
+        return welcome(self.config, self._start, hello, training=self._trains, collect=self._collect)
 
     def _note_worker(self, worker: Any) -> None:
         self.metrics.event("worker", worker=worker.id, state=worker.state, slots=worker.slots)
@@ -423,10 +284,7 @@ class Run:
         if state is RunState.INTERRUPTED and was == "training":
             with contextlib.suppress(TimeoutError, TrainerLost):
                 async with asyncio.timeout(INTERRUPT_CHECKPOINT_SECONDS):
-                    _, saved = await self._save()
-                    if self._in_flight and saved > self.metrics.version:
-                        # The trainer finished the update that was cut off here before it saved: its batch is trained.
-                        await self._updated(self._in_flight, saved, {})
+                    await self._training.cut_off()
         await self.database.set_run_state(state, time.time())
         await self._goodbye()
 
@@ -444,10 +302,10 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         common = self._common()
-        if not self._training:
+        if not self._trains:
             return {**common, "evaluation": self.evaluations["eval"]}
         totals = self.metrics.totals()
-        environment, rollout = self._utilisation
+        environment, rollout = self._training.utilisation
         return {
             **common,
             "success_before": self.evaluations.get("before"),
@@ -474,38 +332,3 @@ def _leaf(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-async def starting_point(database: Database) -> Start:
-    """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
-    run = await database.run()
-    if run.state == RunState.FINISHED:
-        raise UserError(f"run {run.id} is finished: start a new one without --resume")
-    if run.state == RunState.RUNNING and run.pid and process_runs(run.pid):
-        raise UserError(f"run {run.id} is running as process {run.pid}: stop it first")
-    events = [event for event in await database.events_since(1, 1_000_000) if event.kind == "update"]
-    totals = json.loads(events[-1].json) if events else None
-    # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
-    group, event = await database.group_count() + 1, await database.last_sequence() + 1
-    checkpoint = await database.latest_checkpoint()
-    if checkpoint is None:
-        return Start(totals=totals, first_group=group, first_event=event)
-    # One update makes one version, so the checkpoint's version is also the number of its update.
-    return Start(Path(checkpoint.path), checkpoint.version, checkpoint.version, totals, group, event)
-
-
-def process_runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
-
-
-__all__ = ["Interrupted", "Run", "Start", "process_runs", "starting_point"]

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dart import config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import RolloutPool
+from dart.coordinator.ranks import TrainerRanks
 from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
-from dart.coordinator.training import TrainerRanks
 from dart.core.sync_plan import SyncPlan
 from dart.store.database import Database
 from dart.store.records import SyncRecord

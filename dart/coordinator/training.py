@@ -1,146 +1,159 @@
-"""The trainer feed: update after update, one stream per rank.
+"""The training phase: sampling and updates side by side until a stop condition holds, or a drain is asked for.
 
-`train` waits for a batch (unblocked by the data manager), then for every rank's `Trained`; it never waits for
-sampling to end, nor for weights to arrive anywhere. All ranks take part in each update; a lost rank ends the run,
-because the optimiser's state went with it, and `--resume` goes on from the last checkpoint.
+Sampling never waits for the trainer, nor updates for sampling to end; what couples them is the data manager's budget
+and its batches. `Training` owns the count of updates, the time spent and the checkpoints.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker
-from dart.core.feed import ReleasedGroup, Sample, balance, samples_of
-from dart.errors import UserError
-from dart.v1 import session_pb2 as pb
-from dart.v1 import weights_pb2
-from dart.wire.channel import MAX_MESSAGE_BYTES
-from dart.wire.convert import sample_to_proto
-
-PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
-
-
-class TrainerLost(UserError):
-    """A rank left or failed in the middle of an update."""
+from dart.config import Config
+from dart.coordinator.data import DataManager
+from dart.coordinator.episodes import sample
+from dart.coordinator.metrics import Metrics
+from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.ranks import TrainerRanks, timed
+from dart.coordinator.start import Start
+from dart.coordinator.syncing import WeightSync
+from dart.core.feed import ReleasedGroup
+from dart.store.database import Database
+from dart.store.records import CheckpointRecord
 
 
-class TrainerRanks:
-    """The ranks as one trainer."""
-
-    def __init__(self, fleet: Fleet, ranks: int) -> None:
-        self._size = ranks
-        self._ranks: dict[int, Worker] = {}
-        self._complete = asyncio.Event()
-        self._numbers = itertools.count(1)
-        self.lost = asyncio.Event()
-        fleet.on_ready.append(self._joined)
-        fleet.on_lost.append(self._left)
+class Training:
+    def __init__(
+        self,
+        config: Config,
+        start: Start,
+        checkpoints: Path,
+        database: Database,
+        metrics: Metrics,
+        envs: EnvPool,
+        policy: RolloutPool,
+        ranks: TrainerRanks,
+        sync: WeightSync,
+        data: DataManager,
+    ) -> None:
+        self._config, self._start, self._checkpoints = config, start, checkpoints
+        self._database, self._metrics = database, metrics
+        self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
+        self._drain = asyncio.Event()
+        self._in_flight: list[ReleasedGroup] | None = None
+        """The batch that is being trained on."""
+        self._last_update: dict[str, float] = {}
+        self._seconds = 0.0
+        self._since: float | None = None
+        self.utilisation = (0.0, 0.0)
+        """Of environments and replicas, over the phase."""
 
     @property
-    def rank0(self) -> Worker:
-        return self._ranks[0]
+    def seconds(self) -> float:
+        """Time in this phase, earlier processes of the run included."""
+        live = time.monotonic() - self._since if self._since is not None else 0.0
+        return self._seconds + live
 
-    async def complete(self) -> None:
-        """Wait until every rank is ready."""
-        await self._complete.wait()
+    def drain(self) -> None:
+        """End as after the last update."""
+        self._drain.set()
 
-    async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch; rank 0's reply. Raises TrainerLost."""
-        samples = samples_of(batch)
-        tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
-        shares = balance(samples, self._size)
+    async def run(self) -> None:
+        """Until it is over; then the weights are saved. Raises TrainerLost."""
+        await self._take_up()
+        now = time.monotonic()
+        self._envs.usage.restart(now)
+        self._policy.usage.restart(now)
+        self._since = now
+        async with asyncio.TaskGroup() as tasks:
+            sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
+            updates = tasks.create_task(self._updates())
+            drained = tasks.create_task(self._drain.wait())
+            await asyncio.wait({updates, drained}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (sampling, updates, drained):
+                task.cancel()
+        now = time.monotonic()
+        self.utilisation = self._envs.usage.utilisation(now), self._policy.usage.utilisation(now)
+        self._seconds = self.seconds
+        self._since = None
+        if self._metrics.updates > self._start.update:
+            await self.save()
 
-        def pages(rank: int) -> list[pb.TrainBatch]:
-            cut = _pages(shares[rank])
-            return [
-                pb.TrainBatch(
-                    assignment=pb.Assignment(assignment_id=f"u{number}", attempt=1),
-                    update=number,
-                    page=page,
-                    pages=len(cut),
-                    samples=content,
-                    total_samples=len(samples),
-                    total_tokens=tokens,
-                )
-                for page, content in enumerate(cut)
-            ]
+    async def cut_off(self) -> None:
+        """Save what an interruption leaves. Raises TrainerLost."""
+        _, saved = await self.save()
+        if self._in_flight and saved > self._metrics.version:
+            # The trainer finished the update that was cut off here before it saved: its batch is trained.
+            await self._updated(self._in_flight, saved, {})
 
-        replies = await self._all(pages, f"u{number}")
-        versions = {reply.weight_version for reply in replies}
-        if len(versions) != 1:
-            raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
-        trained: pb.Trained = replies[0]
-        return trained
+    async def save(self) -> tuple[str, int]:
+        """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost."""
+        # A save waits for the update in flight, and holds it.
+        version = self._metrics.version + (self._in_flight is not None)
+        path = self._checkpoints / f"v{version:06d}"
+        saved = await self._ranks.save(path.resolve())
+        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._metrics.success_rate)
+        await self._database.add_checkpoint(record)
+        self._metrics.event("checkpoint", path=str(path), version=saved.weight_version)
+        for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
+            await self._database.drop_checkpoint(old.path)
+            await asyncio.to_thread(_remove, Path(old.path))
+        return str(path), saved.weight_version
 
-    async def save(self, path: Path) -> pb.CheckpointSaved:
-        """A checkpoint of the weights as they are now. Raises TrainerLost."""
-        name = f"c{next(self._numbers)}"
-        command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
-        replies = await self._all(lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name)
-        saved: pb.CheckpointSaved = replies[0]
-        return saved
+    async def _take_up(self) -> None:
+        """Counters, statistics and groups of the process that this one resumes."""
+        self._metrics.updates, self._metrics.version = self._start.update, self._start.version
+        if self._start.totals:
+            self._metrics.restore(self._start.totals)
+            self._seconds = self._start.totals.get("train_seconds", 0.0)
+        await self._data.prepare()
 
-    async def send_weights(
-        self, assignment: pb.Assignment, version: int, group: weights_pb2.TransferGroup
-    ) -> pb.WeightsSent:
-        """Rank 0 sends a version's snapshot. Raises InfrastructureError."""
-        reply: pb.WeightsSent = await self.rank0.call(
-            pb.SendWeights(assignment=assignment, version=version, group=group)
+    async def _updates(self) -> None:
+        while not self._done():
+            batch = await self._data.next_batch(self._metrics.version)
+            number, begun = self._metrics.updates + 1, time.monotonic()
+            self._in_flight = batch
+            trained = await self._ranks.update(number, batch)
+            await self._updated(batch, trained.weight_version, timed(trained, begun))
+            self._sync.publish(trained.weight_version, trained.tensors)
+            if number % self._config.checkpoint.every_updates == 0:
+                await self.save()
+
+    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
+        """The next update has trained on the batch and made version `made`."""
+        self._in_flight = None
+        before = self._metrics.version
+        self._metrics.updates, self._metrics.version, self._last_update = self._metrics.updates + 1, made, metrics
+        await self._data.consumed(batch, self._metrics.updates, before)
+        await self._database.add_version(made, self._metrics.updates, metrics, time.time())
+        self._log_update(batch)
+
+    def _done(self) -> bool:
+        stop, metrics = self._config.stop, self._metrics
+        return bool(
+            (stop.updates and metrics.updates >= stop.updates)
+            or (stop.train_seconds and self.seconds >= stop.train_seconds)
+            or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
         )
-        self.rank0.end_assignment(assignment.assignment_id, assignment.attempt)
-        return reply
 
-    async def _all(self, commands: Any, assignment_id: str) -> list[Any]:
-        async def one(rank: int) -> Any:
-            reply = await self._ranks[rank].call(*commands(rank))
-            self._ranks[rank].end_assignment(assignment_id, 1)
-            return reply
-
-        try:
-            async with asyncio.TaskGroup() as calls:
-                tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
-        except* (InfrastructureError, KeyError) as errors:
-            first = errors.exceptions[0]
-            why = str(first) if isinstance(first, CommandFailed) else f"a rank is gone ({first})"
-            raise TrainerLost(
-                f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
-            ) from first
-        return [task.result() for task in tasks]
-
-    def _joined(self, worker: Worker) -> None:
-        if worker.role != pb.ROLE_TRAIN:
-            return
-        self._ranks[worker.hello.rank] = worker
-        if len(self._ranks) == self._size:
-            self._complete.set()
-
-    def _left(self, worker: Worker) -> None:
-        if worker.role == pb.ROLE_TRAIN:
-            self._ranks.pop(worker.hello.rank, None)
-            self._complete.clear()
-            self.lost.set()
+    def _log_update(self, batch: list[ReleasedGroup]) -> None:
+        now = time.monotonic()
+        self._metrics.event(
+            "update",
+            **self._metrics.totals(),
+            train_seconds=round(self.seconds, 2),
+            batch_groups=len(batch),
+            success_rate=round(self._metrics.success_rate, 4),
+            success_by_task=self._metrics.success_by_task,
+            env_utilisation=round(self._envs.usage.utilisation(now), 4),
+            rollout_utilisation=round(self._policy.usage.utilisation(now), 4),
+            replica_versions=self._sync.versions,
+            waiting_groups=self._data.waiting_groups,
+            trainer=self._last_update,
+        )
 
 
-def _pages(samples: Sequence[Sample]) -> list[list[pb.Sample]]:
-    """Samples cut into messages of at most PAGE_BYTES each; at least one page, which may be empty."""
-    pages: list[list[pb.Sample]] = [[]]
-    size = 0
-    for sample in samples:
-        message = sample_to_proto(sample.trajectory, sample.step, sample.advantage)
-        weight = message.ByteSize()
-        if pages[-1] and size + weight > PAGE_BYTES:
-            pages.append([])
-            size = 0
-        pages[-1].append(message)
-        size += weight
-    return pages
-
-
-def timed(trained: pb.Trained, begun: float) -> dict[str, float]:
-    """An update's metrics with its times: in the trainer, and seen from here (seconds)."""
-    return {**trained.metrics, "seconds": trained.seconds, "round_trip_seconds": time.monotonic() - begun}
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""The trainer feed: update after update, one stream per rank.
+
+`train` waits for a batch (unblocked by the data manager), then for every rank's `Trained`; it never waits for
+sampling to end, nor for weights to arrive anywhere. All ranks take part in each update; a lost rank ends the run,
+because the optimiser's state went with it, and `--resume` goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker
+from dart.core.feed import ReleasedGroup, Sample, balance, samples_of
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2
+from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.convert import sample_to_proto
+
+PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
+
+
+class TrainerLost(UserError):
+    """A rank left or failed in the middle of an update."""
+
+
+class TrainerRanks:
+    """The ranks as one trainer."""
+
+    def __init__(self, fleet: Fleet, ranks: int) -> None:
+        self._size = ranks
+        self._ranks: dict[int, Worker] = {}
+        self._complete = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self.lost = asyncio.Event()
+        fleet.on_ready.append(self._joined)
+        fleet.on_lost.append(self._left)
+
+    @property
+    def rank0(self) -> Worker:
+        return self._ranks[0]
+
+    async def complete(self) -> None:
+        """Wait until every rank is ready."""
+        await self._complete.wait()
+
+    async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
+        """Train on a batch; rank 0's reply. Raises TrainerLost."""
+        samples = samples_of(batch)
+        tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
+        shares = balance(samples, self._size)
+
+        def pages(rank: int) -> list[pb.TrainBatch]:
+            cut = _pages(shares[rank])
+            return [
+                pb.TrainBatch(
+                    assignment=pb.Assignment(assignment_id=f"u{number}", attempt=1),
+                    update=number,
+                    page=page,
+                    pages=len(cut),
+                    samples=content,
+                    total_samples=len(samples),
+                    total_tokens=tokens,
+                )
+                for page, content in enumerate(cut)
+            ]
+
+        replies = await self._all(pages, f"u{number}")
+        versions = {reply.weight_version for reply in replies}
+        if len(versions) != 1:
+            raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
+        trained: pb.Trained = replies[0]
+        return trained
+
+    async def save(self, path: Path) -> pb.CheckpointSaved:
+        """A checkpoint of the weights as they are now. Raises TrainerLost."""
+        name = f"c{next(self._numbers)}"
+        command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
+        replies = await self._all(lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name)
+        saved: pb.CheckpointSaved = replies[0]
+        return saved
+
+    async def send_weights(
+        self, assignment: pb.Assignment, version: int, group: weights_pb2.TransferGroup
+    ) -> pb.WeightsSent:
+        """Rank 0 sends a version's snapshot. Raises InfrastructureError."""
+        reply: pb.WeightsSent = await self.rank0.call(
+            pb.SendWeights(assignment=assignment, version=version, group=group)
+        )
+        self.rank0.end_assignment(assignment.assignment_id, assignment.attempt)
+        return reply
+
+    async def _all(self, commands: Any, assignment_id: str) -> list[Any]:
+        async def one(rank: int) -> Any:
+            reply = await self._ranks[rank].call(*commands(rank))
+            self._ranks[rank].end_assignment(assignment_id, 1)
+            return reply
+
+        try:
+            async with asyncio.TaskGroup() as calls:
+                tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
+        except* (InfrastructureError, KeyError) as errors:
+            first = errors.exceptions[0]
+            why = str(first) if isinstance(first, CommandFailed) else f"a rank is gone ({first})"
+            raise TrainerLost(
+                f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
+            ) from first
+        return [task.result() for task in tasks]
+
+    def _joined(self, worker: Worker) -> None:
+        if worker.role != pb.ROLE_TRAIN:
+            return
+        self._ranks[worker.hello.rank] = worker
+        if len(self._ranks) == self._size:
+            self._complete.set()
+
+    def _left(self, worker: Worker) -> None:
+        if worker.role == pb.ROLE_TRAIN:
+            self._ranks.pop(worker.hello.rank, None)
+            self._complete.clear()
+            self.lost.set()
+
+
+def _pages(samples: Sequence[Sample]) -> list[list[pb.Sample]]:
+    """Samples cut into messages of at most PAGE_BYTES each; at least one page, which may be empty."""
+    pages: list[list[pb.Sample]] = [[]]
+    size = 0
+    for sample in samples:
+        message = sample_to_proto(sample.trajectory, sample.step, sample.advantage)
+        weight = message.ByteSize()
+        if pages[-1] and size + weight > PAGE_BYTES:
+            pages.append([])
+            size = 0
+        pages[-1].append(message)
+        size += weight
+    return pages
+
+
+def timed(trained: pb.Trained, begun: float) -> dict[str, float]:
+    """An update's metrics with its times: in the trainer, and seen from here (seconds)."""
+    return {**trained.metrics, "seconds": trained.seconds, "round_trip_seconds": time.monotonic() - begun}

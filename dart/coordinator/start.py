@@ -1,0 +1,53 @@
+"""Where a run begins: at nothing, or where an earlier process of it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dart.errors import UserError
+from dart.store.database import Database
+from dart.store.records import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts from: weights, version and counters of an earlier process, or nothing."""
+
+    checkpoint: Path | None = None
+    version: int = 0
+    update: int = 0
+    totals: dict[str, Any] | None = None
+    first_group: int = 1
+    first_event: int = 1
+
+
+async def starting_point(database: Database) -> Start:
+    """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
+    run = await database.run()
+    if run.state == RunState.FINISHED:
+        raise UserError(f"run {run.id} is finished: start a new one without --resume")
+    if run.state == RunState.RUNNING and run.pid and process_runs(run.pid):
+        raise UserError(f"run {run.id} is running as process {run.pid}: stop it first")
+    events = [event for event in await database.events_since(1, 1_000_000) if event.kind == "update"]
+    totals = json.loads(events[-1].json) if events else None
+    # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
+    group, event = await database.group_count() + 1, await database.last_sequence() + 1
+    checkpoint = await database.latest_checkpoint()
+    if checkpoint is None:
+        return Start(totals=totals, first_group=group, first_event=event)
+    # One update makes one version, so the checkpoint's version is also the number of its update.
+    return Start(Path(checkpoint.path), checkpoint.version, checkpoint.version, totals, group, event)
+
+
+def process_runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()

@@ -1,0 +1,46 @@
+"""What a worker is told when it joins: everything that it needs beyond an address, a role and a token."""
+
+from __future__ import annotations
+
+from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, TrainWorkerConfig
+from dart.coordinator.collecting import CAPABILITIES, Collect
+from dart.coordinator.server import ROLE_NAMES, Rejected
+from dart.coordinator.start import Start
+from dart.v1 import session_pb2 as pb
+
+
+def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, collect: Collect | None) -> str:
+    """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
+    model = config.model
+    if start.checkpoint:
+        model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
+    wanted = CAPABILITIES[collect.teacher].get(ROLE_NAMES[hello.role]) if collect else None
+    if wanted and wanted not in hello.capabilities:
+        raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
+    if hello.role == pb.ROLE_ENV:
+        return EnvWorkerConfig(environment=config.environment).model_dump_json()
+    if hello.role == pb.ROLE_ROLLOUT:
+        return RolloutWorkerConfig(
+            model=model,
+            rollout=config.rollout,
+            sync=config.sync,
+            max_images=config.agent.history_screenshots,
+            seed=config.run.seed,
+            weight_version=start.version,
+        ).model_dump_json()
+    if not training:
+        raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
+    if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
+        raise Rejected(
+            f"rank {hello.rank} of {hello.world_size} does not fit trainer.ranks {config.trainer.ranks}",
+            f"launch {config.trainer.ranks} ranks, or set trainer.ranks: {hello.world_size}",
+        )
+    return TrainWorkerConfig(
+        model=config.model,
+        trainer=config.trainer,
+        sync=config.sync,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        total_updates=config.stop.updates,
+        resume_from=start.checkpoint.resolve() if start.checkpoint else None,
+    ).model_dump_json()
