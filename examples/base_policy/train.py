@@ -28,7 +28,7 @@ POINTING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    steps: int = 4000
+    steps: int = 1700
     learning_rate: float = 1.5e-3
     warm_up: int = 100
     final: float = 0.05

@@ -1,0 +1,138 @@
+"""What sharing prompts and sorting by length is worth to the trainer: `python -m benchmarks.trainer RUN`.
+
+The same batches of a finished run (its real prompts, screenshots and responses), the same model, the same update, made
+twice: *plain*, every step a row of its own, micro-batches cut in the order of arrival and padded to their longest row;
+and *packed*, as `dart.workers.train.batch` does it: steps with one prompt share a row in which responses do not see
+each other, and rows of like length meet. Both in one process, taking turns. Tokens are the samples' own, so a token
+that is computed once for eight samples counts eight times. Writes results/trainer.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from dart import config
+from dart.config import TrainWorkerConfig
+from dart.coordinator.summary import machine, software, write_json
+from dart.store.database import Database, sqlite_url
+from dart.store.records import GroupState
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import sample_to_proto
+from dart.workers.train import batch as batches
+from dart.workers.train.trainer import Trainer
+
+RESULT = Path(__file__).parent / "results" / "trainer.json"
+METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "update_seconds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run directory of a training run")
+    parser.add_argument("--batches", type=int, default=6, help="of 64 trajectories or more; the first is not counted")
+    options = parser.parse_args()
+    settings = config.load(options.run / "config.yaml")
+    work = asyncio.run(_batches(options.run, options.batches, settings.trainer.trajectories_per_update))
+    trainer_config = TrainWorkerConfig(
+        model=settings.model, trainer=settings.trainer, sync=settings.sync, temperature=settings.rollout.temperature,
+        seed=0, total_updates=None,
+    )  # fmt: skip
+    plain, packed = Trainer(trainer_config), Trainer(trainer_config)
+    rows: list[dict[str, Any]] = []
+    for samples in work:
+        totals = len(samples), sum(len(sample.token_ids) for sample in samples)
+        tokens = sum(len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples)
+        row: dict[str, Any] = {"samples": totals[0], "tokens": tokens}
+        with _plain_rows(settings.trainer.microbatch_tokens):
+            row["plain"] = _timed(plain, samples, totals, tokens)
+        row["packed"] = _timed(packed, samples, totals, tokens)
+        _same_weights(packed, plain)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    counted = rows[1:] or rows
+    ratio = statistics.median(row["packed"]["tokens_per_second"] / row["plain"]["tokens_per_second"] for row in counted)
+    result = {
+        "name": "trainer",
+        "real_or_simulated": "real: the trainer on batches of a real run",
+        "machine": machine(),
+        "versions": software() | {"torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d"),
+        "results": {
+            "packed_over_plain_tokens_per_second": ratio,
+            "padding_share": {way: max(row[way]["padding_share"] for row in counted) for way in ("plain", "packed")},
+            "largest_difference": {
+                name: max(abs(row["packed"][name] - row["plain"][name]) for row in counted)
+                for name in ("loss", "gradient_norm")
+            },
+            "batches": rows,
+        },
+    }
+    write_json(RESULT, result)
+    print(f"packed / plain {ratio:.2f} in tokens per second; {RESULT}")
+
+
+async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
+    """The run's first groups that were trained on, in batches of at least `size` trajectories."""
+    made: list[list[pb.Sample]] = [[]]
+    async with await Database.open(sqlite_url(run / "run.db"), run / "blobs", create=False) as database:
+        trajectories = 0
+        for group in await database.unfinished_groups((GroupState.CONSUMED,)):
+            for stored in group.trajectories:
+                whole = await database.trajectory(stored.trajectory.id, with_images=True)
+                if whole is None or stored.advantage is None:
+                    continue
+                one = whole.trajectory
+                made[-1] += [sample_to_proto(one, step, stored.advantage) for step in one.steps]
+                trajectories += 1
+            if trajectories >= size:
+                if len(made) == count:
+                    return made
+                made.append([])
+                trajectories = 0
+    return made[:-1]
+
+
+@contextmanager
+def _plain_rows(token_limit: int) -> Iterator[None]:
+    def make_rows(steps: Iterable[batches.Step], _limit: int) -> list[batches.Row]:
+        return [batches.Row((step,)) for step in steps]
+
+    def cut(rows: Iterable[batches.Row], _limit: int) -> list[list[batches.Row]]:
+        parts: list[list[batches.Row]] = []
+        longest = 0
+        for row in rows:
+            longest = max(longest, row.length)
+            if parts and (len(parts[-1]) + 1) * longest <= token_limit:
+                parts[-1].append(row)
+            else:
+                parts.append([row])
+                longest = row.length
+        return parts
+
+    with patch.object(batches, "make_rows", make_rows), patch.object(batches, "cut", cut):
+        yield
+
+
+def _timed(trainer: Trainer, samples: list[pb.Sample], totals: tuple[int, int], tokens: int) -> dict[str, float]:
+    metrics = trainer.update(samples, *totals)
+    return {name: metrics[name] for name in METRICS} | {"tokens_per_second": tokens / metrics["update_seconds"]}
+
+
+def _same_weights(source: Trainer, target: Trainer) -> None:
+    """So that each batch begins at one place for both: small differences would grow."""
+    target.model.load_state_dict(source.model.state_dict())
+    target.optimizer.load_state_dict(source.optimizer.state_dict())
+
+
+if __name__ == "__main__":
+    main()
