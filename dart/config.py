@@ -145,14 +145,14 @@ class Curation(Section):
     )
 
 
-LOSS_KINDS = ("grpo", "cispo")
+LOSS_KINDS = ("grpo", "cispo", "likelihood")
 OWN_LOSS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Loss(Section):
     """Defaults are the paper's; docs/losses.md says what gives GSPO, CISPO, DAPO, Dr.GRPO and IcePop."""
 
-    kind: str = Field("grpo", description="`grpo`, `cispo`, or `module:function` for a loss of your own.")
+    kind: str = Field("grpo", description="`grpo`, `cispo`, `likelihood`, or `module:function` for your own.")
     ratio: Literal["token", "sequence"] = Field(
         "token", description="Of the policy to the one before the update; `sequence` is GSPO's, over a step's response."
     )
@@ -241,6 +241,10 @@ class Trainer(Section):
     advantage: Advantage = Field(default_factory=Advantage)
 
 
+class Supervised(Section):
+    sources: tuple[Path, ...] = Field((), description="Folders that `dart collect` made: what is imitated.")
+
+
 class Sync(Section):
     transport: Literal["gloo", "nccl"] = "nccl"
     max_unavailable: Positive = Field(1, description="Replicas that may be updated at the same time.")
@@ -304,6 +308,9 @@ class Server(Section):
 class Config(Section):
     """A run, whole."""
 
+    algorithm: Literal["grpo", "sft"] = Field(
+        "grpo", description="`sft` imitates demonstrations: no sampling, and trainer.loss is the likelihood alone."
+    )
     run: Run = Field(default_factory=Run)
     model: Model
     agent: Agent = Field(default_factory=Agent)
@@ -314,11 +321,26 @@ class Config(Section):
     sync: Sync = Field(default_factory=Sync)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    sft: Supervised = Field(default_factory=Supervised)
     stop: Stop
     server: Server = Field(default_factory=Server)
 
+    @property
+    def samples(self) -> bool:
+        """The run needs environments and replicas."""
+        return self.algorithm != "sft" or self.evaluation.episodes > 0
+
     @model_validator(mode="after")
     def _together(self) -> Config:
+        if self.algorithm == "sft" and not self.sft.sources:
+            raise ValueError("algorithm sft needs sft.sources: name folders that `dart collect` made")
+        if self.algorithm != "sft" and self.sft.sources:
+            raise ValueError(
+                "sft.sources is set but algorithm is grpo: set algorithm: sft, or name the folders in "
+                "curation.pool.sources"
+            )
+        if self.algorithm == "sft" and self.stop.updates is None and self.stop.train_seconds is None:
+            raise ValueError("algorithm sft has no success rate to stop at: set stop.updates or stop.train_seconds")
         if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.minimum > self.curation.rollouts:
             raise ValueError(
                 f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "

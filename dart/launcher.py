@@ -52,8 +52,11 @@ def local_children(config: Config, address: str, *, training: bool) -> list[Chil
         ]  # fmt: skip
         return Child(name, command, {**extra, **token}, restart=role != "train")
 
-    children = [child("env", f"env-{n}", {}) for n in range(config.environment.workers)]
-    children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in range(config.rollout.replicas)]
+    children = []
+    if config.samples or not training:
+        children += [child("env", f"env-{n}", {}) for n in range(config.environment.workers)]
+        replicas = range(config.rollout.replicas)
+        children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in replicas]
     if training:
         ranks = config.trainer.ranks
         launch = [

@@ -218,6 +218,7 @@ def test_an_entropy_bonus_raises_entropy(folder: Path) -> None:
     [
         {"ratio": "sequence"},
         {"kind": "cispo", "aggregation": "token_mean"},
+        {"kind": "likelihood", "importance": "none"},
         {"aggregation": "constant", "constant_length": 8},
         {"importance": "masked", "importance_cap": 1e9, "importance_floor": 0.0},
         {"importance": "none"},

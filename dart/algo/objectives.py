@@ -67,7 +67,12 @@ def cispo(tokens: Tokens, clip_low: float, clip_high: float) -> torch.Tensor:
     return clipped_importance(tokens.new, tokens.ratio, tokens.advantages, clip_low, clip_high)
 
 
-OBJECTIVES: dict[str, Objective] = {"grpo": grpo, "cispo": cispo}
+def likelihood(tokens: Tokens, clip_low: float, clip_high: float) -> torch.Tensor:
+    """A · log π: with A = 1 the log-likelihood that supervised training maximises; nothing is clipped."""
+    return tokens.advantages * tokens.new
+
+
+OBJECTIVES: dict[str, Objective] = {"grpo": grpo, "cispo": cispo, "likelihood": likelihood}
 
 
 def find(kind: str) -> Objective:

@@ -20,7 +20,7 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, load
 from dart.coordinator.collecting import Collect
 from dart.coordinator.run import Interrupted, Run
-from dart.coordinator.sources import check_sources
+from dart.coordinator.sources import POOL, SFT, check_sources
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
@@ -36,7 +36,7 @@ def train(
         raise not_a_run(resume)
     check_before(config, local_workers)
     if not resume:
-        asyncio.run(check_sources(config))
+        asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
     directory = resume if resume else new_directory(config, config.run.name)
     summary = run_in_loop(config, directory, training=True, resume=bool(resume), quiet=quiet, local=local_workers)
     if summary is None:

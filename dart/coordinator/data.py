@@ -101,6 +101,9 @@ class DataManager:
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
 
+    async def close(self) -> None:
+        """Nothing is held open."""
+
     def pause(self, paused: bool) -> None:
         self._paused = paused
         self._notify()

@@ -19,6 +19,7 @@ from dart.config import Config
 from dart.coordinator.collecting import Collect, Collection, teacher
 from dart.coordinator.control import ControlService, worker_statuses
 from dart.coordinator.data import DataManager
+from dart.coordinator.demonstrations import Demonstrations
 from dart.coordinator.episodes import sample
 from dart.coordinator.evaluation import Evaluation
 from dart.coordinator.metrics import Metrics
@@ -70,7 +71,11 @@ class Run:
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks)
         self.metrics = Metrics(directory / "metrics.jsonl", config.stop.window, start.first_event)
         self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version)
-        self.data = DataManager(config, database, self.metrics, config.environment.kind, start.first_group)
+        self.data = (
+            Demonstrations(config, self.metrics)
+            if config.algorithm == "sft"
+            else DataManager(config, database, self.metrics, config.environment.kind, start.first_group)
+        )
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
@@ -224,6 +229,8 @@ class Run:
     async def _workers_ready(self) -> None:
         """At least one environment and every replica; the trainer may still be loading."""
         self._phase("starting")
+        if self._trains and not self.config.samples:
+            return
         while not (self.envs.slots and len(self.policy.router.replicas) >= self.config.rollout.replicas):
             await self._fleet_changed.wait()
 

@@ -1,4 +1,4 @@
-"""`curation.pool.sources`: successes of other run directories, copied into this run before it trains.
+"""Successes of other run directories: what `curation.pool.sources` copies into this run, and `sft.sources` imitates.
 
 A copy is as a trajectory of an oracle: without log-probabilities, and of version 0, because the versions of another run
 say nothing in this one. What was collected with another prompt, another grammar or another vocabulary is refused.
@@ -17,22 +17,23 @@ from dart.errors import UserError
 from dart.store.database import Database, Reader, sqlite_url
 from dart.store.records import Success
 
-_FIELD = "curation.pool.sources"
+POOL = "curation.pool.sources"
+SFT = "sft.sources"
 
 
-async def check_sources(config: Config) -> None:
-    """Every source is there and fits this run. Raises UserError."""
-    for directory in _folders(config):
-        async with await _open(directory) as source:
-            await _successes(source, directory, config)
+async def check_sources(config: Config, field: str) -> None:
+    """Every folder of that field is there and fits this run. Raises UserError."""
+    for directory in _folders(config) if field == POOL else config.sft.sources:
+        async with await open_source(directory, field) as source:
+            await fitting_successes(source, directory, config, field, per_task=1)
 
 
 async def copy_sources(config: Config, database: Database) -> int:
     """Copy what the pool can hold of each source's successes, all or none; how many. Raises UserError."""
     copies: list[Trajectory] = []
     for number, directory in enumerate(_folders(config), 1):
-        async with await _open(directory) as source:
-            for success in await _successes(source, directory, config):
+        async with await open_source(directory, POOL) as source:
+            for success in await fitting_successes(source, directory, config, POOL, config.curation.pool.per_task):
                 stored = await source.trajectory(success.trajectory_id, with_images=True)
                 assert stored is not None, f"{success.trajectory_id} is not in {directory}"
                 steps = stored.trajectory.steps
@@ -46,36 +47,42 @@ def _folders(config: Config) -> list[Path]:
     return list(dict.fromkeys(config.curation.pool.sources)) if config.curation.pool.enabled else []
 
 
-async def _open(directory: Path) -> Reader:
+async def open_source(directory: Path, field: str) -> Reader:
+    """To be closed by the caller. Raises UserError, naming the field that named the folder."""
     if not (directory / "run.db").is_file():
         raise UserError(
-            f"{_FIELD}: {directory} is not a run directory: it has no run.db; name folders that `dart collect` made"
+            f"{field}: {directory} is not a run directory: it has no run.db; name folders that `dart collect` made"
         )
     return await Database.open(sqlite_url(directory / "run.db"), directory / "blobs", create=False)
 
 
-async def _successes(source: Reader, directory: Path, config: Config) -> list[Success]:
-    """Those of this run's tasks. Raises UserError where there is none, or where they mean something else here."""
+async def fitting_successes(
+    source: Reader, directory: Path, config: Config, field: str, per_task: int | None
+) -> list[Success]:
+    """Those of this run's tasks, of each the newest `per_task` (none: all).
+
+    Raises UserError where there is none, or where they mean something else here.
+    """
     theirs = (await source.run()).config
     for name, ours in config.agent.model_dump(mode="json").items():
         other = theirs.get("agent", {}).get(name)
         if other != ours:
             raise UserError(
-                f"{_FIELD}: {directory} was made with agent.{name} {other}, and this run has {ours}: "
+                f"{field}: {directory} was made with agent.{name} {other}, and this run has {ours}: "
                 f"set agent.{name} to {other}, or collect again with this config"
             )
     if theirs.get("vocabulary") is None or theirs["vocabulary"] != vocabulary_digest(config.model.folder):
         raise UserError(
-            f"{_FIELD}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
+            f"{field}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
             f"model.path {config.model.path} has another, where its tokens mean something else: collect again with it"
         )
     names = config.environment.tasks.names
-    found = await source.newest_successes(config.curation.pool.per_task)
+    found = await source.newest_successes(per_task)
     wanted = [success for success in found if success.task.name in names]
     if not wanted:
         there = ", ".join(sorted({success.task.name for success in found})) or "none at all"
         raise UserError(
-            f"{_FIELD}: {directory} holds no success of {', '.join(names)} (there are of {there}): "
+            f"{field}: {directory} holds no success of {', '.join(names)} (there are of {there}): "
             "collect these, or leave the folder out"
         )
     return wanted

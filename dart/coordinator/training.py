@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dart.config import Config
 from dart.coordinator.data import DataManager
+from dart.coordinator.demonstrations import Demonstrations
 from dart.coordinator.episodes import sample
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
@@ -36,7 +37,7 @@ class Training:
         policy: RolloutPool,
         ranks: TrainerRanks,
         sync: WeightSync,
-        data: DataManager,
+        data: DataManager | Demonstrations,
     ) -> None:
         self._config, self._start, self._checkpoints = config, start, checkpoints
         self._database, self._metrics = database, metrics
@@ -67,19 +68,27 @@ class Training:
         self._envs.usage.restart(now)
         self._policy.usage.restart(now)
         self._since = now
-        async with asyncio.TaskGroup() as tasks:
-            sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
-            updates = tasks.create_task(self._updates())
-            drained = tasks.create_task(self._drain.wait())
-            await asyncio.wait({updates, drained}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (sampling, updates, drained):
-                task.cancel()
+        try:
+            await self._sample_and_update()
+        finally:
+            await self._data.close()
         now = time.monotonic()
         self.utilisation = self._envs.usage.utilisation(now), self._policy.usage.utilisation(now)
         self._seconds = self.seconds
         self._since = None
         if self._metrics.updates > self._start.update:
             await self.save()
+
+    async def _sample_and_update(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            updates = tasks.create_task(self._updates())
+            drained = tasks.create_task(self._drain.wait())
+            started = [updates, drained]
+            if isinstance(self._data, DataManager):
+                started.append(tasks.create_task(sample(self._data, self._envs, self._policy, self._config)))
+            await asyncio.wait({updates, drained}, return_when=asyncio.FIRST_COMPLETED)
+            for task in started:
+                task.cancel()
 
     async def cut_off(self) -> None:
         """Save what an interruption leaves. Raises TrainerLost."""

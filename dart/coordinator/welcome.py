@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, TrainWorkerConfig
+from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, Trainer, TrainWorkerConfig
 from dart.coordinator.collecting import CAPABILITIES, Collect
 from dart.coordinator.server import ROLE_NAMES, Rejected
 from dart.coordinator.start import Start
@@ -37,10 +37,17 @@ def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, co
         )
     return TrainWorkerConfig(
         model=config.model,
-        trainer=config.trainer,
+        trainer=_trainer(config),
         sync=config.sync,
         temperature=config.rollout.temperature,
         seed=config.run.seed,
         total_updates=config.stop.updates,
         resume_from=start.checkpoint.resolve() if start.checkpoint else None,
     ).model_dump_json()
+
+
+def _trainer(config: Config) -> Trainer:
+    if config.algorithm != "sft":
+        return config.trainer
+    alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0}
+    return config.trainer.model_copy(update={"loss": config.trainer.loss.model_copy(update=alone)})

@@ -64,8 +64,14 @@ def pooled_copy(success: Trajectory, group_id: str, version: int, max_staleness:
     its own π_old the behaviour policy.
     """
     behind = version - success.oldest_version
-    fresh = 0 <= behind <= max_staleness and all(step.generation.logprobs for step in success.steps)
-    steps = success.steps if fresh else tuple(_unscored(step, version) for step in success.steps)
+    if 0 <= behind <= max_staleness and all(step.generation.logprobs for step in success.steps):
+        return replace(success, id=f"{group_id}-pooled", group_id=group_id, pooled_from=success.id)
+    return unscored_copy(success, group_id, version)
+
+
+def unscored_copy(success: Trajectory, group_id: str, version: int) -> Trajectory:
+    """As if trainer version `version` had sampled it, without log-probabilities."""
+    steps = tuple(_unscored(step, version) for step in success.steps)
     return replace(success, id=f"{group_id}-pooled", group_id=group_id, steps=steps, pooled_from=success.id)
 
 
