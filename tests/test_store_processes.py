@@ -17,6 +17,7 @@ from store_samples import TASK, trajectory
 
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
+from dart.store.tables import SCHEMA_VERSION
 
 
 async def opened(directory: Path, create: bool = True) -> Database:
@@ -109,7 +110,8 @@ async def test_another_schema_version_is_told(tmp_path: Path, version: int, reme
     await (await opened(tmp_path)).close()
     with sqlite3.connect(tmp_path / "dart.db") as connection:
         connection.execute("UPDATE dart_schema SET version = ?", (version,))
-    with pytest.raises(UserError, match=rf"dart\.db has schema version {version}, this dart has 1: {remedy}"):
+    told = rf"dart\.db has schema version {version}, this dart has {SCHEMA_VERSION}: {remedy}"
+    with pytest.raises(UserError, match=told):
         await opened(tmp_path)
 
 
