@@ -1,7 +1,8 @@
 """What each piece of adaptive curation is worth: `python -m benchmarks.ablation`.
 
 The whole algorithm, without one piece at a time, and without all of them, on real MiniWoB tasks of mixed difficulty
-(configs/ablation.yaml says how they were chosen). Several minutes per run; stop it and call it again as you like
+(configs/ablation.yaml says how they were chosen). The pool begins with 16 successes of each task that the scripted
+oracle made (`dart collect`), once for all runs. Several minutes per run; stop it and call it again as you like
 (`benchmarks.sweep`). Writes results/ablation.json and ablation.png, from whatever runs are finished.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ WITHOUT = {
     "entropy": "trainer.loss.entropy_quantile=0",
     "importance": "trainer.loss.importance=none",
 }
+POOL_RUNS = Path("runs/ablation-pool")
+PER_TASK = 16
 STALE = ("curation.max_staleness=8", "trainer.trajectories_per_update=16")
 """Many small updates behind a long queue: samples are four and more versions old."""
 SETTINGS = (
@@ -47,7 +52,7 @@ def main() -> None:
         parser.error(f"--settings {', '.join(unknown)}: known are {', '.join(s.name for s in SETTINGS)}")
     if not options.report:
         chosen = [setting for setting in SETTINGS if setting.name in wanted]
-        sweep.run_missing("ablation", CONFIG, chosen, range(options.seeds), options.minutes)
+        sweep.run_missing("ablation", CONFIG, chosen, range(options.seeds), options.minutes, pool())
     runs = sweep.finished("ablation", SETTINGS)
     if not runs:
         parser.error("no run is finished yet: leave --report out")
@@ -55,6 +60,16 @@ def main() -> None:
     extra = {"steps_saved_at_equal_success": steps_saved(runs)}
     print(sweep.write("ablation", CONFIG, runs, extra))
     print(sweep.plot("ablation", runs, "Without one piece at a time"))
+
+
+def pool() -> tuple[str, ...]:
+    """The override that names the oracle's successes, which are collected first where there are none."""
+    if not POOL_RUNS.is_dir() or not any(POOL_RUNS.glob("*/summary.json")):
+        command = [sys.executable, "-m", "dart", "collect", str(CONFIG), "--from", "oracle", "--quiet"]
+        command += ["--per-task", str(PER_TASK), "--set", f"run.directory={POOL_RUNS}"]
+        subprocess.run(command, check=True)
+    newest = max(path.parent for path in POOL_RUNS.glob("*/run.db"))
+    return (f"curation.pool.sources=[{newest}]",)
 
 
 def steps_saved(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

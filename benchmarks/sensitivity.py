@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import sweep
-from benchmarks.ablation import CONFIG
+from benchmarks.ablation import CONFIG, pool
 from benchmarks.sweep import Setting
 
 VALUES = {
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
     if not options.report:
-        sweep.run_missing("sensitivity", CONFIG, SETTINGS, range(options.seeds), options.minutes)
+        sweep.run_missing("sensitivity", CONFIG, SETTINGS, range(options.seeds), options.minutes, pool())
     runs = sweep.finished("ablation", (Setting("full", ()),)) | sweep.finished("sensitivity", SETTINGS)
     if not runs:
         parser.error("no run is finished yet: leave --report out")

@@ -37,8 +37,18 @@ class Setting:
     overrides: tuple[str, ...]
 
 
-def run_missing(name: str, config: Path, settings: Sequence[Setting], seeds: Sequence[int], minutes: float) -> None:
-    """Make what is missing of `settings` × `seeds`; a run that fails is told and tried again next time."""
+def run_missing(
+    name: str,
+    config: Path,
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    minutes: float,
+    common: tuple[str, ...] = (),
+) -> None:
+    """Make what is missing of `settings` × `seeds`; a run that fails is told and tried again next time.
+
+    `common`: overrides of all settings, behind which their own come.
+    """
     for seed in seeds:
         for setting in settings:
             path = RESULTS / name / f"{setting.name}-{seed}.json"
@@ -46,7 +56,7 @@ def run_missing(name: str, config: Path, settings: Sequence[Setting], seeds: Seq
                 continue
             began = time.monotonic()
             print(f"{name}: {setting.name}, seed {seed} ...", end=" ", flush=True)
-            run = _train(config, setting, seed, minutes)
+            run = _train(config, setting, seed, minutes, common)
             if run is None:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +67,10 @@ def run_missing(name: str, config: Path, settings: Sequence[Setting], seeds: Seq
             )
 
 
-def _train(config: Path, setting: Setting, seed: int, minutes: float) -> dict[str, Any] | None:
+def _train(config: Path, setting: Setting, seed: int, minutes: float, common: tuple[str, ...]) -> dict[str, Any] | None:
     folder = Path(tempfile.mkdtemp(prefix="dart-sweep-"))
     overrides = (
+        *common,
         *setting.overrides,
         f"run.seed={seed}",
         f"run.directory={folder}",

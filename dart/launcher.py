@@ -102,15 +102,18 @@ class Launcher:
             if code == USER_ERROR_EXIT:
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
-                raise UserError(
-                    f"{child.name} ended with code {code}: {_last_words(self._log(child))}: see {self._log(child)}"
-                )
+                raise UserError(f"{child.name} {self._end(child, code)}; then go on with --resume")
             if restarts < MOST_RESTARTS:
-                self._note(child, f"ended with code {code}; restarted")
-        raise UserError(
-            f"{child.name} ended {MOST_RESTARTS + 1} times, the last with code {code}: "
-            f"{_last_words(self._log(child))}: see {self._log(child)}"
-        )
+                self._note(child, f"{self._end(child, code)}; restarted")
+        raise UserError(f"{child.name} ended {MOST_RESTARTS + 1} times; the last time it {self._end(child, code)}")
+
+    def _end(self, child: Child, code: int) -> str:
+        log = self._log(child)
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (too little memory?)" if name == "SIGKILL" else ""
+            return f"was killed by {name}{hint}: see {log}"
+        return f"ended with code {code}: {_last_words(log)}: see {log}"
 
     async def _run_once(self, child: Child) -> int:
         with self._log(child).open("ab") as log:
