@@ -111,7 +111,7 @@ class Rollout(Section):
 
 class DynamicRollouts(Section):
     enabled: bool = True
-    minimum: Positive = Field(2, description="N of a task that always succeeds.")
+    minimum: int = Field(2, ge=2, description="N of a task that always succeeds.")
     threshold: Fraction = Field(0.6, description="Up to this success rate N is curation.rollouts; above, it falls.")
     window: Positive = Field(16, description="Roll-outs of the task that its success rate is taken over.")
 
@@ -131,7 +131,7 @@ class Pool(Section):
 
 
 class Curation(Section):
-    rollouts: Positive = Field(8, description="N: trajectories per group, at most.")
+    rollouts: int = Field(8, ge=2, description="N: trajectories per group, at most. One alone has no advantage.")
     step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
     dynamic_rollouts: DynamicRollouts = Field(default_factory=DynamicRollouts)
     dynamic_length: DynamicLength = Field(default_factory=DynamicLength)
@@ -345,6 +345,11 @@ class Config(Section):
             raise ValueError(
                 f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "
                 f"curation.rollouts ({self.curation.rollouts}): lower it, or set dynamic_rollouts.enabled: false"
+            )
+        if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.window < self.curation.rollouts:
+            raise ValueError(
+                f"curation.dynamic_rollouts.window is {self.curation.dynamic_rollouts.window}, less than "
+                f"curation.rollouts ({self.curation.rollouts}), so no success rate would ever be known: raise it"
             )
         if self.trainer.advantage.overlong_buffer > self.rollout.max_tokens:
             raise ValueError(

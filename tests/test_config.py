@@ -38,7 +38,7 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
         ("nonsense", "override 'nonsense' is not section.field=value"),
         ("trainer.loss.kl=1", "trainer.loss.kl is not a known field (it is 1)"),
-        ("trainer.loss.kind=gpro", "trainer.loss.kind (it is 'gpro'): use grpo, cispo, or module:function"),
+        ("trainer.loss.kind=gpro", "trainer.loss.kind (it is 'gpro'): use grpo, cispo, likelihood, or module:function"),
         ("trainer.loss.ratio=step", "trainer.loss.ratio (it is 'step'): Input should be 'token' or 'sequence'"),
         ("trainer.loss.clip_low=1.2", "trainer.loss.clip_low (it is 1.2): Input should be less than or equal to 1"),
         ("trainer.loss.aggregation=constant", "trainer.loss: aggregation constant needs constant_length"),

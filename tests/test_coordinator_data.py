@@ -90,12 +90,14 @@ async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
         await rig.group(True, False, True, False)
         assert [event["reason"] for event in rig.events("group")] == ["all 4 failed", "2 of 4 succeeded"]
         assert dict(rig.metrics.fates) == {"dropped: all failed": 4}
-        assert await rig.database.fates() == {"dropped: all 4 failed": 4, "2 of 4 succeeded": 4}
+        assert await rig.database.fates() == {"dropped: all failed": 4, "pending": 4}
+        (group,) = await rig.database.unfinished_groups((GroupState.RELEASED,))
+        assert group.fate == "2 of 4 succeeded"
 
 
 async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
-        await rig.group(True, False, False, False)
+        await rig.group(True, False, False, False, version=1)
         rig.metrics.version = 1
         failed = await rig.group(False, False, False, False, version=1)
         (won,) = [e for e in rig.events("pooled")]
@@ -107,9 +109,39 @@ async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> Non
         assert copy.steps[0].images[0].data == b"g000001-1"
         await rig.data.consumed([first, second], 1, 1)
         fates = await rig.database.fates()
-        assert fates == {"trained": 8, "dropped: pooled success g000001-1 stands in for it": 1}
+        assert fates == {"trained": 8, "dropped: replaced by a pooled success": 1}
         # dropped + trained = finished + pooled
         assert sum(rig.metrics.fates.values()) == rig.metrics.trajectories + rig.metrics.pooled == 9
+
+
+async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        batch = await rig.batch()
+        await rig.data.consumed(batch, 1, 0)
+        order = await rig.order()
+        await rig.data.finished(order, rolled_out(order, True))
+        kept = rig.metrics.totals()
+        stored = await rig.database.totals()
+        assert (stored.trajectories, stored.pooled, stored.env_steps) == (9, 1, 18)
+        assert dict(stored.fates) == kept["fates"] == {"trained": 8, "dropped: replaced by a pooled success": 1}
+        assert await rig.database.release_again(0) == 2
+    async with Rig(tmp_path) as again:
+        assert {group.id for group in await again.batch()} == {group.id for group in batch}
+
+
+async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = await rig.group(True, True, False, False)
+        lost = rolled_out(orders[1], True).steps[0].images[0].sha256.hex()
+        (path,) = [
+            path for path in (tmp_path / "blobs").rglob("*") if lost.endswith(path.name[-40:]) and path.is_file()
+        ]
+        path.unlink()
+        await rig.group(False, False, False, False)
+        assert [event["success"] for event in rig.events("pool_entry_lost")] == ["g000001-2"]
+        assert rig.events("pooled")[-1]["success"] == "g000001-1"
 
 
 async def test_an_old_success_is_pooled_without_its_log_probs(tmp_path: Path) -> None:

@@ -134,8 +134,7 @@ def test_plans_keep_their_bounds_and_a_restart_changes_nothing(
     restarted = Planner(PAPER, length)
     kept = max(PAPER.window, window or 1)
     for name in "ab":
-        totals = len(results[name]), sum(results[name])
-        restarted.restore(name, *totals, results[name][-kept:], lengths[name][-kept:], max(lengths[name], default=None))
+        restarted.restore(name, results[name][-kept:], lengths[name][-kept:], max(lengths[name], default=None))
         assert restarted.plan(name).why == planner.plan(name).why
         assert restarted.histories[name] == planner.histories[name]
 
@@ -199,18 +198,20 @@ def test_pool_forgets_what_is_too_old() -> None:
     assert pool.take(Task("s", "t", 7), 16) is None and not pool.has("t")
 
 
-@pytest.mark.parametrize(("made_at", "now", "fresh"), [(3, 3, True), (3, 5, True), (3, 6, False), (5, 3, False)])
-def test_pooled_copies_keep_their_log_probs_only_within_the_staleness_bound(
-    made_at: int, now: int, fresh: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("made_at", "oldest", "now", "fresh"),
+    [(3, 3, 3, True), (4, 3, 5, True), (2, 3, 4, False), (5, 3, 4, False)],
+    ids=["as-old", "newer", "older-than-the-group", "from-lost-versions"],
+)
+def test_a_pooled_copy_never_makes_its_group_older(made_at: int, oldest: int, now: int, fresh: bool) -> None:
     success = trajectory(steps=2, version=made_at, id="won")
-    copy = pooled_copy(success, "g7", now, max_staleness=2)
+    copy = pooled_copy(success, "g7", now, oldest)
     assert (copy.id, copy.group_id, copy.pooled_from) == ("g7-pooled", "g7", "won")
     assert copy.success and copy.task == success.task
     for step, original in zip(copy.steps, success.steps, strict=True):
         assert step.generation.token_ids == original.generation.token_ids
         assert step.generation.logprobs == (original.generation.logprobs if fresh else ())
-    assert copy.oldest_version == (made_at if fresh else now)
+    assert copy.oldest_version == (made_at if fresh else now) >= oldest
 
 
 # ---- all of it together ----
@@ -257,7 +258,7 @@ def test_random_runs_keep_the_invariants(events: list[tuple[int, str, int]]) -> 
                     assert spare.task.name == group.task.name
                     replaced.add(members.pop().id)
                     members.append(pooled_copy(replace(one, id=spare.trajectory_id, success=True, reward=1.0),
-                                               group.id, 0, 4))  # fmt: skip
+                                               group.id, 0, 0))  # fmt: skip
                     decision = judge(members, level="trajectory", std_normalise=True)
                     assert decision.release
                 assert sum(bool(member.pooled_from) for member in members) <= 1
@@ -267,4 +268,4 @@ def test_random_runs_keep_the_invariants(events: list[tuple[int, str, int]]) -> 
     assert max([*trained.values(), *dropped.values()], default=1) == 1
     assert not set(trained) & set(dropped)
     assert len(trained) + len(dropped) + len(replaced) + len(waiting) == len(finished)
-    assert sum(history.rollouts for history in planner.histories.values()) == len(finished)
+    assert sum(len(history.results) for history in planner.histories.values()) <= len(finished)

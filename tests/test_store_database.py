@@ -20,7 +20,7 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 from dart.errors import UserError
 from dart.store.blobs import BlobCorrupt, BlobMissing
 from dart.store.database import Database, sqlite_url
-from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
+from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory, Totals
 
 
 async def opened(directory: Path, create: bool = True) -> Database:
@@ -175,7 +175,8 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
         names = await fill(database, group, float(position))
         if group != "open":
             state = GroupState.DROPPED if group == "dropped" else GroupState.RELEASED
-            await database.close_group(group, state, f"{state}: why", dict(zip(names, (1.5, -1.5), strict=True)), 9.0)
+            advantages = dict(zip(names, (1.5, -1.5), strict=True))
+            await database.close_group(group, state, f"{state}: why", f"{state}: cause", advantages, 9.0)
     await database.consume_groups(["consumed"], 7)
 
     async with await opened(tmp_path, create=False) as resumed:
@@ -189,13 +190,13 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
         assert (waiting[0].closed, waiting[0].fate, waiting[0].consumed_by_update) == (None, "pending", None)
         (consumed,) = await resumed.unfinished_groups([GroupState.CONSUMED])
         assert (consumed.consumed_by_update, consumed.fate) == (7, "trained")
-        assert await resumed.fates() == {"pending": 2, "released: why": 2, "dropped: why": 2, "trained": 2}
+        assert await resumed.fates() == {"pending": 2, "released: cause": 2, "dropped: cause": 2, "trained": 2}
 
 
 async def test_no_group_is_trained_on_twice(database: Database) -> None:
     for group in ("group-1", "group-2"):
         await fill(database, group, 1.0)
-    await database.close_group("group-1", GroupState.RELEASED, "mixed", {}, 2.0)
+    await database.close_group("group-1", GroupState.RELEASED, "1 of 2 succeeded", "pending", {}, 2.0)
     with pytest.raises(ValueError, match="only 1 of 2"):
         await database.consume_groups(["group-1", "group-2"], 1)
     assert len(await database.unfinished_groups([GroupState.RELEASED])) == 1
@@ -203,21 +204,20 @@ async def test_no_group_is_trained_on_twice(database: Database) -> None:
     with pytest.raises(ValueError, match="only 0 of 1"):
         await database.consume_groups(["group-1"], 2)
     with pytest.raises(ValueError, match="neither open nor released"):
-        await database.close_group("group-1", GroupState.DROPPED, "dropped: stale", {}, 3.0)
+        await database.close_group("group-1", GroupState.DROPPED, "dropped: stale: 5", "dropped: stale", {}, 3.0)
 
 
 async def test_a_stale_group_keeps_its_advantages_and_a_dropped_trajectory_its_fate(database: Database) -> None:
     for group in ("stale", "used"):
         names = await fill(database, group, 1.0, count=3)
         fates = {names[2]: "dropped: too long"}
-        await database.close_group(group, GroupState.RELEASED, "mixed", {names[0]: 0.5}, 2.0, fates=fates)
-    await database.close_group("stale", GroupState.DROPPED, "dropped: stale", {}, 3.0)
-    await database.set_fates({"used/1": "dropped: not chosen"})
+        await database.close_group(group, GroupState.RELEASED, "mixed", "pending", {names[0]: 0.5}, 2.0, fates=fates)
+    await database.close_group("stale", GroupState.DROPPED, "dropped: stale: 5", "dropped: stale", {}, 3.0)
     await database.consume_groups(["used"], 1)
     expected = {
         "stale/0": (0.5, "dropped: stale"),
+        "stale/2": (None, "dropped: too long"),
         "used/0": (0.5, "trained"),
-        "used/1": (None, "dropped: not chosen"),
         "used/2": (None, "dropped: too long"),
     }
     for name, (advantage, fate) in expected.items():
@@ -282,9 +282,16 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     await add("held-out", "e1", success=True, steps=3, finished=30.0)
     await add("oracle", "c1", success=True, steps=3, finished=5.0)
     copy = replace(trajectory("copy", "g1", finished=40.0), pooled_from="t1")
-    await database.close_group("g1", GroupState.RELEASED, "3 of 4 succeeded", {"copy": 1.0}, 41.0, pooled=copy)
+    reason = "3 of 4 succeeded"
+    await database.close_group("g1", GroupState.RELEASED, reason, "pending", {"copy": 1.0}, 41.0, pooled=copy)
+    assert await database.totals() == Totals(4, 8, 0, 1, {})
+    await database.consume_groups(["g1"], 7)
+    assert (await database.totals()).fates == {"trained": 5}
+    assert await database.release_again(7) == 0
+    assert await database.release_again(6) == 1
+    assert (await database.totals()).fates == {}
     (history,) = await database.task_histories(window=3)
-    assert history == TaskHistory("click-color", 4, 3, 3, (True, False, True), (3, 1, 2))
+    assert history == TaskHistory("click-color", 3, (True, False, True), (3, 1, 2))
     assert [(s.trajectory_id, s.uses) for s in await database.newest_successes(2)] == [("t1", 1), ("t3", 0)]
     assert [s.trajectory_id for s in await database.newest_successes(9)] == ["oracle", "t0", "t1", "t3"]
     (group,) = await database.unfinished_groups((GroupState.RELEASED,))

@@ -44,17 +44,18 @@ def checks(config: Config | None) -> list[tuple[str, Callable[[], str | None]]]:
         ("python >= 3.11", _python),
         ("torch", lambda: _module("torch", "pip install 'dart-gui-rl[train,cpu]', or [train,gpu]")),
         ("transformers", lambda: _module("transformers", "pip install 'dart-gui-rl[train]'")),
-        ("vllm", _vllm),
-        ("miniwob tasks", lambda: _module("miniwob", "pip install 'dart-gui-rl[env-browser]'")),
-        ("chromium", lambda: _browser(browser)),
         ("shared memory", _shared_memory),
     ]
-    if config is not None:
+    if config is None or config.samples:
         found += [
-            ("model folder", lambda: _model(config)),
-            ("task names", lambda: _tasks(config)),
-            ("port", lambda: _port(config)),
+            ("vllm", _vllm),
+            ("miniwob tasks", lambda: _module("miniwob", "pip install 'dart-gui-rl[env-browser]'")),
+            ("chromium", lambda: _browser(browser)),
         ]
+    if config is not None:
+        found += [("model folder", lambda: _model(config)), ("port", lambda: _port(config))]
+        if config.samples:
+            found.append(("task names", lambda: _tasks(config)))
     return found
 
 

@@ -13,7 +13,7 @@ import click
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from dart.commands.train import open_database
+from dart.commands.train import go_on, open_database
 from dart.coordinator.start import process_runs
 from dart.errors import UserError
 from dart.store.records import RunRecord, RunState
@@ -120,12 +120,14 @@ def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str
     if record.finished:
         click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
     if state in (RunState.INTERRUPTED, RunState.FAILED):
-        click.echo(f"go on with: dart train {directory / 'config.yaml'} --resume {directory}")
+        click.echo(go_on(record.kind, directory))
     if record.summary and (collected := record.summary.get("collected")):
         kept = ", ".join(f"{name} {counts['kept']}" for name, counts in collected["per_task"].items())
         click.echo(f"collected from {collected['teacher']}: {kept}")
     if record.summary and (after := record.summary.get("success_after")):
-        click.echo(f"held-out success {record.summary['success_before']['mean']:.1%} -> {after['mean']:.1%}")
+        before = record.summary.get("success_before")
+        then = f"{before['mean']:.1%} -> " if before else ""
+        click.echo(f"held-out success {then}{after['mean']:.1%}")
 
 
 def list_runs(directory: Path) -> None:

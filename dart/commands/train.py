@@ -25,6 +25,7 @@ from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
 from dart.store.database import Database, sqlite_url
+from dart.store.records import RunKind
 
 
 def train(
@@ -120,8 +121,10 @@ async def _run(
                 config.run.name,
                 json.loads(config.model_dump_json()) | {"vocabulary": vocabulary_digest(config.model.folder)},
                 started=time.time(),
+                kind=_kind(training, collect),
                 pid=os.getpid(),
             )
+        kind = _kind(training, collect)
         run = Run(config, directory, database, training=training, start=start, collect=collect)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,9 +143,25 @@ async def _run(
             async with View(run, live=not quiet and sys.stdout.isatty()):
                 return await run.execute(launch())
         except Interrupted:
-            again = f"dart train {directory / 'config.yaml'} --resume {directory}" if training else "the same command"
-            click.echo(f"interrupted; everything that had finished is kept in {directory}. Go on with: {again}")
+            click.echo(f"interrupted; everything that had finished is kept in {directory}; {go_on(kind, directory)}")
             return None
+
+
+def _kind(training: bool, collect: Collect | None) -> RunKind:
+    if training:
+        return RunKind.TRAINING
+    return RunKind.COLLECTION if collect else RunKind.EVALUATION
+
+
+def go_on(kind: RunKind, directory: Path) -> str:
+    """What to do with a run that did not finish."""
+    match kind:
+        case RunKind.TRAINING:
+            return f"go on with: dart train {directory / 'config.yaml'} --resume {directory}"
+        case RunKind.COLLECTION:
+            return f"what it collected can be used: curation.pool.sources=[{directory}]"
+        case RunKind.EVALUATION:
+            return "start it again for a result"
 
 
 async def open_database(directory: Path, *, create: bool) -> Database:

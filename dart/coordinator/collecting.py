@@ -110,7 +110,7 @@ class Collection:
     async def close(self) -> dict[str, Any]:
         """What came of it, per task."""
         for group in self._opened:
-            await self._database.close_group(group, GroupState.DROPPED, COLLECTED, {}, time.time())
+            await self._database.close_group(group, GroupState.DROPPED, COLLECTED, COLLECTED, {}, time.time())
         return {
             "teacher": self._collect.teacher,
             "wanted": self._collect.per_task,

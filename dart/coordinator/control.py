@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -103,22 +104,22 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         for task in request.tasks:
             if not task.suite or not task.name:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a task needs suite and name")
-            self._levers.submit(task_from_proto(task))
+            await self._obey(context, partial(self._levers.submit, task_from_proto(task)))
         return cpb.SubmitTasksResponse(accepted=len(request.tasks))
 
     async def Pause(self, request: cpb.PauseRequest, context: Any) -> cpb.PauseResponse:
         await self._authorise(context)
-        self._levers.pause(True)
+        await self._obey(context, partial(self._levers.pause, True))
         return cpb.PauseResponse()
 
     async def Resume(self, request: cpb.ResumeRequest, context: Any) -> cpb.ResumeResponse:
         await self._authorise(context)
-        self._levers.pause(False)
+        await self._obey(context, partial(self._levers.pause, False))
         return cpb.ResumeResponse()
 
     async def Drain(self, request: cpb.DrainRequest, context: Any) -> cpb.DrainResponse:
         await self._authorise(context)
-        self._levers.drain()
+        await self._obey(context, self._levers.drain)
         return cpb.DrainResponse()
 
     async def Checkpoint(self, request: cpb.CheckpointRequest, context: Any) -> cpb.CheckpointResponse:
@@ -128,6 +129,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         except UserError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return cpb.CheckpointResponse(path=path, weight_version=version)
+
+    async def _obey(self, context: Any, lever: Callable[[], None]) -> None:
+        try:
+            lever()
+        except UserError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def _authorise(self, context: Any) -> None:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}

@@ -29,10 +29,13 @@ from dart.core.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.sampling import TaskSampler
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
+from dart.store.blobs import BlobError
 from dart.store.database import Database
-from dart.store.records import GroupKind, GroupState
+from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState
 
 MOST_FAILURES_IN_A_ROW = 100
+REPLACED = f"{DROPPED}: replaced by a pooled success"
+STALE = f"{DROPPED}: stale"
 LEAST_WEIGHT = 0.01
 """Of a task that has nothing to teach at full task_preference: every task is looked at again now and then."""
 
@@ -82,7 +85,7 @@ class DataManager:
             return
         for group in await self._database.unfinished_groups(with_images=True):
             if group.kind is not GroupKind.TRAINING:
-                await self._database.close_group(group.id, GroupState.DROPPED, "evaluated", {}, time.time())
+                await self._database.close_group(group.id, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
             elif group.state == GroupState.OPEN:
                 finished = [stored.trajectory for stored in group.trajectories]
                 if complete := self._book.restore(group.id, group.task, group.planned, finished):
@@ -96,7 +99,7 @@ class DataManager:
     async def _restore_curation(self) -> None:
         window = max(self._planner.number.window, self._planner.length.window or 1)
         for past in await self._database.task_histories(window):
-            self._planner.restore(past.name, past.rollouts, past.successes, past.results, past.lengths, past.longest)
+            self._planner.restore(past.name, past.results, past.lengths, past.longest)
         for success in await self._database.newest_successes(self._config.curation.pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
@@ -124,7 +127,7 @@ class DataManager:
         self._metrics.counted(trajectory)
         self._planner.record(trajectory)
         if trajectory.success:
-            self._pool.add(Entry(trajectory.id, trajectory.task, self._metrics.updates))
+            self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
         if group := self._book.finished(trajectory):
             await self._close(group)
 
@@ -159,27 +162,31 @@ class DataManager:
         return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
 
     async def _close(self, group: Group) -> None:
-        members, decision = list(group.finished), self._judge(group.finished)
+        members = list(group.finished)
         pooled, fates = None, {}
-        if decision.cause == "all failed" and (pooled := await self._pooled(group.task, group.id)):
+        if not any(one.success for one in members) and (pooled := await self._pooled(group)):
             replaced = members.pop()
-            fates[replaced.id] = f"dropped: pooled success {pooled.pooled_from} stands in for it"
+            fates[replaced.id] = REPLACED
             members.append(pooled)
-            decision = self._judge(members)
+        decision = self._judge(members)
+        ids = [trajectory.id for trajectory in members]
+        state = GroupState.RELEASED if decision.release else GroupState.DROPPED
+        reason = decision.reason if decision.release else f"dropped: {decision.reason}"
+        fate = PENDING if decision.release else f"{DROPPED}: {decision.cause}"
+        advantages = dict(zip(ids, decision.advantages, strict=True))
+        await self._database.close_group(
+            group.id, state, reason, fate, advantages, time.time(), fates=fates, pooled=pooled
+        )
+        if pooled is not None:
             self._metrics.pooled += 1
-            self._metrics.fates["dropped: replaced by a pooled success"] += 1
+            self._metrics.fates[REPLACED] += 1
             self._metrics.event("pooled", group=group.id, success=pooled.pooled_from, replaced=replaced.id,
                                 reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
                                        f"inserted for failure {replaced.id}")  # fmt: skip
-        ids = [trajectory.id for trajectory in members]
-        state = GroupState.RELEASED if decision.release else GroupState.DROPPED
-        fate = decision.reason if decision.release else f"dropped: {decision.reason}"
-        advantages = dict(zip(ids, decision.advantages, strict=True))
-        await self._database.close_group(group.id, state, fate, advantages, time.time(), fates=fates, pooled=pooled)
         if decision.release:
             self._feed.add(ReleasedGroup(group.id, tuple(members), decision.advantages))
         else:
-            self._metrics.fates[f"dropped: {decision.cause}"] += len(ids)
+            self._metrics.fates[fate] += len(ids)
         self._metrics.event("group", group=group.id, task=group.task.id, size=len(ids), plan=group.why,
                             released=decision.release, reason=decision.reason)  # fmt: skip
         self._notify()
@@ -194,15 +201,21 @@ class DataManager:
 
         return judge(trajectories, level=how.level, std_normalise=how.std_normalise, shaping=shaping)
 
-    async def _pooled(self, task: Task, group_id: str) -> Trajectory | None:
-        """A copy of a pooled success of the task, to stand in for a failure of this group."""
+    async def _pooled(self, group: Group) -> Trajectory | None:
+        """A copy of a pooled success of the group's task, to stand in for a failure of it."""
         if not self._config.curation.pool.enabled:
             return None
-        if (entry := self._pool.take(task, self._metrics.updates)) is None:
-            return None
-        stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
-        assert stored is not None, f"pooled {entry.trajectory_id} is not in the database"
-        return pooled_copy(stored.trajectory, group_id, self._metrics.version, self._config.curation.max_staleness)
+        oldest = min(trajectory.oldest_version for trajectory in group.finished)
+        while entry := self._pool.take(group.task, self._metrics.updates):
+            try:
+                stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
+            except BlobError as error:
+                self._pool.discard(entry)
+                self._metrics.event("pool_entry_lost", success=entry.trajectory_id, why=str(error))
+                continue
+            assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
+            return pooled_copy(stored.trajectory, group.id, self._metrics.version, oldest)
+        return None
 
     # ---- batches ----
 
@@ -226,8 +239,8 @@ class DataManager:
     async def _drop_stale(self, group: ReleasedGroup, trainer_version: int) -> None:
         worst = max(staleness(trainer_version, trajectory) for trajectory in group.trajectories)
         reason = f"stale: {worst} versions old, {self._config.curation.max_staleness} allowed"
-        await self._database.close_group(group.id, GroupState.DROPPED, f"dropped: {reason}", {}, time.time())
-        self._metrics.fates["dropped: stale"] += len(group.trajectories)
+        await self._database.close_group(group.id, GroupState.DROPPED, f"dropped: {reason}", STALE, {}, time.time())
+        self._metrics.fates[STALE] += len(group.trajectories)
         self._metrics.event("group", group=group.id, task=group.trajectories[0].task.id,
                             size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
         self._notify()

@@ -28,6 +28,8 @@ class Demonstrations:
         self._config, self._metrics = config, metrics
         self._open = AsyncExitStack()
         self._all: list[tuple[Reader, str]] = []
+        self._order: list[int] = []
+        """This epoch's."""
         self._going = asyncio.Event()
         self._going.set()
 
@@ -62,7 +64,9 @@ class Demonstrations:
         made = []
         for number in range(first, first + size):
             epoch, place = divmod(number, len(self._all))
-            source, name = self._all[self._order(epoch)[place]]
+            if place == 0 or not self._order:
+                self._order = self._shuffled(epoch)
+            source, name = self._all[self._order[place]]
             stored = await source.trajectory(name, with_images=True)
             assert stored is not None, f"{name} has left its run directory"
             copy = unscored_copy(stored.trajectory, f"{name}-{epoch}", trainer_version)
@@ -75,7 +79,7 @@ class Demonstrations:
     async def close(self) -> None:
         await self._open.aclose()
 
-    def _order(self, epoch: int) -> list[int]:
+    def _shuffled(self, epoch: int) -> list[int]:
         """The same in every process of the run, so that one that resumes goes on where it was."""
         order = list(range(len(self._all)))
         random.Random(f"{self._config.run.seed}/{epoch}").shuffle(order)

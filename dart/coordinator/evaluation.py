@@ -20,7 +20,7 @@ from dart.core.outcomes import Failure, Outcome, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import GroupKind, GroupState
+from dart.store.records import EVALUATED, GroupKind, GroupState
 
 MOST_ATTEMPTS = 5
 
@@ -52,13 +52,23 @@ class Evaluation:
         )
         self._tasks = {order.group_id: order.task for order in self._orders}
         self._planned = Counter(order.group_id for order in self._orders)
+        self._open: list[str] = []
         self.outcomes: list[Outcome] = []
         self.total = len(self._orders)
 
     async def open(self) -> None:
+        """Take up what an earlier process of the run has of this evaluation."""
         for group, task in self._tasks.items():
-            planned = self._planned[group]
-            await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
+            if (stored := await self._database.group(group)) is None:
+                planned = self._planned[group]
+                await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
+                self._open.append(group)
+                continue
+            if stored.state is GroupState.OPEN:
+                self._open.append(group)
+            self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in stored.trajectories]
+        there = {outcome.trajectory_id for outcome in self.outcomes}
+        self._orders = deque(order for order in self._orders if order.trajectory_id not in there)
 
     async def next(self) -> Order | None:
         return self._orders.popleft() if self._orders else None
@@ -77,8 +87,8 @@ class Evaluation:
         self._orders.append(again)
 
     async def close(self) -> dict[str, Any]:
-        for group in self._tasks:
-            await self._database.close_group(group, GroupState.DROPPED, "evaluated", {}, time.time())
+        for group in self._open:
+            await self._database.close_group(group, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
         return self.result()
 
     def result(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from dart.core.types import Trajectory
 from dart.store.database import Database
-from dart.store.records import Event
+from dart.store.records import Event, Totals
 
 KEPT_EVENTS = 10_000
 
@@ -98,13 +98,16 @@ class Metrics:
             },
         }
 
-    def restore(self, totals: dict[str, Any]) -> None:
-        """Go on counting from an earlier process's totals; updates and version come from its checkpoint."""
-        self.trajectories, self.env_steps = totals["trajectories"], totals["env_steps"]
-        self.weight_syncs, self.unparsable = totals["weight_syncs"], totals["unparsable"]
-        self.pooled = totals["pooled"]
+    def restore(self, stored: Totals, totals: dict[str, Any]) -> None:
+        """Go on counting where an earlier process ended.
+
+        `stored`: what the database counts, exactly; `totals`: the rest, as of the last update. Updates and version come
+        from the checkpoint.
+        """
+        self.trajectories, self.env_steps = stored.trajectories, stored.env_steps
+        self.unparsable, self.pooled, self.fates = stored.unparsable, stored.pooled, Counter(stored.fates)
+        self.weight_syncs = totals["weight_syncs"]
         self.infrastructure_failures = totals["infrastructure_failures"]
-        self.fates = Counter(totals["fates"])
         before = totals["staleness"]
         self.staleness_count, self.staleness_max = before["trajectories"], before["max"]
         self.staleness_sum = round(before["mean"] * before["trajectories"])

@@ -79,7 +79,7 @@ class Run:
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
-        self.evaluations: dict[str, dict[str, Any]] = {}
+        self.evaluations: dict[str, dict[str, Any]] = dict(start.evaluations)
         self.evaluation: Evaluation | None = None
         """The one that is under way."""
         self.collection: Collection | None = None
@@ -101,21 +101,29 @@ class Run:
         """End the run now, in order; it can be resumed."""
         self._stop.set()
 
+    def _while_training(self, lever: str) -> None:
+        """Raises UserError in a phase that cannot obey."""
+        if self.metrics.phase != "training":
+            raise UserError(f"the run is {self.metrics.phase}: it takes {lever} while it trains")
+
     def pause(self, paused: bool) -> None:
+        """Raises UserError while the run does not train; so do the levers below."""
+        self._while_training("pause" if paused else "resume")
         self.data.pause(paused)
         self.metrics.event("paused" if paused else "resumed")
 
     def drain(self) -> None:
         """End as after the last update."""
+        self._while_training("drain")
         self._training.drain()
 
     def submit(self, task: Task) -> None:
+        self._while_training("tasks")
         self.data.submit(task)
 
     async def checkpoint(self) -> tuple[str, int]:
-        """Save the weights now. Raises UserError while there is no trainer."""
-        if self.metrics.phase != "training":
-            raise UserError(f"the run is {self.metrics.phase}: a checkpoint can be made while it trains")
+        """Save the weights now."""
+        self._while_training("checkpoint")
         return await self._training.save()
 
     @property
@@ -214,7 +222,7 @@ class Run:
             document = await asyncio.to_thread(source.document, self.directory.name)
             write_json(self.directory / "evaluation.json", document)
             return self._summary()
-        if episodes and not self._start.update:
+        if episodes and not self._start.update and "before" not in self.evaluations:
             await self._evaluate("before", episodes)
         await self.ranks.complete()
         self._phase("training")
@@ -236,7 +244,9 @@ class Run:
 
     async def _evaluate(self, label: str, episodes: int, samples: int = 1) -> Evaluation:
         self._phase("evaluating")
-        source = Evaluation(label, self.config, self.database, episodes, samples)
+        # By version: one that was broken off goes on where it was, with the same weights only.
+        name = f"{label}-v{self.metrics.version}" if self._trains else label
+        source = Evaluation(name, self.config, self.database, episodes, samples)
         self.evaluation = source
         await source.open()
         await sample(source, self.envs, self.policy, self.config)

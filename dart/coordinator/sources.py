@@ -14,6 +14,7 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config
 from dart.core.types import Step, Trajectory, VersionSpan
 from dart.errors import UserError
+from dart.store.blobs import BlobError
 from dart.store.database import Database, Reader, sqlite_url
 from dart.store.records import Success
 
@@ -25,7 +26,13 @@ async def check_sources(config: Config, field: str) -> None:
     """Every folder of that field is there and fits this run. Raises UserError."""
     for directory in _folders(config) if field == POOL else config.sft.sources:
         async with await open_source(directory, field) as source:
-            await fitting_successes(source, directory, config, field, per_task=1)
+            first, *_ = await fitting_successes(source, directory, config, field, per_task=1)
+            try:
+                await source.trajectory(first.trajectory_id, with_images=True)
+            except BlobError as error:
+                raise UserError(
+                    f"{field}: {directory} lacks screenshots ({error}): copy its blobs folder too"
+                ) from None
 
 
 async def copy_sources(config: Config, database: Database) -> int:

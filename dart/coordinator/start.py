@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
 from dart.store.database import Database
-from dart.store.records import RunState
+from dart.store.records import RunKind, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,9 @@ class Start:
     version: int = 0
     update: int = 0
     totals: dict[str, Any] | None = None
+    """As of the last update."""
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of the policy that the run began with."""
     first_group: int = 1
     first_event: int = 1
 
@@ -28,19 +31,28 @@ class Start:
 async def starting_point(database: Database) -> Start:
     """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
     run = await database.run()
+    if run.kind is not RunKind.TRAINING:
+        raise UserError(f"run {run.id} is no training run but one of {run.kind}: start it again without --resume")
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     if run.state == RunState.RUNNING and run.pid and process_runs(run.pid):
         raise UserError(f"run {run.id} is running as process {run.pid}: stop it first")
-    events = [event for event in await database.events_since(1, 1_000_000) if event.kind == "update"]
-    totals = json.loads(events[-1].json) if events else None
+    totals, evaluations = None, {}
+    for event in await database.events_since(1, 1_000_000):
+        if event.kind == "update":
+            totals = json.loads(event.json)
+        elif event.kind == "evaluation":
+            result = json.loads(event.json)
+            if (label := result.pop("label")) == "before":
+                evaluations[label] = result
     # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
-    group, event = await database.group_count() + 1, await database.last_sequence() + 1
+    group, sequence = await database.group_count() + 1, await database.last_sequence() + 1
     checkpoint = await database.latest_checkpoint()
     if checkpoint is None:
-        return Start(totals=totals, first_group=group, first_event=event)
+        return Start(totals=totals, evaluations=evaluations, first_group=group, first_event=sequence)
     # One update makes one version, so the checkpoint's version is also the number of its update.
-    return Start(Path(checkpoint.path), checkpoint.version, checkpoint.version, totals, group, event)
+    made = checkpoint.version
+    return Start(Path(checkpoint.path), made, made, totals, evaluations, group, sequence)
 
 
 def process_runs(pid: int) -> bool:

@@ -24,6 +24,10 @@ from dart.core.feed import ReleasedGroup
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 
+LOOK_SECONDS = 1.0
+"""Between two looks at the stop conditions while no batch comes together."""
+STARVED_SECONDS = 60.0
+
 
 class Training:
     def __init__(
@@ -42,7 +46,7 @@ class Training:
         self._config, self._start, self._checkpoints = config, start, checkpoints
         self._database, self._metrics = database, metrics
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
-        self._drain = asyncio.Event()
+        self._drained = False
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
         self._last_update: dict[str, float] = {}
@@ -58,8 +62,8 @@ class Training:
         return self._seconds + live
 
     def drain(self) -> None:
-        """End as after the last update."""
-        self._drain.set()
+        """End as after the last update: one that is under way is finished."""
+        self._drained = True
 
     async def run(self) -> None:
         """Until it is over; then the weights are saved. Raises TrainerLost."""
@@ -81,14 +85,12 @@ class Training:
 
     async def _sample_and_update(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            updates = tasks.create_task(self._updates())
-            drained = tasks.create_task(self._drain.wait())
-            started = [updates, drained]
+            sampling = None
             if isinstance(self._data, DataManager):
-                started.append(tasks.create_task(sample(self._data, self._envs, self._policy, self._config)))
-            await asyncio.wait({updates, drained}, return_when=asyncio.FIRST_COMPLETED)
-            for task in started:
-                task.cancel()
+                sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
+            await self._updates()
+            if sampling is not None:
+                sampling.cancel()
 
     async def cut_off(self) -> None:
         """Save what an interruption leaves. Raises TrainerLost."""
@@ -114,14 +116,15 @@ class Training:
     async def _take_up(self) -> None:
         """Counters, statistics and groups of the process that this one resumes."""
         self._metrics.updates, self._metrics.version = self._start.update, self._start.version
+        if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
+            self._metrics.event("released_again", groups=again, reason="what they had trained was not saved")
         if self._start.totals:
-            self._metrics.restore(self._start.totals)
+            self._metrics.restore(await self._database.totals(), self._start.totals)
             self._seconds = self._start.totals.get("train_seconds", 0.0)
         await self._data.prepare()
 
     async def _updates(self) -> None:
-        while not self._done():
-            batch = await self._data.next_batch(self._metrics.version)
+        while not self._done() and (batch := await self._next_batch()):
             number, begun = self._metrics.updates + 1, time.monotonic()
             self._in_flight = batch
             trained = await self._ranks.update(number, batch)
@@ -129,6 +132,22 @@ class Training:
             self._sync.publish(trained.weight_version, trained.tensors)
             if number % self._config.checkpoint.every_updates == 0:
                 await self.save()
+
+    async def _next_batch(self) -> list[ReleasedGroup] | None:
+        """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""
+        waiting = asyncio.create_task(self._data.next_batch(self._metrics.version))
+        told = time.monotonic()
+        try:
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+                if not waiting.done() and self._done():
+                    return None
+                if not waiting.done() and time.monotonic() - told > STARVED_SECONDS:
+                    told = time.monotonic()
+                    self._metrics.event("starved", reason="no batch came together", fates=dict(self._metrics.fates))
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         """The next update has trained on the batch and made version `made`."""
@@ -142,7 +161,8 @@ class Training:
     def _done(self) -> bool:
         stop, metrics = self._config.stop, self._metrics
         return bool(
-            (stop.updates and metrics.updates >= stop.updates)
+            self._drained
+            or (stop.updates and metrics.updates >= stop.updates)
             or (stop.train_seconds and self.seconds >= stop.train_seconds)
             or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
         )

@@ -28,6 +28,9 @@ def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, co
             seed=config.run.seed,
             weight_version=start.version,
         ).model_dump_json()
+    rescores = config.algorithm == "sft" or config.curation.pool.enabled
+    if training and rescores and "rescore" not in hello.capabilities:
+        raise Rejected("this run needs the capability rescore", "update dart on the trainer's machine")
     if not training:
         raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
     if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
@@ -49,5 +52,6 @@ def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, co
 def _trainer(config: Config) -> Trainer:
     if config.algorithm != "sft":
         return config.trainer
-    alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0}
+    alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0,
+             "entropy_coefficient": 0.0}  # fmt: skip
     return config.trainer.model_copy(update={"loss": config.trainer.loss.model_copy(update=alone)})

@@ -80,8 +80,6 @@ class History:
     results: deque[bool]
     lengths: deque[int]
     """Steps of successes, as many as the length rule's window; with none, only the longest."""
-    rollouts: int = 0
-    successes: int = 0
     last: Plan | None = field(default=None, compare=False)
 
     @property
@@ -97,10 +95,8 @@ class Planner:
     def record(self, trajectory: Trajectory) -> None:
         """Count a finished roll-out of this run."""
         history = self._history(trajectory.task.name)
-        history.rollouts += 1
         history.results.append(trajectory.success)
         if trajectory.success:
-            history.successes += 1
             steps = len(trajectory.steps)
             history.lengths.append(steps if self.length.window is not None else max(steps, history.longest or 0))
 
@@ -130,15 +126,12 @@ class Planner:
     def restore(
         self,
         name: str,
-        rollouts: int,
-        successes: int,
         results: Sequence[bool],
         lengths: Sequence[int],
         longest: int | None,
     ) -> None:
         """Go on from what the database kept of an earlier process's roll-outs, also under rules that have changed."""
         history = self._history(name)
-        history.rollouts, history.successes = rollouts, successes
         history.results.extend(results)
         if self.length.window is not None:
             history.lengths.extend(lengths)

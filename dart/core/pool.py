@@ -39,6 +39,10 @@ class ExperiencePool:
         """The task's oldest entry makes room when it has as many as it may."""
         self._entries.setdefault(entry.task.name, deque(maxlen=self._per_task)).append(entry)
 
+    def discard(self, entry: Entry) -> None:
+        """It turned out to be unusable."""
+        self._entries[entry.task.name].remove(entry)
+
     def take(self, task: Task, update: int) -> Entry | None:
         """A success of the task for a group that failed, counted as used; entries that are too old leave the pool.
 
@@ -56,15 +60,14 @@ class ExperiencePool:
         return best
 
 
-def pooled_copy(success: Trajectory, group_id: str, version: int, max_staleness: int) -> Trajectory:
+def pooled_copy(success: Trajectory, group_id: str, version: int, oldest: int) -> Trajectory:
     """The trajectory that stands in for a failure of group `group_id`, trained at trainer version `version`.
 
-    Tokens of versions within `max_staleness` keep their log-probabilities, so the importance weight applies to them.
-    Those of an older success, or of one that no policy sampled, come without: the trainer re-scores them, which makes
-    its own π_old the behaviour policy.
+    A success no older than the group's own oldest token (`oldest`) keeps its log-probabilities, so the importance
+    weight applies to it. An older one, which would make the whole group stale, or one that no policy sampled, comes
+    without: the trainer re-scores it, which makes its own π_old the behaviour policy.
     """
-    behind = version - success.oldest_version
-    if 0 <= behind <= max_staleness and all(step.generation.logprobs for step in success.steps):
+    if oldest <= success.oldest_version <= version and all(step.generation.logprobs for step in success.steps):
         return replace(success, id=f"{group_id}-pooled", group_id=group_id, pooled_from=success.id)
     return unscored_copy(success, group_id, version)
 

@@ -128,6 +128,10 @@ class Trajectory:
         return min(span.version for step in self.steps for span in step.generation.versions)
 
     @property
+    def newest_version(self) -> int:
+        return max(span.version for step in self.steps for span in step.generation.versions)
+
+    @property
     def sampled_tokens(self) -> int:
         return sum(len(step.generation.token_ids) for step in self.steps)
 

@@ -24,7 +24,7 @@ from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
 from dart.store.engine import Lane, make_lanes, parse_url, prepare, sqlite_url
-from dart.store.reader import Reader
+from dart.store.reader import Reader, chunks
 
 __all__ = ["Database", "Reader", "sqlite_url"]
 
@@ -79,6 +79,7 @@ class Database(Reader):
         config: Mapping[str, Any],
         *,
         started: float,
+        kind: r.RunKind = r.RunKind.TRAINING,
         pid: int | None = None,
         control_address: str | None = None,
     ) -> None:
@@ -86,6 +87,7 @@ class Database(Reader):
         row = {
             "id": run_id,
             "name": name,
+            "kind": kind,
             "config_json": r.to_json(config),
             "state": r.RunState.RUNNING,
             "started": started,
@@ -202,6 +204,7 @@ class Database(Reader):
         self,
         group_id: str,
         state: r.GroupState,
+        reason: str,
         fate: str,
         advantages: Mapping[str, float],
         closed: float,
@@ -209,7 +212,7 @@ class Database(Reader):
         fates: Mapping[str, str] | None = None,
         pooled: Trajectory | None = None,
     ) -> None:
-        """What curation decided. `fate` is the group's and its trajectories', but for those that `fates` names.
+        """What curation decided, and why. `fate` is its trajectories', but for those that `fates` names.
 
         `pooled` is stored as one more trajectory of the group: a copy of a success, whose blobs are there already.
 
@@ -223,25 +226,19 @@ class Database(Reader):
             changed = connection.execute(
                 update(t.groups)
                 .where(g.id == group_id, g.state.in_(unfinished))
-                .values(state=state, fate=fate, closed=closed)
+                .values(state=state, fate=reason, closed=closed)
             )
             if changed.rowcount != 1:
                 raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")
             if pooled is not None:
                 self._insert_trajectory(connection, pooled, 1)
-            connection.execute(update(t.trajectories).where(c.group_id == group_id).values(fate=fate))
+            # One that a pooled success replaced stays so when its group grows stale.
+            undecided = (c.group_id == group_id, c.fate.not_like(f"{r.DROPPED}%"))
+            connection.execute(update(t.trajectories).where(*undecided).values(fate=fate))
             self._set_fates(connection, fates or {})
             if advantages:
                 values = [{"of": name, "value": value} for name, value in advantages.items()]
                 connection.execute(_SET_ADVANTAGE, values)
-
-        await self._writer.run(write)
-
-    async def set_fates(self, fates: Mapping[str, str]) -> None:
-        """Trajectory id → fate, for those that go another way than their group."""
-
-        def write(connection: Connection) -> None:
-            self._set_fates(connection, fates)
 
         await self._writer.run(write)
 
@@ -272,6 +269,25 @@ class Database(Reader):
             )
 
         await self._writer.run(write)
+
+    async def release_again(self, update_number: int) -> int:
+        """Groups that updates after this one trained on wait for the trainer again; how many.
+
+        For a run that resumes from a checkpoint which is older than its last update.
+        """
+        g, c = t.groups.c, t.trajectories.c
+
+        def write(connection: Connection) -> int:
+            lost = select(g.id).where(g.run_id == self.run_id, g.consumed_by_update > update_number)
+            ids = [row[0] for row in connection.execute(lost)]
+            for some in chunks(ids):
+                again = {"state": r.GroupState.RELEASED, "consumed_by_update": None}
+                connection.execute(update(t.groups).where(g.id.in_(some)).values(**again))
+                trained = (c.group_id.in_(some), c.fate == r.TRAINED)
+                connection.execute(update(t.trajectories).where(*trained).values(fate=r.PENDING))
+            return len(ids)
+
+        return await self._writer.run(write)
 
     # ---- versions, syncs, checkpoints, events ----
 

@@ -115,7 +115,7 @@ class Reader:
         def read(connection: Connection) -> list[r.StoredGroup]:
             rows = connection.execute(wanted).mappings().all()
             members: dict[str, list[r.StoredTrajectory]] = {row["id"]: [] for row in rows}
-            for ids in _chunks(list(members)):
+            for ids in chunks(list(members)):
                 for stored in _trajectories(connection, t.trajectories.c.group_id.in_(ids)):
                     members[stored.trajectory.group_id].append(stored)
             return [r.group_from_row(row, members[row["id"]]) for row in rows]
@@ -136,12 +136,7 @@ class Reader:
         c = t.trajectories.c
         rollouts = self._rollouts(r.GroupKind.TRAINING)
         totals = (
-            select(
-                c.task_name,
-                func.count().label("rollouts"),
-                func.sum(case((c.success, 1), else_=0)).label("successes"),
-                func.max(case((c.success, c.steps))).label("longest"),
-            )
+            select(c.task_name, func.max(case((c.success, c.steps))).label("longest"))
             .where(*rollouts)
             .group_by(c.task_name)
         )
@@ -153,8 +148,8 @@ class Reader:
                 last = last.order_by(c.finished.desc(), c.id.desc()).limit(window)
                 results = [bool(success) for success, _ in connection.execute(last)]
                 lengths = [steps for _, steps in connection.execute(last.where(c.success))]
-                counts = (row["rollouts"], int(row["successes"]), row["longest"])
-                histories.append(r.TaskHistory(row["task_name"], *counts, tuple(results[::-1]), tuple(lengths[::-1])))
+                last_ones = tuple(results[::-1]), tuple(lengths[::-1])
+                histories.append(r.TaskHistory(row["task_name"], row["longest"], *last_ones))
             return histories
 
         return await self._reader.run(read)
@@ -162,16 +157,20 @@ class Reader:
     async def newest_successes(self, per_task: int | None = None) -> list[r.Success]:
         """At most `per_task` of each task name, oldest first: those of training and those that were collected."""
         c = t.trajectories.c
-        copies = t.trajectories.alias()
-        uses = select(func.count()).where(copies.c.pooled_from == c.id).scalar_subquery()
+        used = c.pooled_from.label("used")
+        copies = select(used, func.count().label("uses")).where(c.run_id == self.run_id).group_by(used).subquery()
         wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
         place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
         ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success).subquery()
         newest = select(c.id).join(ranked, ranked.c.id == c.id)
         if per_task is not None:
             newest = newest.where(ranked.c.place <= per_task)
+        uses = func.coalesce(copies.c.uses, 0).label("uses")
         rows = await self._rows(
-            select(t.trajectories, uses.label("uses")).where(c.id.in_(newest)).order_by(c.finished, c.id)
+            select(t.trajectories, uses)
+            .join(copies, copies.c.used == c.id, isouter=True)
+            .where(c.id.in_(newest))
+            .order_by(c.finished, c.id)
         )
         return [r.success_from_row(row) for row in rows]
 
@@ -188,6 +187,47 @@ class Reader:
             wanted = wanted.where(t.groups.c.kind == kind)
         rows = await self._rows(wanted)
         return int(rows[0]["count"])
+
+    async def totals(self) -> r.Totals:
+        """What the training roll-outs and the copies beside them came to so far."""
+        c, g = t.trajectories.c, t.groups.c
+        groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
+        copy = (c.pooled_from != "").label("copy")
+        counted = (
+            select(
+                copy,
+                c.fate,
+                func.count().label("count"),
+                func.sum(c.steps).label("steps"),
+                func.sum(case((c.termination == "unparsable", 1), else_=0)).label("unparsable"),
+            )
+            .where(c.run_id == self.run_id, c.group_id.in_(groups))
+            .group_by(copy, c.fate)
+        )
+        rows = await self._rows(counted)
+        own = [row for row in rows if not row["copy"]]
+        fates: dict[str, int] = {}
+        for row in rows:
+            if row["fate"] != r.PENDING:
+                fates[row["fate"]] = fates.get(row["fate"], 0) + row["count"]
+        return r.Totals(
+            trajectories=sum(row["count"] for row in own),
+            env_steps=sum(int(row["steps"]) for row in own),
+            unparsable=sum(int(row["unparsable"]) for row in own),
+            pooled=sum(row["count"] for row in rows if row["copy"]),
+            fates=fates,
+        )
+
+    async def group(self, group_id: str) -> r.StoredGroup | None:
+        """None when there is no such group. Images without their bytes."""
+
+        def read(connection: Connection) -> r.StoredGroup | None:
+            row = connection.execute(select(t.groups).where(t.groups.c.id == group_id)).mappings().first()
+            if row is None:
+                return None
+            return r.group_from_row(row, _trajectories(connection, t.trajectories.c.group_id == group_id))
+
+        return await self._reader.run(read)
 
     async def fates(self) -> dict[str, int]:
         """Fate → trajectories of it."""
@@ -253,7 +293,7 @@ class Reader:
         return int(rows[0]["last"] or 0)
 
 
-def _chunks(ids: list[str]) -> list[list[str]]:
+def chunks(ids: list[str]) -> list[list[str]]:
     return [ids[i : i + _IDS_PER_QUERY] for i in range(0, len(ids), _IDS_PER_QUERY)]
 
 
@@ -262,7 +302,7 @@ def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory
     c = t.trajectories.c
     rows = connection.execute(select(t.trajectories).where(where).order_by(c.finished, c.id)).mappings().all()
     steps: dict[str, list[Step]] = {row["id"]: [] for row in rows}
-    for ids in _chunks(list(steps)):
+    for ids in chunks(list(steps)):
         s = t.steps.c
         wanted = select(t.steps).where(s.trajectory_id.in_(ids)).order_by(s.trajectory_id, s["index"])
         for row in connection.execute(wanted).mappings():

@@ -26,7 +26,14 @@ TRAINED = "trained"
 COLLECTED = "collected"
 """The fate of successes that came from elsewhere: they are for the pool."""
 DROPPED = "dropped"
-"""Fates of what was not trained on begin with this, and say why: "dropped: all 8 succeeded"."""
+"""Fates of what was not trained on begin with this, and say why: "dropped: all succeeded"."""
+EVALUATED = "evaluated"
+
+
+class RunKind(StrEnum):
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    COLLECTION = "collection"
 
 
 class RunState(StrEnum):
@@ -55,6 +62,7 @@ class GroupState(StrEnum):
 class RunRecord:
     id: str
     name: str
+    kind: RunKind
     config: Mapping[str, Any]
     state: RunState
     started: float
@@ -92,11 +100,20 @@ class TaskHistory:
     """What a task's training roll-outs came to. `results` and `lengths` (of successes) are the last, newest last."""
 
     name: str
-    rollouts: int
-    successes: int
     longest: int | None
     results: tuple[bool, ...]
     lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Training roll-outs so far, and the fates of them and of the `pooled` copies."""
+
+    trajectories: int
+    env_steps: int
+    unparsable: int
+    pooled: int
+    fates: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +312,7 @@ def run_from_row(row: RowMapping) -> RunRecord:
     summary = row["summary_json"]
     same = ("id", "name", "started", "finished", "pid", "control_address")
     return RunRecord(
+        kind=RunKind(row["kind"]),
         config=json.loads(row["config_json"]),
         state=RunState(row["state"]),
         summary=None if summary is None else json.loads(summary),

@@ -33,6 +33,8 @@ runs = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False),
+    # dart.store.records.RunKind
+    Column("kind", Text, nullable=False),
     Column("config_json", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("started", Double, nullable=False),
