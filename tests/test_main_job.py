@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -174,3 +176,42 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
     assert processes_of(tmp_path) == []
+
+
+def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = command(
+        "train", DEMO, "--quiet", "--set", "stop.updates=1", "--set", "evaluation.episodes=64",
+        "--set", "trainer.trajectories_per_update=16",
+    )  # fmt: skip
+    environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
+
+    def evaluated(run: Path) -> list[str]:
+        with contextlib.closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM trajectories WHERE id LIKE 'eval-before%'")]
+
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
+        if (
+            found
+            and any(e.get("phase") == "evaluating" for e in events(found[0].parent))
+            and evaluated(found[0].parent)
+        ):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (run,) = (tmp_path / "runs").iterdir()
+    first = evaluated(run)
+    assert 0 < len(first) < 64
+    again = subprocess.run(
+        [*arguments, "--resume", str(run)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert set(first) < set(evaluated(run)) and len(evaluated(run)) == 64
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["success_before"]["episodes"] == summary["success_after"]["episodes"] == 64
+    shown = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert re.search(r"held-out success \d+\.\d% -> \d+\.\d%", shown)
