@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +20,9 @@ from dart.store import tables
 T = TypeVar("T")
 
 _DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+BUSY_SECONDS = 30
 _SQLITE_SETTINGS = (
-    "PRAGMA busy_timeout=30000",
-    "PRAGMA journal_mode=WAL",
+    f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}",
     "PRAGMA synchronous=NORMAL",
     "PRAGMA foreign_keys=ON",
 )
@@ -96,10 +98,25 @@ def _configure_sqlite(engine: Engine, begin: str) -> None:
         connection.isolation_level = None  # else the driver begins transactions itself, and late
         for setting in _SQLITE_SETTINGS:
             connection.execute(setting)
+        _write_ahead(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch the file to WAL. SQLite does not apply its busy timeout to that when two processes do it at once."""
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 async def prepare(url: URL, writer: Lane, reader: Lane, create: bool) -> None:
