@@ -103,8 +103,7 @@ class Collection:
                 f"collect: {order.trajectory_id} failed {MOST_TRIES} times, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
-        again = Order(order.trajectory_id, order.group_id, order.task, order.step_limit, order.attempt + 1)
-        self._again.append(again)
+        self._again.append(order.again())
         self._changed.set()
 
     async def close(self) -> dict[str, Any]:

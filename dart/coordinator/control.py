@@ -53,7 +53,7 @@ def worker_statuses(fleet: Fleet, busy: dict[str, int], versions: dict[str, int]
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """`attach` gives it the run's parts once they exist; `token` is asked of every caller."""
+    """`token` is asked of every caller."""
 
     def __init__(self, levers: Levers, metrics: Metrics, database: Database, token: str | None) -> None:
         self._levers, self._metrics, self._database, self._token = levers, metrics, database, token

@@ -83,8 +83,7 @@ class Evaluation:
                 f"evaluation: {order.task.id} failed {MOST_ATTEMPTS} times, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
-        again = Order(order.trajectory_id, order.group_id, order.task, order.step_limit, order.attempt + 1)
-        self._orders.append(again)
+        self._orders.append(order.again())
 
     async def close(self) -> dict[str, Any]:
         for group in self._open:

@@ -1,8 +1,8 @@
 """The trainer feed: update after update, one stream per rank.
 
-`train` waits for a batch (unblocked by the data manager), then for every rank's `Trained`; it never waits for
-sampling to end, nor for weights to arrive anywhere. All ranks take part in each update; a lost rank ends the run,
-because the optimiser's state went with it, and `--resume` goes on from the last checkpoint.
+`update` waits for every rank's `Trained`, never for sampling to end, nor for weights to arrive anywhere. All ranks take
+part in each update; a lost rank ends the run, because the optimiser's state went with it, and `--resume` goes on from
+the last checkpoint.
 """
 
 from __future__ import annotations

@@ -135,19 +135,18 @@ class Training:
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
         """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""
-        waiting = asyncio.create_task(self._data.next_batch(self._metrics.version))
         told = time.monotonic()
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(self._data.next_batch(self._metrics.version))
             while not waiting.done():
                 await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
                 if not waiting.done() and self._done():
-                    return None
+                    waiting.cancel()
+                    break
                 if not waiting.done() and time.monotonic() - told > STARVED_SECONDS:
                     told = time.monotonic()
                     self._metrics.event("starved", reason="no batch came together", fates=dict(self._metrics.fates))
-            return waiting.result()
-        finally:
-            waiting.cancel()
+        return None if waiting.cancelled() else waiting.result()
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         """The next update has trained on the batch and made version `made`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dart.core.planning import Plan
 from dart.core.sampling import TaskSampler
@@ -28,6 +28,10 @@ class Order:
     task: Task
     step_limit: int
     attempt: int = 1
+
+    def again(self) -> Order:
+        """The same roll-out, after infrastructure ended this attempt."""
+        return replace(self, attempt=self.attempt + 1)
 
 
 @dataclass(slots=True)
@@ -96,7 +100,7 @@ class GroupBook:
     def failed(self, order: Order) -> Order:
         """Infrastructure ended this attempt: the same roll-out is next in line, with a new attempt number."""
         group = self._open[order.group_id]
-        again = Order(order.trajectory_id, order.group_id, order.task, order.step_limit, order.attempt + 1)
+        again = order.again()
         if not group.has_next:
             self._with_next.appendleft(group)
         group.retry.append(again)
