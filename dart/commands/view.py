@@ -90,9 +90,9 @@ class View:
         body: list[Any] = [self._line()]
         evaluation = run.evaluation
         if evaluation is not None:
-            body.append(ProgressBar(total=max(evaluation.total, 1), completed=len(evaluation.outcomes), width=60))
+            body.append(_bar(len(evaluation.outcomes) / max(evaluation.total, 1)))
         elif status.phase == "training":
-            body.append(ProgressBar(total=100, completed=100 * self._progress(), width=60))
+            body.append(_bar(self._progress()))
             body.append(self._tasks())
         body.append(self._workers(status))
         return Panel(
@@ -130,3 +130,10 @@ class View:
             busy = "" if role == "train" else f"{worker.busy}/{worker.slots}"
             table.add_row(worker.worker_id, role, worker.state, busy, version)
         return table
+
+
+def _bar(share: float) -> Table:
+    """On a line of its own, which a bar alone does not end."""
+    line = Table.grid()
+    line.add_row(ProgressBar(total=1.0, completed=share, width=60))
+    return line

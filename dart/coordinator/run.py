@@ -134,6 +134,7 @@ class Run:
         busy = {w.id: self.envs.busy_at.get(w.hello.instance_id, 0) for w in self.fleet.of_role(pb.ROLE_ENV)}
         busy |= {name: replica.busy for name, replica in self.policy.router.replicas.items()}
         syncing = {name for name, replica in self.policy.router.replicas.items() if not replica.serving}
+        versions = self.sync.versions | {w.id: self.metrics.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}
         now = time.monotonic()
         return cpb.GetStatusResponse(
             run_id=self.directory.name,
@@ -146,7 +147,7 @@ class Run:
             env_utilisation=self.envs.usage.utilisation(now),
             rollout_utilisation=self.policy.usage.utilisation(now),
             fates=self.metrics.fates,
-            workers=worker_statuses(self.fleet, busy, self.sync.versions, syncing),
+            workers=worker_statuses(self.fleet, busy, versions, syncing),
             elapsed_seconds=now - self._began,
         )
 
