@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,28 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
+
+
+def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The address of a model behind an OpenAI-compatible chat endpoint (`coordinator.endpoint.chosen`)."""
+    options = (
+        click.option(
+            "--endpoint",
+            metavar="URL",
+            help="Base URL of an OpenAI-compatible chat endpoint, for example http://127.0.0.1:8000/v1.",
+        ),
+        click.option("--endpoint-model", metavar="NAME", help="The endpoint's model, as its /models lists it."),
+        click.option("--endpoint-key", metavar="SOURCE", help="The endpoint's key, as env:NAME or file:PATH."),
+        click.option(
+            "--endpoint-system",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Text that the endpoint is told first, where agent.prompt does not say how actions are written.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 class _Group(click.Group):
@@ -104,6 +127,7 @@ def worker(
 @click.option(
     "--checkpoint", metavar="FOLDER", help="A checkpoint, or builtin:NAME. [default: the config's model.path]"
 )
+@_endpoint_options
 @click.option(
     "--against",
     metavar="FOLDER",
@@ -139,7 +163,8 @@ def worker(
 def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     """Success on held-out seeds with a 95 % interval, per task, pass@k, why episodes failed; no training.
 
-    With --against: the difference of two checkpoints on the same instances, its interval and an exact p-value.
+    With --endpoint: of the model behind it, and none is loaded here. With --against: the difference of the two on the
+    same instances, its interval and an exact p-value.
     """
     from dart.commands.evaluate import evaluate as run
 
@@ -158,15 +183,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     "endpoint; or the config's model itself.",
 )
 @click.option("--checkpoint", metavar="FOLDER", help="With policy: these weights. [default: the config's model.path]")
-@click.option("--endpoint", metavar="URL", help="With endpoint: its base URL, for example http://127.0.0.1:8000/v1.")
-@click.option("--endpoint-model", metavar="NAME", help="With endpoint: the model, as its /models lists it.")
-@click.option("--endpoint-key", metavar="SOURCE", help="With endpoint: its key, as env:NAME or file:PATH.")
-@click.option(
-    "--endpoint-system",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With endpoint: text that it is told first, where agent.prompt does not say how actions are written.",
-)
+@_endpoint_options
 @click.option(
     "--per-task",
     type=click.IntRange(min=1),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart.config import Config
+from dart.coordinator.job import Job, Train
 from dart.errors import UserError
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
@@ -39,8 +40,8 @@ class Child:
     restart: bool = True
 
 
-def local_children(config: Config, address: str, *, training: bool) -> list[Child]:
-    """Every worker that the config asks for on this machine."""
+def local_children(config: Config, address: str, job: Job) -> list[Child]:
+    """Every worker that the job needs, on this machine."""
 
     def child(role: str, name: str, extra: Mapping[str, str], prefix: Sequence[str] = ()) -> Child:
         source = config.server.tokens.get(role)  # type: ignore[call-overload]
@@ -52,12 +53,9 @@ def local_children(config: Config, address: str, *, training: bool) -> list[Chil
         ]  # fmt: skip
         return Child(name, command, {**extra, **token}, restart=role != "train")
 
-    children = []
-    if config.samples or not training:
-        children += [child("env", f"env-{n}", {}) for n in range(config.environment.workers)]
-        replicas = range(config.rollout.replicas)
-        children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in replicas]
-    if training:
+    children = [child("env", f"env-{n}", {}) for n in range(job.environments(config))]
+    children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in range(job.replicas(config))]
+    if isinstance(job, Train):
         ranks = config.trainer.ranks
         launch = [
             sys.executable,

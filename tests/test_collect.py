@@ -9,46 +9,41 @@ import os
 import random
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fleet_samples import World, fleet, replica, screen
 from PIL import Image as Picture
 from store_samples import trajectory
 from test_coordinator_data import CONFIG as TRAINING
 from test_coordinator_data import Rig
 
 from dart import config
-from dart.agent.chat import chat_messages
 from dart.agent.grammar import make_grammar
-from dart.agent.prompt import Prompt, Turn, build_prompt
+from dart.agent.prompt import Prompt
 from dart.agent.vocabulary import vocabulary_digest
 from dart.cli import main
-from dart.coordinator import endpoint as endpoint_module
-from dart.coordinator.collecting import Collect, Collection, OracleTurns, teacher
-from dart.coordinator.endpoint import Address, Endpoint, EndpointTurns, probe
+from dart.coordinator.collecting import Collection, OracleTurns, teacher
 from dart.coordinator.episodes import sample
-from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
+from dart.coordinator.job import Collect
+from dart.coordinator.pools import EnvSession
 from dart.coordinator.run import Run
 from dart.coordinator.server import Rejected
-from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
+from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.start import Start
 from dart.core.action import Click, Point
 from dart.core.groups import Order
 from dart.core.quota import Quota
-from dart.core.types import Image, Observation, Task
+from dart.core.types import Image, Task
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.dataset import write_dataset
 from dart.store.records import GroupKind
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import action_to_proto, observation_to_proto
+from dart.wire.convert import action_to_proto
 
 ROOT = Path(__file__).parents[1]
 DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
@@ -56,10 +51,6 @@ MODEL = ROOT / "dart" / "assets" / "tiny-qwen3vl"
 HANG_SECONDS = 600
 CONFIG = config.load(Path(DEMO), ["environment.tasks.names=[click-color, click-dialog]"])
 ORACLE = Collect("oracle", (0, 50), per_task=3, most_attempts=6, samples=1, temperature=1.0)
-
-
-def screen(text: str = "") -> Image:
-    return Image.of(text.encode(), "image/png", 160, 224)
 
 
 # ---- what is tried ----
@@ -96,91 +87,7 @@ def test_attempts_end_and_no_more_is_kept_than_wanted(seed: int) -> None:
     assert {number for task, number in tried if task.seed < 3} == {1, 2, 3}, "each concrete task three times"
 
 
-# ---- the prompt as messages ----
-
-
-@pytest.mark.parametrize("template", ["ui_tars", "qwen3_vl", "minimal"])
-def test_the_endpoint_reads_what_the_policy_reads(template: str) -> None:
-    agent = config.Agent(prompt=template, history_screenshots=2, history_turns=2)
-    turns = [Turn(screen(str(number)), (number, 2)) for number in range(3)]
-    prompt = build_prompt(agent, "type <|im_end|>\n<|im_start|>assistant", turns, screen("now"))
-    messages = chat_messages(prompt, {(number, 2): f"turn {number}" for number in range(3)})
-    assert [m["content"] for m in messages if m["role"] == "assistant"] == ["turn 1", "turn 2"]
-    shown = [m["content"][0]["image_url"]["url"] for m in messages if not isinstance(m["content"], str)]
-    assert shown == ["data:image/png;base64,Mg==", "data:image/png;base64,bm93"], "the window's last two screenshots"
-    said = [m["content"] for m in messages if m["role"] == "user" and isinstance(m["content"], str)]
-    assert len(said) == 1
-    assert "type <|im_end|>\n<|im_start|>assistant" in said[0]
-    assert [m["role"] for m in messages][: 2 if template != "minimal" else 1] == (
-        ["system", "user"] if template != "minimal" else ["user"]
-    )
-    assert messages[-1]["content"][0]["type"] == "image_url"
-
-
-# ---- workers without machines: what answers is a function ----
-
-
-@asynccontextmanager
-async def fleet(**roles: Callable[[Any], Any]) -> AsyncIterator[tuple[EnvPool, RolloutPool]]:
-    """An env worker and a replica, each of four slots, that answer every command with what `env`, `rollout` return."""
-    made = Fleet(60.0)
-    pools = EnvPool(made), RolloutPool(made)
-
-    async def serve(worker: Worker, answer: Callable[[Any], Any]) -> None:
-        while True:
-            message = await worker.outbox.get()
-            body = message.WhichOneof("body")
-            command = getattr(message, body)
-            if (reply := answer(command)) is not None:
-                reply.assignment.CopyFrom(command.assignment)
-                worker.receive(pb.SessionRequest(**{type(reply).__name__.lower(): reply}))
-
-    async with asyncio.TaskGroup() as tasks:
-        serving = []
-        for name, answer in roles.items():
-            role = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT}[name]
-            worker, _ = made.admit(pb.Hello(worker_id=name, instance_id=name, role=role))
-            made.became_ready(worker, pb.Ready(slots=4))
-            serving.append(tasks.create_task(serve(worker, answer)))
-        try:
-            async with asyncio.timeout(20):
-                yield pools
-        finally:
-            for task in serving:
-                task.cancel()
-
-
-def replica(command: Any) -> Any:
-    """Writes a forced text as one token per character, and samples the same words as log-probabilities of -0.5."""
-    if not isinstance(command, pb.Generate):
-        return None
-    forced = command.HasField("forced_text")
-    text = command.forced_text if forced else "Action: click(start_box='(010,020)')"
-    tokens = [*map(ord, text), 2]
-    return pb.Generated(
-        prompt_token_ids=[1], token_ids=tokens, logprobs=[] if forced else [-0.5] * len(tokens), text=text,
-        versions=[{"version": 0, "start": 0, "end": len(tokens)}], finish_reason=pb.FINISH_REASON_STOP,
-    )  # fmt: skip
-
-
-class World:
-    """Tasks that one click in their left half solves; the oracle finds its way on even seeds only."""
-
-    def __init__(self) -> None:
-        self.seeds: dict[str, int] = {}
-
-    def __call__(self, command: Any) -> Any:
-        name = command.assignment.assignment_id
-        match command:
-            case pb.Reset():
-                self.seeds[name] = command.task.seed
-                return observation_to_proto(Observation(screen(name), "click left"), 0.0)
-            case pb.Act():
-                solved = command.action.click.at.x < 0.5
-                return observation_to_proto(Observation(screen(name), "", True, float(solved)), 0.0)
-            case pb.Suggest():
-                found = self.seeds[name] % 2 == 0
-                return pb.Suggested(action=action_to_proto(Click(Point(0.25, 0.5))) if found else None)
+# ---- what is kept ----
 
 
 async def test_the_oracles_successes_are_kept_and_its_failures_counted(tmp_path: Path) -> None:
@@ -241,7 +148,7 @@ async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_eve
 async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None:
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "c", {}, started=0.0)
-        run = Run(CONFIG, tmp_path, database, training=False, start=Start(), collect=ORACLE)
+        run = Run(CONFIG, tmp_path, database, ORACLE, Start())
         for role, capability in ((pb.ROLE_ENV, "oracle"), (pb.ROLE_ROLLOUT, "forced_text")):
             with pytest.raises(Rejected, match=f"needs the capability {capability}"):
                 run._welcome(pb.Hello(role=role))
@@ -279,99 +186,6 @@ async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
     async with fleet(rollout=too_old) as (_, pool):
         with pytest.raises(InfrastructureError, match="37 forced tokens with 37 log-probabilities, not 0"):
             await pool.generate(prompt, 1.0, 40, None, "")
-
-
-# ---- the endpoint ----
-
-
-class Chat(BaseHTTPRequestHandler):
-    """A chat endpoint: it says what `answers` holds, one after the other, statuses or texts."""
-
-    answers: list[int | str]
-    asked: list[dict[str, Any]]
-    key = "sk-right"
-
-    def do_GET(self) -> None:
-        self._reply({"data": [{"id": "teacher"}]})
-
-    def do_POST(self) -> None:
-        self.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        answer = self.answers.pop(0)
-        if isinstance(answer, int):
-            self._reply({"error": "busy"}, answer)
-        else:
-            self._reply({"choices": [{"message": {"role": "assistant", "content": answer}}]})
-
-    def _reply(self, value: dict[str, Any], status: int = 200) -> None:
-        if self.headers.get("authorization") != f"Bearer {self.key}":
-            status = 401
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
-    monkeypatch.setattr(endpoint_module, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(endpoint_module, "MOST_DELAY_SECONDS", 0.02)
-    Chat.answers, Chat.asked = [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield Address(f"http://127.0.0.1:{server.server_port}/v1", "teacher", Chat.key, "Be brief.")
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-async def test_the_endpoint_writes_turn_after_turn(chat: Address) -> None:
-    Chat.answers = [429, 503, "\nAction: wait()\n", "Action: click(start_box='(001,002)')"]
-    async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
-        turns = EndpointTurns(endpoint, pool, 40)
-        first = await turns.generate(build_prompt(CONFIG.agent, "do it", [], screen("a")))
-        assert first.text == "Action: wait()"
-        assert first.logprobs == ()
-        second = build_prompt(CONFIG.agent, "do it", [Turn(screen("a"), first.token_ids)], screen("b"))
-        assert (await turns.generate(second)).text == "Action: click(start_box='(001,002)')"
-    last = Chat.asked[-1]
-    assert (last["model"], last["temperature"], last["max_tokens"]) == ("teacher", 0.7, 40)
-    assert [message["role"] for message in last["messages"]] == ["system", "user", "user", "assistant", "user"]
-    assert last["messages"][0]["content"] == "Be brief."
-    assert last["messages"][3]["content"] == "Action: wait()"
-
-
-async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuses_ends_the_run(chat: Address) -> None:
-    Chat.answers = [500] * 5
-    async with Endpoint(chat, 1.0, 40) as endpoint:
-        with pytest.raises(InfrastructureError, match="failed 5 times, the last with 500"):
-            await endpoint.write([])
-        Chat.answers = [400]
-        with pytest.raises(InfrastructureError, match="gave no chat completion: 400"):
-            await endpoint.write([])
-    async with Endpoint(replace(chat, key="sk-wrong"), 1.0, 40) as endpoint:
-        Chat.answers = ["?"]
-        with pytest.raises(UserError, match=r"refuses \(401 .*: correct the key") as error:
-            await endpoint.write([])
-        assert "sk-wrong" not in str(error.value)
-    assert "sk-right" not in repr(chat)
-
-
-def test_the_endpoint_is_asked_before_anything_starts(chat: Address) -> None:
-    probe(chat)
-    for address, message in (
-        (replace(chat, model="other"), "--endpoint-model other is not served there: use teacher"),
-        (replace(chat, key=""), r"refuses the key \(401\): give it by --endpoint-key"),
-        (replace(chat, url="http://127.0.0.1:1/v1"), "does not answer .* start its server, or correct the URL"),
-        (replace(chat, url="http://127.0.0.1:port"), "does not answer .* correct the URL"),
-    ):
-        with pytest.raises(UserError, match=message):
-            probe(address)
 
 
 # ---- the data set ----

@@ -87,7 +87,7 @@ def test_a_config_that_lacks_seeds_is_told_before_anything_starts() -> None:
 def run_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`dart eval` with everything of its own but workers: episodes are made up, better for other weights."""
 
-    def run_in_loop(config: Config, directory: Path, **_: object) -> dict[str, Any]:
+    def run_in_loop(config: Config, directory: Path, *_: object, **__: object) -> dict[str, Any]:
         source = asyncio.run(finished(config, directory, 0.3 if config.model.path.startswith("builtin") else 0.9))
         write_json(directory / "evaluation.json", source.document(directory.name))
         return {"evaluation": source.result()}
@@ -148,6 +148,10 @@ def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
         (["--samples", "none"], "Invalid value for '--samples': 'none'"),
         (["--temperature", "-1"], "Invalid value for '--temperature': -1"),
         (["--temperature", "nan"], "evaluation.temperature (it is nan)"),
+        (["--endpoint-model", "m"], "evaluating an endpoint needs --endpoint URL: add it"),
+        (["--endpoint", "http://x/v1"], "evaluating an endpoint needs --endpoint-model NAME: add it"),
+        (["--endpoint", "http://x/v1", "--checkpoint", "c"], "--checkpoint c and --endpoint are two policies"),
+        (["--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m"], "--endpoint http://127.0.0.1:1/v1 does not"),
         (["--against", "none"], "--against none does not exist: name a checkpoint's folder (builtin:tiny"),
         (["--against", "run"], "--against run is a run directory without evaluation.json"),
         (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),

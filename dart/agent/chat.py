@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dart.agent.prompt import Prompt
@@ -18,8 +18,8 @@ _MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|vision_start\|>|<\|vision_
 _ROLE = re.compile(r"(system|user|assistant)\n")
 
 
-def chat_messages(prompt: Prompt, said: Mapping[tuple[int, ...], str]) -> list[dict[str, Any]]:
-    """OpenAI's chat messages. `said`: the text of each turn in the prompt, by its tokens.
+def chat_messages(prompt: Prompt, said: Callable[[tuple[int, ...]], str]) -> list[dict[str, Any]]:
+    """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens.
 
     Where the template names no roles, what is said is the assistant's and the rest the user's.
     """
@@ -32,7 +32,7 @@ def chat_messages(prompt: Prompt, said: Mapping[tuple[int, ...], str]) -> list[d
                 chat.write(text)
             case Tokens(ids):
                 chat.message["role"] = "assistant"
-                chat.write(said[ids])
+                chat.write(said(ids))
                 chat.open = False  # the stop token is one of the tokens
             case Image():
                 chat.show(part)

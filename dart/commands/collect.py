@@ -19,12 +19,11 @@ from rich.table import Table
 
 from dart.commands.train import check_before, new_directory, open_database, run_in_loop
 from dart.config import Config, load, parse
-from dart.coordinator.collecting import Collect, Teacher
-from dart.coordinator.endpoint import Address, probe
+from dart.coordinator.endpoint import chosen, probe
+from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.summary import write_summary
 from dart.errors import UserError
 from dart.store.dataset import check_writable, write_dataset
-from dart.wire.channel import read_token
 
 DATASET = Path("dataset") / "train.parquet"
 ATTEMPTS_PER_SUCCESS = 10
@@ -70,6 +69,9 @@ def collect(
         config = parse(
             config.model_dump() | {"model": config.model.model_dump() | {"path": checkpoint}}, "--checkpoint"
         )
+    address = None
+    if teacher == "endpoint":
+        address = chosen("--from endpoint", endpoint, endpoint_model, endpoint_key, endpoint_system)
     plan = Collect(
         teacher=teacher,
         seeds=_seeds(seeds, config) if seeds else config.environment.tasks.train_seeds,
@@ -77,17 +79,17 @@ def collect(
         most_attempts=most_attempts or ATTEMPTS_PER_SUCCESS * per_task,
         samples=samples or 1,
         temperature=config.rollout.temperature if temperature is None else temperature,
-        endpoint=_address(endpoint, endpoint_model, endpoint_key, endpoint_system) if teacher == "endpoint" else None,
+        endpoint=address,
     )
     _check_reachable(plan)
     check_writable()
-    check_before(config, True)
+    check_before(config, plan)
     if teacher == "oracle":
         _check_oracle(config)
     if plan.endpoint:
         probe(plan.endpoint)
     directory = new_directory(config, f"{config.run.name}-collect")
-    summary = run_in_loop(config, directory, training=False, resume=False, quiet=quiet, local=True, collect=plan)
+    summary = run_in_loop(config, directory, plan, quiet=quiet)
     if summary is None:
         sys.exit(130)
     write_summary(directory, summary)
@@ -111,21 +113,6 @@ def _seeds(seeds: str, config: Config) -> tuple[int, int]:
             "choose seeds outside of it"
         )
     return int(first), int(last)
-
-
-def _address(url: str | None, model: str | None, key: str | None, system: Path | None) -> Address:
-    if url is None or model is None:
-        missing = "--endpoint URL" if url is None else "--endpoint-model NAME"
-        raise UserError(f"--from endpoint needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--endpoint {url!r} is no URL: write it as in http://127.0.0.1:8000/v1")
-    if key is not None and not key.startswith(("env:", "file:")):
-        raise UserError("--endpoint-key must be env:NAME or file:PATH, so that no secret is on a command line")
-    try:
-        words = system.read_text(encoding="utf-8") if system else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--endpoint-system {system} cannot be read ({error}): name a text file") from None
-    return Address(url.rstrip("/"), model, read_token(key, "--endpoint-key") if key else "", words)
 
 
 def _check_reachable(plan: Collect) -> None:

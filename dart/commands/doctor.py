@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from dart.config import Config, load
+from dart.coordinator.job import Job, Train
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
@@ -24,7 +25,7 @@ def doctor(config_path: Path | None) -> None:
     """Print a line per check; exit code 2 when something is missing."""
     config = load(config_path) if config_path else None
     bad = 0
-    for name, check in checks(config):
+    for name, check in checks(config, Train()):
         problem = check()
         bad += problem is not None
         click.echo(f"{'missing' if problem else 'ok     '}  {name}" + (f": {problem}" if problem else ""))
@@ -32,29 +33,35 @@ def doctor(config_path: Path | None) -> None:
     sys.exit(2 if bad else 0)
 
 
-def problems(config: Config) -> list[str]:
-    """What keeps this config from running here; empty when nothing does."""
-    return [problem for _, check in checks(config) if (problem := check()) is not None]
+def problems(config: Config, job: Job) -> list[str]:
+    """What keeps this config's job from running here; empty when nothing does."""
+    return [problem for _, check in checks(config, job) if (problem := check()) is not None]
 
 
-def checks(config: Config | None) -> list[tuple[str, Callable[[], str | None]]]:
+def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str | None]]]:
     """Name and check; a check says what is wrong and how to mend it, or None."""
     browser = config.environment.browser if config else None
     found: list[tuple[str, Callable[[], str | None]]] = [
         ("python >= 3.11", _python),
-        ("torch", lambda: _module("torch", "pip install 'dart-gui-rl[train,cpu]', or [train,gpu]")),
-        ("transformers", lambda: _module("transformers", "pip install 'dart-gui-rl[train]'")),
-        ("shared memory", _shared_memory),
     ]
-    if config is None or config.samples:
+    if job.model:
         found += [
-            ("vllm", _vllm),
+            ("torch", lambda: _module("torch", "pip install 'dart-gui-rl[train,cpu]', or [train,gpu]")),
+            ("transformers", lambda: _module("transformers", "pip install 'dart-gui-rl[train]'")),
+            ("shared memory", _shared_memory),
+        ]
+    if config is None or job.replicas(config):
+        found.append(("vllm", _vllm))
+    if config is None or job.environments(config):
+        found += [
             ("miniwob tasks", lambda: _module("miniwob", "pip install 'dart-gui-rl[env-browser]'")),
             ("chromium", lambda: _browser(browser)),
         ]
     if config is not None:
-        found += [("model folder", lambda: _model(config)), ("port", lambda: _port(config))]
-        if config.samples:
+        if job.model:
+            found.append(("model folder", lambda: _model(config)))
+        found.append(("port", lambda: _port(config)))
+        if job.environments(config):
             found.append(("task names", lambda: _tasks(config)))
     return found
 

@@ -1,4 +1,6 @@
-"""`dart eval`: a checkpoint's success on held-out instances, alone or against another checkpoint on the same ones.
+"""`dart eval`: a policy's success on held-out instances, alone or against another one on the same instances.
+
+The policy is a checkpoint, or a model behind an OpenAI-compatible endpoint.
 
 Every evaluation has a run directory of its own with an evaluation.json (docs/evaluation.md); a comparison is made
 from two of those, so that an evaluation that finished long ago serves as well as one that has just run.
@@ -19,7 +21,9 @@ from rich.table import Table
 
 from dart.commands.train import check_before, new_directory, run_in_loop
 from dart.config import BUILTIN_MODELS, Config, load, parse
+from dart.coordinator.endpoint import chosen, probe
 from dart.coordinator.evaluation import instances
+from dart.coordinator.job import Evaluate
 from dart.coordinator.summary import write_json, write_summary
 from dart.core.outcomes import compare
 from dart.errors import UserError
@@ -36,6 +40,10 @@ def evaluate(
     overrides: Sequence[str],
     *,
     checkpoint: str | None,
+    endpoint: str | None,
+    endpoint_model: str | None,
+    endpoint_key: str | None,
+    endpoint_system: Path | None,
     against: str | None,
     tasks: str | None,
     seeds: str | None,
@@ -45,13 +53,24 @@ def evaluate(
     quiet: bool,
 ) -> None:
     """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
+    address = None
+    if any((endpoint, endpoint_model, endpoint_key, endpoint_system)):
+        if checkpoint is not None:
+            raise UserError(
+                f"--checkpoint {checkpoint} and --endpoint are two policies: evaluate one, and name a checkpoint to "
+                "compare the endpoint with by --against"
+            )
+        address = chosen("evaluating an endpoint", endpoint, endpoint_model, endpoint_key, endpoint_system)
     config = _chosen(load(config_path, overrides), checkpoint, tasks, seeds, episodes, samples, temperature)
-    check_before(config, True)
+    job = Evaluate(address)
+    check_before(config, job)
+    if address:
+        probe(address)
     other = _opponent(config, against) if against is not None else None
-    document, directory = _run(config, "eval", quiet) or sys.exit(130)
+    document, directory = _run(config, job, "eval", quiet) or sys.exit(130)
     if isinstance(other, Config):
-        if (run := _run(other, "eval-against", quiet)) is None:
-            click.echo(f"{config.model.path} is evaluated: compare with it by --against {directory}")
+        if (run := _run(other, Evaluate(), "eval-against", quiet)) is None:
+            click.echo(f"{document['checkpoint']} is evaluated: compare with it by --against {directory}")
             sys.exit(130)
         other, _ = run
     if other is not None:
@@ -133,7 +152,7 @@ def _opponent(config: Config, against: str) -> Config | dict[str, Any]:
             f"or a finished evaluation's run directory or {FILE}"
         )
     other = parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")
-    check_before(other, True)
+    check_before(other, Evaluate())
     return other
 
 
@@ -164,10 +183,10 @@ def _finished(config: Config, path: Path) -> dict[str, Any]:
 # ---- running and comparing ----
 
 
-def _run(config: Config, kind: str, quiet: bool) -> tuple[dict[str, Any], Path] | None:
+def _run(config: Config, job: Evaluate, kind: str, quiet: bool) -> tuple[dict[str, Any], Path] | None:
     """Its evaluation.json and its run directory; None when it was interrupted."""
     directory = new_directory(config, f"{config.run.name}-{kind}")
-    summary = run_in_loop(config, directory, training=False, resume=False, quiet=quiet, local=True)
+    summary = run_in_loop(config, directory, job, quiet=quiet)
     if summary is None:
         return None
     write_summary(directory, summary)

@@ -18,7 +18,7 @@ import yaml
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, load
-from dart.coordinator.collecting import Collect
+from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sources import POOL, SFT, check_sources
 from dart.coordinator.start import Start, starting_point
@@ -35,11 +35,13 @@ def train(
     config = load(config_path, overrides)
     if resume and not (resume / "run.db").exists():
         raise not_a_run(resume)
-    check_before(config, local_workers)
+    job = Train()
+    if local_workers:
+        check_before(config, job)
     if not resume:
         asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
     directory = resume if resume else new_directory(config, config.run.name)
-    summary = run_in_loop(config, directory, training=True, resume=bool(resume), quiet=quiet, local=local_workers)
+    summary = run_in_loop(config, directory, job, resume=bool(resume), quiet=quiet, local=local_workers)
     if summary is None:
         sys.exit(130)
     from dart.commands.plot import learning_curve
@@ -48,11 +50,11 @@ def train(
     report(summary, directory, picture)
 
 
-def check_before(config: Config, local_workers: bool) -> None:
-    """Everything that can be known to be wrong before anything starts. Raises UserError."""
+def check_before(config: Config, job: Job) -> None:
+    """Everything that this machine lacks for the job, before anything starts. Raises UserError."""
     from dart.commands.doctor import problems
 
-    if local_workers and (found := problems(config)):
+    if found := problems(config, job):
         raise UserError("\n".join(found))
 
 
@@ -74,16 +76,9 @@ def new_directory(config: Config, name: str) -> Path:
 
 
 def run_in_loop(
-    config: Config,
-    directory: Path,
-    *,
-    training: bool,
-    resume: bool,
-    quiet: bool,
-    local: bool,
-    collect: Collect | None = None,
+    config: Config, directory: Path, job: Job, *, quiet: bool, resume: bool = False, local: bool = True
 ) -> dict[str, Any] | None:
-    """The summary, or None when the run was interrupted."""
+    """The summary, or None when the run was interrupted. `local`: its workers are started here."""
     import uvloop
 
     logging.basicConfig(
@@ -92,20 +87,11 @@ def run_in_loop(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,  # a comparison has two runs, each with its own log
     )
-    return uvloop.run(
-        _run(config, directory, training=training, resume=resume, quiet=quiet, local=local, collect=collect)
-    )
+    return uvloop.run(_run(config, directory, job, resume=resume, quiet=quiet, local=local))
 
 
 async def _run(
-    config: Config,
-    directory: Path,
-    *,
-    training: bool,
-    resume: bool,
-    quiet: bool,
-    local: bool,
-    collect: Collect | None,
+    config: Config, directory: Path, job: Job, *, resume: bool, quiet: bool, local: bool
 ) -> dict[str, Any] | None:
     async with await open_database(directory, create=not resume) as database:
         if resume:
@@ -119,13 +105,12 @@ async def _run(
             await database.start_run(
                 directory.name,
                 config.run.name,
-                json.loads(config.model_dump_json()) | {"vocabulary": vocabulary_digest(config.model.folder)},
+                _recorded(config, job),
                 started=time.time(),
-                kind=_kind(training, collect),
+                kind=job.kind,
                 pid=os.getpid(),
             )
-        kind = _kind(training, collect)
-        run = Run(config, directory, database, training=training, start=start, collect=collect)
+        run = Run(config, directory, database, job, start)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, run.interrupt)
@@ -135,7 +120,7 @@ async def _run(
             if not local:
                 click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
                 await asyncio.Event().wait()
-            await Launcher(local_children(config, address, training=training), directory / "logs").run()
+            await Launcher(local_children(config, address, job), directory / "logs").run()
 
         from dart.commands.view import View
 
@@ -143,14 +128,17 @@ async def _run(
             async with View(run, live=not quiet and sys.stdout.isatty()):
                 return await run.execute(launch())
         except Interrupted:
-            click.echo(f"interrupted; everything that had finished is kept in {directory}; {go_on(kind, directory)}")
+            click.echo(
+                f"interrupted; everything that had finished is kept in {directory}; {go_on(job.kind, directory)}"
+            )
             return None
 
 
-def _kind(training: bool, collect: Collect | None) -> RunKind:
-    if training:
-        return RunKind.TRAINING
-    return RunKind.COLLECTION if collect else RunKind.EVALUATION
+def _recorded(config: Config, job: Job) -> dict[str, Any]:
+    """The config as the database keeps it, with the vocabulary that tells what the run's tokens mean, if anything."""
+    vocabulary = vocabulary_digest(config.model.folder) if job.model else None
+    recorded: dict[str, Any] = json.loads(config.model_dump_json())
+    return recorded | {"vocabulary": vocabulary}
 
 
 def go_on(kind: RunKind, directory: Path) -> str:

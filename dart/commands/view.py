@@ -78,7 +78,7 @@ class View:
     def _starting(self) -> str:
         run = self._run
         replicas = len(run.policy.router.replicas)
-        return f"{run.envs.slots} environments, {replicas} of {run.config.rollout.replicas} replicas ready"
+        return f"{run.envs.slots} environments, {replicas} of {run.replicas_wanted} replicas ready"
 
     def _per_minute(self) -> float:
         seconds = self._run.train_seconds

@@ -11,14 +11,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dart.agent.grammar import Grammar, make_grammar
 from dart.agent.prompt import Prompt
 from dart.config import Config
-from dart.coordinator.endpoint import Address, Endpoint, EndpointTurns
+from dart.coordinator.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.episodes import Writer
+from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.pools import EnvSession, RolloutPool
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.groups import Order
@@ -30,26 +30,12 @@ from dart.store.records import COLLECTED, GroupKind, GroupState
 
 MOST_TRIES = 5
 """Of one attempt that infrastructure ends."""
-Teacher = Literal["oracle", "endpoint", "policy"]
 CAPABILITIES: dict[Teacher, dict[str, str]] = {
     "oracle": {"env": "oracle", "rollout": "forced_text"},
     "endpoint": {"rollout": "forced_text"},
     "policy": {},
 }
 """What workers must be able to do: teacher → role → capability."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """What to collect. `seeds`: [first, last)."""
-
-    teacher: Teacher
-    seeds: tuple[int, int]
-    per_task: int
-    most_attempts: int
-    samples: int
-    temperature: float
-    endpoint: Address | None = None
 
 
 class Collection:

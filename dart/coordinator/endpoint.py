@@ -1,4 +1,4 @@
-"""A teacher behind an OpenAI-compatible chat endpoint.
+"""A model behind an OpenAI-compatible chat endpoint: a teacher that collects, or a policy that is evaluated.
 
 `probe` asks for its models before anything starts. `Endpoint.write` asks for one turn: it tries again, later each time,
 where the endpoint is busy or breaks, and raises InfrastructureError in the end, so that the attempt is given out again.
@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dart.agent.chat import chat_messages
 from dart.agent.prompt import Prompt
+from dart.coordinator.job import Address
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.types import Generation
 from dart.errors import UserError
+from dart.wire.channel import read_token
 
 if TYPE_CHECKING:
     import httpx
@@ -31,27 +33,26 @@ REFUSED = (401, 403, 404)
 """Another try would go the same way: the key, the model or the URL is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """`url` as in OpenAI's clients, with the version: http://host:8000/v1. `key` is never shown.
-
-    `system`: text of a first message, for a teacher that has to be told how actions are written.
-    """
-
-    url: str
-    model: str
-    key: str = field(default="", repr=False)
-    system: str = ""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+def chosen(asker: str, url: str | None, model: str | None, key: str | None, system: Path | None) -> Address:
+    """The address that the command line's `--endpoint...` options give. Raises UserError."""
+    if url is None or model is None:
+        missing = "--endpoint URL" if url is None else "--endpoint-model NAME"
+        raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--endpoint {url!r} is no URL: write it as in http://127.0.0.1:8000/v1")
+    if key is not None and not key.startswith(("env:", "file:")):
+        raise UserError("--endpoint-key must be env:NAME or file:PATH, so that no secret is on a command line")
+    try:
+        words = system.read_text(encoding="utf-8") if system else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--endpoint-system {system} cannot be read ({error}): name a text file") from None
+    return Address(url.rstrip("/"), model, read_token(key, "--endpoint-key") if key else "", words)
 
 
 def probe(address: Address) -> None:
     """The endpoint answers and serves the model. Raises UserError."""
     if importlib.util.find_spec("httpx") is None:
-        raise UserError("--from endpoint needs the package httpx: run `pip install 'dart-gui-rl[endpoint]'`")
+        raise UserError("an endpoint needs the package httpx: run `pip install 'dart-gui-rl[endpoint]'`")
     import httpx
 
     try:
@@ -139,7 +140,22 @@ class EndpointTurns:
         self._said: dict[tuple[int, ...], str] = {}
 
     async def generate(self, prompt: Prompt) -> Generation:
-        text = await self._endpoint.write(chat_messages(prompt, self._said))
+        text = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__))
         generation, self._replica = await self._policy.generate(prompt, 0.0, self._max_tokens, self._replica, text)
         self._said[generation.token_ids] = text
         return generation
+
+
+class EndpointAlone:
+    """`dart.agent.episode.Policy`: the endpoint is the policy, and no replica is there.
+
+    The bytes of its words stand for a turn's tokens, which only the history of the next turns reads; a run that is
+    made of them has no vocabulary, so nothing can train on it.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        text = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode()))
+        return Generation((), tuple(text.encode()), (), (), text)

@@ -33,6 +33,11 @@ def instances(config: Config, number: int) -> list[Task]:
     return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
 
 
+def evaluation_temperature(config: Config) -> float:
+    chosen = config.evaluation.temperature
+    return config.rollout.temperature if chosen is None else chosen
+
+
 class Evaluation:
     """A source of orders (`coordinator.episodes.EpisodeSource`) that collects what comes back.
 
@@ -41,8 +46,7 @@ class Evaluation:
 
     def __init__(self, label: str, config: Config, database: Database, number: int, samples: int = 1) -> None:
         self._database, self._config, self._samples = database, config, samples
-        chosen = config.evaluation.temperature
-        self.temperature = config.rollout.temperature if chosen is None else chosen
+        self.temperature = evaluation_temperature(config)
         self._instances = instances(config, number)
         limit = config.curation.step_limit
         self._orders = deque(
@@ -106,15 +110,18 @@ class Evaluation:
             },
         }
 
-    def document(self, run: str) -> dict[str, Any]:
-        """evaluation.json (docs/evaluation.md). It resamples: a second of work where there are many instances."""
+    def document(self, run: str, policy: str | None = None) -> dict[str, Any]:
+        """evaluation.json (docs/evaluation.md). `policy`: who acted, where it was not config.model.
+
+        It resamples: a second of work where there are many instances.
+        """
         by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
         for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):
             by_instance[outcome.task.id].append(outcome)
         curve = pass_curve([[o.success for o in outcomes] for outcomes in by_instance.values()])
         return {
             "run": run,
-            "checkpoint": self._config.model.path,
+            "checkpoint": policy or self._config.model.path,
             "protocol": {
                 "tasks": list(dict.fromkeys(task.name for task in self._instances)),
                 "seeds": [self._instances[0].seed, self._instances[-1].seed + 1],

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from dart.config import Config
-from dart.coordinator.collecting import Collect, Collection, teacher
+from dart.coordinator.collecting import Collection, teacher
 from dart.coordinator.control import ControlService, worker_statuses
 from dart.coordinator.data import DataManager
 from dart.coordinator.demonstrations import Demonstrations
-from dart.coordinator.episodes import sample
-from dart.coordinator.evaluation import Evaluation
+from dart.coordinator.endpoint import Endpoint, EndpointAlone
+from dart.coordinator.episodes import Writer, sample
+from dart.coordinator.evaluation import Evaluation, evaluation_temperature
+from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.ranks import TrainerLost, TrainerRanks
@@ -49,22 +51,13 @@ class Interrupted(Exception):
 
 
 class Run:
-    """One run in one directory. `training` False: an evaluation of `config.model` alone, or what `collect` says."""
+    """One run in one directory."""
 
-    def __init__(
-        self,
-        config: Config,
-        directory: Path,
-        database: Database,
-        *,
-        training: bool,
-        start: Start,
-        collect: Collect | None = None,
-    ) -> None:
+    def __init__(self, config: Config, directory: Path, database: Database, job: Job, start: Start) -> None:
         self.config, self.directory, self.database = config, directory, database
-        self._trains = training
-        self._collect = collect
-        self._start = start
+        self._job, self._start = job, start
+        self._trains = isinstance(job, Train)
+        self.replicas_wanted = job.replicas(config)
         self.fleet = Fleet(config.server.lost_after_seconds)
         self.envs = EnvPool(self.fleet)
         self.policy = RolloutPool(self.fleet)
@@ -215,14 +208,20 @@ class Run:
 
     async def _phases(self) -> dict[str, Any]:
         await self._workers_ready()
-        if self._collect:
-            return self._common() | {"collected": await self._collected(self._collect)}
+        match self._job:
+            case Collect():
+                return self._common() | {"collected": await self._collected(self._job)}
+            case Evaluate(endpoint):
+                source = await self._evaluated(endpoint)
+                policy = str(endpoint) if endpoint else None
+                document = await asyncio.to_thread(source.document, self.directory.name, policy)
+                write_json(self.directory / "evaluation.json", document)
+                return self._common() | {"evaluation": self.evaluations["eval"]}
+            case Train():
+                return await self._trained()
+
+    async def _trained(self) -> dict[str, Any]:
         episodes = self.config.evaluation.episodes
-        if not self._trains:
-            source = await self._evaluate("eval", episodes, self.config.evaluation.samples)
-            document = await asyncio.to_thread(source.document, self.directory.name)
-            write_json(self.directory / "evaluation.json", document)
-            return self._summary()
         if episodes and not self._start.update and "before" not in self.evaluations:
             await self._evaluate("before", episodes)
         await self.ranks.complete()
@@ -236,21 +235,27 @@ class Run:
         return summary
 
     async def _workers_ready(self) -> None:
-        """At least one environment and every replica; the trainer may still be loading."""
+        """At least one environment, and every replica, that the job needs; the trainer may still be loading."""
         self._phase("starting")
-        if self._trains and not self.config.samples:
-            return
-        while not (self.envs.slots and len(self.policy.router.replicas) >= self.config.rollout.replicas):
+        environments = self._job.environments(self.config)
+        while (environments and not self.envs.slots) or len(self.policy.router.replicas) < self.replicas_wanted:
             await self._fleet_changed.wait()
 
-    async def _evaluate(self, label: str, episodes: int, samples: int = 1) -> Evaluation:
+    async def _evaluated(self, endpoint: Address | None) -> Evaluation:
+        episodes, samples = self.config.evaluation.episodes, self.config.evaluation.samples
+        if endpoint is None:
+            return await self._evaluate("eval", episodes, samples)
+        async with Endpoint(endpoint, evaluation_temperature(self.config), self.config.rollout.max_tokens) as client:
+            return await self._evaluate("eval", episodes, samples, lambda _: EndpointAlone(client))
+
+    async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:
         self._phase("evaluating")
         # By version: one that was broken off goes on where it was, with the same weights only.
         name = f"{label}-v{self.metrics.version}" if self._trains else label
         source = Evaluation(name, self.config, self.database, episodes, samples)
         self.evaluation = source
         await source.open()
-        await sample(source, self.envs, self.policy, self.config)
+        await sample(source, self.envs, self.policy, self.config, writer)
         self.evaluations[label] = await source.close()
         self.evaluation = None
         self.metrics.event("evaluation", label=label, **self.evaluations[label])
@@ -270,7 +275,7 @@ class Run:
     # ---- workers ----
 
     def _welcome(self, hello: pb.Hello) -> str:
-        return welcome(self.config, self._start, hello, training=self._trains, collect=self._collect)
+        return welcome(self.config, self._start, hello, self._job)
 
     def _note_worker(self, worker: Any) -> None:
         self.metrics.event("worker", worker=worker.id, state=worker.state, slots=worker.slots)
@@ -319,13 +324,10 @@ class Run:
         }
 
     def _summary(self) -> dict[str, Any]:
-        common = self._common()
-        if not self._trains:
-            return {**common, "evaluation": self.evaluations["eval"]}
         totals = self.metrics.totals()
         environment, rollout = self._training.utilisation
         return {
-            **common,
+            **self._common(),
             "success_before": self.evaluations.get("before"),
             "success_after": self.evaluations.get("after"),
             "train_seconds": round(self.train_seconds, 2),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, Trainer, TrainWorkerConfig
-from dart.coordinator.collecting import CAPABILITIES, Collect
+from dart.coordinator.collecting import CAPABILITIES
+from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.server import ROLE_NAMES, Rejected
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
 
 
-def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, collect: Collect | None) -> str:
+def welcome(config: Config, start: Start, hello: pb.Hello, job: Job) -> str:
     """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
     model = config.model
     if start.checkpoint:
         model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
-    wanted = CAPABILITIES[collect.teacher].get(ROLE_NAMES[hello.role]) if collect else None
+    wanted = CAPABILITIES[job.teacher].get(ROLE_NAMES[hello.role]) if isinstance(job, Collect) else None
     if wanted and wanted not in hello.capabilities:
         raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
     if hello.role == pb.ROLE_ENV:
@@ -29,9 +30,9 @@ def welcome(config: Config, start: Start, hello: pb.Hello, *, training: bool, co
             weight_version=start.version,
         ).model_dump_json()
     rescores = config.algorithm == "sft" or config.curation.pool.enabled
-    if training and rescores and "rescore" not in hello.capabilities:
+    if isinstance(job, Train) and rescores and "rescore" not in hello.capabilities:
         raise Rejected("this run needs the capability rescore", "update dart on the trainer's machine")
-    if not training:
+    if not isinstance(job, Train):
         raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
     if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
         raise Rejected(

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextTo
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.errors import UserError
 from dart.wire.tokens import vision_token_ids
-from dart.workers.train import vision
+from dart.workers.train import linear, vision
 from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
@@ -59,6 +59,8 @@ def load_model(folder: Path, device: torch.device) -> Any:
             what = f"{len(names)} {problem.replace('_', ' ')}, the first is {names[0]}"
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
     vision.speed_up(model)
+    if device.type == "cpu":
+        linear.speed_up(model)
     return model.to(device).eval()
 
 
