@@ -37,6 +37,7 @@ SETTINGS = (
     Setting("none", tuple(WITHOUT.values())),
     Setting("stale", STALE),
     Setting("stale-without-importance", (*STALE, WITHOUT["importance"])),
+    Setting("informative", ("curation.task_preference=0.75",)),
 )
 
 
