@@ -16,6 +16,7 @@ from train_samples import PAD, mixed, sample, screenshot, settings, totals  # no
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train import linear  # noqa: E402
 from dart.workers.train import model as models  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
@@ -146,6 +147,48 @@ def test_loss_and_gradients_of_an_update_do_not_depend_on_the_cut(folder: Path) 
         assert metrics["loss"] == pytest.approx(first["loss"], abs=1e-6)
         assert metrics["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-5)
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_checkpointing_computes_again_and_changes_nothing(folder: Path) -> None:
+    samples = mixed(groups=2)
+    results = []
+    for again in (False, True):
+        one = Trainer(settings(folder, gradient_checkpointing=again))
+        calls: list[int] = []
+        gradients: list[Any] = []
+        one.model.model.language_model.layers[0].mlp.register_forward_pre_hook(lambda *_, into=calls: into.append(1))
+        one.optimizer.register_step_pre_hook(
+            lambda *_, one=one, into=gradients: into.extend(p.grad.clone() for p in one.parameters)
+        )
+        metrics = one.update(samples, *totals(samples))
+        results.append((len(calls), metrics["loss"], gradients))
+    (calls, loss, gradients), (calls_again, loss_again, gradients_again) = results
+    assert calls_again > calls
+    assert loss_again == pytest.approx(loss, abs=1e-7)
+    torch.testing.assert_close(gradients_again, gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_linear_layers_compute_what_they_did_and_in_the_precision_asked_for() -> None:
+    torch.manual_seed(0)
+    layer, same = torch.nn.Linear(24, 40), torch.nn.Linear(24, 40)
+    same.load_state_dict(layer.state_dict())
+    linear.speed_up(layer)
+    rows, grad = torch.randn(3, 5, 24), torch.randn(3, 5, 40)
+
+    def run(module: Any) -> list[Any]:
+        module.zero_grad()
+        inputs = rows.clone().requires_grad_()
+        output = module(inputs)
+        output.backward(grad)
+        return [output.detach(), inputs.grad, module.weight.grad, module.bias.grad]
+
+    torch.testing.assert_close(run(layer), run(same), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(rows), same(rows), rtol=1e-6, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(rows).dtype == torch.bfloat16
+        assert torch.equal(layer(rows), same(rows))
+    assert layer(rows[:0]).shape == (0, 5, 40)
 
 
 def test_temperature_is_that_of_sampling(folder: Path, plain: Any) -> None:

@@ -27,7 +27,8 @@ class _Forward:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         weight, bias = self._module.weight, self._module.bias
-        if rows.device.type != "cpu" or not rows.dtype == weight.dtype == torch.float32 or not rows.numel():
+        single = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if not single or rows.device.type != "cpu" or not rows.numel():
             return linear(rows, weight, bias)
         if not torch.is_grad_enabled():
             return _product(rows, weight, bias)
