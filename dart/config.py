@@ -241,6 +241,22 @@ class Trainer(Section):
     advantage: Advantage = Field(default_factory=Advantage)
 
 
+class Schedule(Section):
+    """What waits for what. The defaults are the paper's; the others are what it is compared with."""
+
+    sampling: Literal["rollout", "task", "batch"] = Field(
+        "rollout",
+        description="A free environment takes the next roll-out at once; or waits until all N roll-outs of its set's "
+        "task have finished; or until the whole batch has.",
+    )
+    training: Literal["asynchronous", "synchronous"] = Field(
+        "asynchronous", description="Sampling and updates go on side by side, or take turns."
+    )
+    sync: Literal["rolling", "all"] = Field(
+        "rolling", description="Replicas get new weights one after the other, or all at once while none serves."
+    )
+
+
 class Supervised(Section):
     sources: tuple[Path, ...] = Field((), description="Folders that `dart collect` made: what is imitated.")
 
@@ -318,6 +334,7 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout)
     curation: Curation = Field(default_factory=Curation)
     trainer: Trainer = Field(default_factory=Trainer)
+    schedule: Schedule = Field(default_factory=Schedule)
     sync: Sync = Field(default_factory=Sync)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

@@ -31,6 +31,9 @@ CONFIG = config.parse(
 )  # fmt: skip
 
 
+ENVIRONMENTS = 16
+
+
 def rolled_out(order: Order, success: bool, version: int = 0, steps: int = 2) -> Trajectory:
     image = Image.of(order.trajectory_id.encode(), "image/png", 2, 2)
     generation = Generation((1, 2), (3, 4), (-0.5, -0.25), (VersionSpan(version, 0, 2),), "t")
@@ -52,8 +55,9 @@ class Rig:
             await self.database.start_run("run-1", "test", {}, started=0.0)
         self.metrics = Metrics(self.directory / "metrics.jsonl", 100)
         self.data = DataManager(
-            self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1
-        )
+            self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1,
+            lambda: ENVIRONMENTS,
+        )  # fmt: skip
         await self.data.prepare()
         return self
 

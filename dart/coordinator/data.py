@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dart.config import Config
 from dart.coordinator.metrics import Metrics
@@ -27,6 +27,7 @@ from dart.core.groups import Group, GroupBook, Order
 from dart.core.planning import LengthRule, NumberRule, Plan, Planner, spread
 from dart.core.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.sampling import TaskSampler
+from dart.core.schedule import Pacing, Situation
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.blobs import BlobError
@@ -43,8 +44,18 @@ LEAST_WEIGHT = 0.01
 class DataManager:
     """The training run's source of orders (`coordinator.episodes.EpisodeSource`) and of batches."""
 
-    def __init__(self, config: Config, database: Database, metrics: Metrics, suite: str, first_group: int = 1) -> None:
+    def __init__(
+        self,
+        config: Config,
+        database: Database,
+        metrics: Metrics,
+        suite: str,
+        first_group: int,
+        environments: Callable[[], int],
+    ) -> None:
+        """`environments`: how many there are now."""
         self._config, self._database, self._metrics = config, database, metrics
+        self._environments = environments
         self.temperature = config.rollout.temperature
         tasks, curation = config.environment.tasks, config.curation
         number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
@@ -56,6 +67,14 @@ class DataManager:
         self._book = GroupBook(sampler, self._plan, first_group)
         self._feed = Feed(config.trainer.trajectories_per_update, config.curation.max_staleness)
         self._in_training = 0
+        self._running = 0
+        """Roll-outs under way."""
+        self._closing: list[Group] = []
+        """Out of the book, and not in the feed yet: what is decided about them is being stored."""
+        schedule, size = config.schedule, config.trainer.trajectories_per_update
+        self._pacing = Pacing(schedule.sampling, schedule.training == "synchronous", curation.rollouts, size)
+        self.waits_for = ""
+        """Why environments that are free have no work; empty while they have."""
         self._budget = start_budget(
             config.curation.max_staleness, config.trainer.trajectories_per_update, config.curation.rollouts
         )
@@ -114,24 +133,52 @@ class DataManager:
     # ---- orders ----
 
     async def next(self) -> Order | None:
-        while self._paused or (self._book.next_would_open() and self._begun >= self._budget):
+        while why := self._why_wait():
+            self.waits_for = why
             await self._changed.wait()
+        self.waits_for = ""
         order, opened = self._book.next()
+        self._running += 1
         if opened is not None:
+            self._pacing.opened()
             await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
         return order
 
+    def _why_wait(self) -> str | None:
+        """Why no roll-out may begin; None when one may."""
+        if self._paused:
+            return "the run is paused"
+        if self._book.next_would_open() and self._begun >= self._budget:
+            return "the trainer is behind: more roll-outs would grow too old"
+        return self._pacing.why_wait(self._situation)
+
+    @property
+    def _situation(self) -> Situation:
+        return Situation(
+            opens=self._book.next_would_open(),
+            open_groups=self._book.open_groups + len(self._closing),
+            running=self._running + len(self._closing),
+            waiting=self._feed.waiting_trajectories,
+            environments=self._environments(),
+        )
+
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
+        self._running -= 1
         self._failures_in_a_row = 0
         self._metrics.counted(trajectory)
         self._planner.record(trajectory)
         if trajectory.success:
             self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
         if group := self._book.finished(trajectory):
+            self._closing.append(group)
             await self._close(group)
+            self._closing.remove(group)
+            self._pacing.closed(self._situation)
+        self._notify()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
+        self._running -= 1
         self._metrics.infrastructure_failures += 1
         self._failures_in_a_row += 1
         self._metrics.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
@@ -145,7 +192,8 @@ class DataManager:
 
     @property
     def _begun(self) -> int:
-        return self._book.open_trajectories + self._feed.waiting_trajectories + self._in_training
+        closing = sum(group.planned for group in self._closing)
+        return self._book.open_trajectories + closing + self._feed.waiting_trajectories + self._in_training
 
     def _plan(self, task: Task) -> Plan:
         plan = self._planner.plan(task.name)
@@ -224,10 +272,19 @@ class DataManager:
         while True:
             for group in self._feed.drop_stale(trainer_version):
                 await self._drop_stale(group, trainer_version)
-            if batch := self._feed.take():
-                self._in_training = sum(len(group.trajectories) for group in batch)
-                return batch
+            if self._pacing.update_due(self._situation):
+                # A synchronous batch is what was released of it, however little.
+                if batch := self._feed.take(1 if self._pacing.synchronous else None):
+                    self._in_training = sum(len(group.trajectories) for group in batch)
+                    self._pacing.update_begins()
+                    return batch
+                self.update_over()
             await self._changed.wait()
+
+    def update_over(self) -> None:
+        """Where sampling waits for updates: every replica serves what this one made."""
+        self._pacing.update_over()
+        self._notify()
 
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         """Update `update`, which began at `trainer_version`, has trained on the batch."""

@@ -63,11 +63,14 @@ class Run:
         self.policy = RolloutPool(self.fleet)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks)
         self.metrics = Metrics(directory / "metrics.jsonl", config.stop.window, start.first_event)
-        self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version)
+        self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version,
+                               together=config.schedule.sync == "all")  # fmt: skip
         self.data = (
             Demonstrations(config, self.metrics)
             if config.algorithm == "sft"
-            else DataManager(config, database, self.metrics, config.environment.kind, start.first_group)
+            else DataManager(
+                config, database, self.metrics, config.environment.kind, start.first_group, lambda: self.envs.slots
+            )
         )
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()

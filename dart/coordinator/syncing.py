@@ -1,8 +1,9 @@
-"""Rolling weight sync: one replica after the other gets the newest version while the others serve.
+"""Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
 `WeightSync.run` interprets `core.sync_plan.SyncPlan`: whenever something changed it starts what the plan allows. A
 replica is out of the rotation from the moment its transfer starts until it has answered; training and the other
-replicas go on. A transfer that breaks costs that replica a retry with a new transfer group, never the trainer.
+replicas go on; with `schedule.sync: all` none serves until all have answered. A transfer that breaks costs that replica
+a retry with a new transfer group, never the trainer.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class WeightSync:
         database: Database,
         metrics: Metrics,
         version: int = 0,
+        *,
+        together: bool = False,
     ) -> None:
         self._settings, self._policy, self._ranks = settings, policy, ranks
         self._database, self._metrics = database, metrics
-        self._plan = SyncPlan(settings.max_unavailable, version)
+        self._plan = SyncPlan(settings.max_unavailable, version, together=together)
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, weights_pb2.TransferGroup] = {}
         self._tensors: Sequence[weights_pb2.TensorInfo] = ()
@@ -69,6 +72,8 @@ class WeightSync:
         """The trainer has staged a new version."""
         self._plan.published(version)
         self._tensors = tensors
+        if self._plan.together:
+            self._serve(False)
         self._notify()
 
     async def settled(self) -> None:
@@ -104,7 +109,10 @@ class WeightSync:
             return
         self._plan.updated(replica, version)
         self._policy.set_version(replica, version)
-        self._policy.set_serving(replica, True)
+        if not self._plan.together:
+            self._policy.set_serving(replica, True)
+        elif self._plan.settled:
+            self._serve(True)
         self._metrics.weight_syncs += 1
         self._metrics.event(
             "sync", replica=replica, version=version, seconds=round(time.time() - started, 4),
@@ -154,6 +162,11 @@ class WeightSync:
             )
         return self._groups[key]
 
+    def _serve(self, serving: bool) -> None:
+        """All replicas."""
+        for replica in self._workers:
+            self._policy.set_serving(replica, serving)
+
     def _joined(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ROLLOUT:
             return
@@ -169,6 +182,8 @@ class WeightSync:
         self._workers.pop(worker.id, None)
         self._groups.pop(worker.hello.instance_id, None)
         self._plan.left(worker.id)
+        if self._plan.together and self._plan.settled:
+            self._serve(True)
         self._notify()
 
     def _notify(self) -> None:

@@ -1,7 +1,8 @@
 """The training phase: sampling and updates side by side until a stop condition holds, or a drain is asked for.
 
-Sampling never waits for the trainer, nor updates for sampling to end; what couples them is the data manager's budget
-and its batches. `Training` owns the count of updates, the time spent and the checkpoints.
+Sampling never waits for the trainer, nor updates for sampling to end, unless `schedule.training` says so; what couples
+them is the data manager's budget and its batches. `Training` owns the count of updates, the time spent and the
+checkpoints.
 """
 
 from __future__ import annotations
@@ -130,6 +131,9 @@ class Training:
             trained = await self._ranks.update(number, batch)
             await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.publish(trained.weight_version, trained.tensors)
+            if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
+                await self._sync.settled()
+                self._data.update_over()
             if number % self._config.checkpoint.every_updates == 0:
                 await self.save()
 

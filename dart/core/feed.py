@@ -55,13 +55,16 @@ class Feed:
             self.waiting_trajectories -= len(group.trajectories)
         return stale
 
-    def take(self) -> list[ReleasedGroup] | None:
-        """The oldest groups that make a batch, or None while there are too few trajectories."""
-        if self.waiting_trajectories < self._size:
+    def take(self, least: int | None = None) -> list[ReleasedGroup] | None:
+        """The oldest groups that make a batch, or None while there are too few trajectories.
+
+        `least`: a batch may be as small as this.
+        """
+        if self.waiting_trajectories < max(1, self._size if least is None else least):
             return None
         batch: list[ReleasedGroup] = []
         count = 0
-        while count < self._size:
+        while self._waiting and count < self._size:
             group = self._waiting.popleft()
             batch.append(group)
             count += len(group.trajectories)

@@ -70,6 +70,10 @@ class GroupBook:
         """Roll-outs that open groups still hold or owe."""
         return sum(group.planned for group in self._open.values())
 
+    @property
+    def open_groups(self) -> int:
+        return len(self._open)
+
     def next_would_open(self) -> bool:
         return not self._with_next
 

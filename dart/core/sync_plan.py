@@ -1,4 +1,4 @@
-"""Which replica gets the newest weights next: rolling, per worker, at most `max_unavailable` at once.
+"""Which replica gets the newest weights next: rolling, per worker, at most `max_unavailable` at once; or all together.
 
 Events in, decisions out: `published`, `joined`, `left`, `updated`, `failed` change the state; `next` says which
 replica to update now. A replica jumps straight to the newest version; the oldest version goes first. A replica that
@@ -18,8 +18,10 @@ class _State:
 
 
 class SyncPlan:
-    def __init__(self, max_unavailable: int, version: int = 0) -> None:
+    def __init__(self, max_unavailable: int, version: int = 0, *, together: bool = False) -> None:
         self._max_unavailable = max_unavailable
+        self.together = together
+        """All replicas at once, and none serves until all are updated: what rolling is compared with."""
         self._replicas: dict[str, _State] = {}
         self.version = version
         """The newest published version."""
@@ -47,7 +49,8 @@ class SyncPlan:
 
     def next(self) -> tuple[str, int] | None:
         """A replica to update and the version to send, or None while nothing may start. Marks it as begun."""
-        if sum(state.target is not None for state in self._replicas.values()) >= self._max_unavailable:
+        begun = sum(state.target is not None for state in self._replicas.values())
+        if not self.together and begun >= self._max_unavailable:
             return None
         behind = [(s.version, i, name) for i, (name, s) in enumerate(self._replicas.items())
                   if s.target is None and s.version < self.version]  # fmt: skip
