@@ -163,7 +163,7 @@ async def test_what_the_grammar_has_no_words_for_is_told() -> None:
         return pb.Suggested(action=action_to_proto(Click(Point(0.5, 0.5), "middle")))
 
     async with fleet(env=env, rollout=replica) as (envs, pool):
-        session = EnvSession(await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
+        session = EnvSession(envs, await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
         turns = OracleTurns(session, pool, make_grammar(CONFIG.agent), 40)
         with pytest.raises(UserError, match=r"agent\.grammar: the oracle's next action has no words"):
             await turns.generate(Prompt((screen(),), (screen(),)))

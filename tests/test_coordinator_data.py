@@ -12,7 +12,8 @@ import pytest
 from dart import config
 from dart.coordinator.data import DataManager
 from dart.coordinator.metrics import Metrics
-from dart.coordinator.sessions import InfrastructureError
+from dart.coordinator.pools import EnvPool
+from dart.coordinator.sessions import Fleet, InfrastructureError
 from dart.core.groups import Order
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
 from dart.store.database import Database, sqlite_url
@@ -32,6 +33,12 @@ CONFIG = config.parse(
 
 
 ENVIRONMENTS = 16
+
+
+def environments() -> EnvPool:
+    pool = EnvPool(Fleet(60.0))
+    pool.slots = ENVIRONMENTS
+    return pool
 
 
 def rolled_out(order: Order, success: bool, version: int = 0, steps: int = 2) -> Trajectory:
@@ -56,7 +63,7 @@ class Rig:
         self.metrics = Metrics(self.directory / "metrics.jsonl", 100)
         self.data = DataManager(
             self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1,
-            lambda: ENVIRONMENTS,
+            environments(),
         )  # fmt: skip
         await self.data.prepare()
         return self

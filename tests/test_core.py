@@ -17,7 +17,7 @@ from dart.core.routing import Replica, Router
 from dart.core.sampling import TaskSampler
 from dart.core.sync_plan import SyncPlan
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
-from dart.core.usage import BusyClock
+from dart.core.usage import EnvState, Ledger
 
 IMAGE = Image.of(b"x", "image/png", 2, 2)
 
@@ -226,14 +226,27 @@ def test_sync_never_exceeds_max_unavailable_and_settles(events: list[str], most:
     assert plan.settled
 
 
-def test_busy_clock_integrates() -> None:
-    clock = BusyClock(0.0)
-    assert clock.utilisation(1.0) == 0.0
-    clock.offer(1.0, 2)
-    clock.use(2.0, 1)
-    clock.use(4.0, 1)
-    clock.use(5.0, -2)
-    # offered 2 × 4 s, busy 1 × 2 s + 2 × 1 s
-    assert clock.utilisation(5.0) == pytest.approx(0.5)
-    clock.restart(5.0)
-    assert clock.utilisation(7.0) == 0.0
+def test_the_ledger_books_every_slot_second_once() -> None:
+    idle, acting, queued, lost = EnvState.IDLE, EnvState.ACTING, EnvState.QUEUED, EnvState.LOST
+    ledger = Ledger({acting, queued}, 100.0)
+    assert ledger.utilisation(101.0) == 0.0
+    ledger.joined("a", idle, 2, 101.0)
+    ledger.joined("b", idle, 1, 102.0)
+    ledger.blame(idle, "nothing to do", 102.0)
+    ledger.move("a", idle, acting, 103.0)
+    ledger.blame(idle, "paused", 104.0)
+    ledger.move("a", acting, queued, 105.0)
+    ledger.move("b", idle, acting, 105.0)
+    assert ledger.counts("a") == {idle: 1, queued: 1}
+    assert ledger.seconds(106.0) == pytest.approx({idle: 2 + 5 + 3, acting: 2 + 1, queued: 1})
+    assert ledger.utilisation(106.0) == pytest.approx(4 / 14)
+    assert ledger.causes(idle, 106.0) == pytest.approx({"nothing to do": 3 + 2, "paused": 2 + 1})
+    ledger.lost("b", lost, 106.0, for_good=False)
+    ledger.lost("a", lost, 107.0, for_good=True)
+    ledger.move("a", idle, acting, 107.0)
+    assert ledger.counts() == {lost: 1}
+    assert sum(ledger.seconds(110.0).values()) == pytest.approx(2 * 6 + 8)
+    assert ledger.seconds(110.0, "b") == pytest.approx({idle: 3, acting: 1, lost: 4})
+    ledger.restart(110.0)
+    assert {state: spent for state, spent in ledger.seconds(112.0).items() if spent} == {lost: 2}
+    assert ledger.causes(idle, 112.0) == {}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,29 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
         f"{answer.run_id}: {answer.phase}, update {answer.update}, version {answer.weight_version}, "
         f"{answer.trajectories} trajectories, {answer.env_steps} steps, success {answer.success_rate:.0%}"
     )
-    click.echo(f"environments busy {answer.env_utilisation:.0%}, replicas {answer.rollout_utilisation:.0%}")
+    click.echo(
+        f"environments busy {answer.env_utilisation:.0%}, replicas {answer.rollout_utilisation:.0%}, "
+        f"trainer {answer.trainer_utilisation:.0%}; {answer.trained_actions_per_minute:.0f} actions/min trained on"
+    )
+    for name, spent in (("environments", answer.env_time), ("replicas", answer.rollout_time)):
+        click.echo(f"  {name}: {_shares(spent.seconds)}")
+    for state, because in (("idle", answer.env_time.idle_because), ("queued", answer.env_time.queued_because)):
+        if because:
+            click.echo(f"  {state} because {_shares(because)}")
     for fate, count in sorted(answer.fates.items()):
         click.echo(f"  {fate}: {count}")
     for worker in answer.workers:
         click.echo(
             f"  {worker.worker_id:16s} {worker.state:8s} {worker.busy}/{worker.slots} "
-            f"version {worker.weight_version}, heard {worker.seconds_since_heard:.1f} s ago"
+            f"version {worker.weight_version}, heard {worker.seconds_since_heard:.1f} s ago; {worker.doing}"
         )
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    """ "acting 61%, idle 39%", largest first."""
+    total = sum(seconds.values()) or 1.0
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {spent / total:.0%}" for name, spent in ordered)
 
 
 def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str, Any], as_json: bool) -> None:

@@ -122,13 +122,13 @@ class View:
     @staticmethod
     def _workers(status: Any) -> Table:
         table = Table(box=None, pad_edge=False)
-        for column in ("worker", "role", "state", "busy", "version"):
+        for column in ("worker", "role", "state", "busy", "version", "does"):
             table.add_column(column)
         for worker in status.workers:
             role = ROLE_NAMES[worker.role]
             version = "" if role == "env" else str(worker.weight_version)
             busy = "" if role == "train" else f"{worker.busy}/{worker.slots}"
-            table.add_row(worker.worker_id, role, worker.state, busy, version)
+            table.add_row(worker.worker_id, role, worker.state, busy, version, worker.doing)
         return table
 
 

@@ -11,7 +11,7 @@ import grpc
 
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.server import ROLE_NAMES
-from dart.coordinator.sessions import Fleet
+from dart.coordinator.sessions import Fleet, Worker
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database
@@ -35,7 +35,9 @@ class Levers(Protocol):
     def status(self) -> cpb.GetStatusResponse: ...
 
 
-def worker_statuses(fleet: Fleet, busy: dict[str, int], versions: dict[str, int], syncing: set[str]) -> list[Any]:
+def worker_statuses(
+    fleet: Fleet, busy: dict[str, int], versions: dict[str, int], syncing: set[str], doing: Callable[[Worker], str]
+) -> list[Any]:
     """One row per connected worker, by role and name."""
     now = time.monotonic()
     return [
@@ -47,6 +49,7 @@ def worker_statuses(fleet: Fleet, busy: dict[str, int], versions: dict[str, int]
             busy=busy.get(worker.id, 0),
             weight_version=versions.get(worker.id, worker.ready.weight_version),
             seconds_since_heard=now - worker.last_heard,
+            doing=doing(worker),
         )
         for worker in sorted(fleet.workers.values(), key=lambda w: (ROLE_NAMES[w.role], w.id))
     ]

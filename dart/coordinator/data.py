@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dart.config import Config
 from dart.coordinator.metrics import Metrics
+from dart.coordinator.pools import EnvPool
 from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.sources import copy_sources
 from dart.core.advantage import overlong_penalty
@@ -29,6 +30,7 @@ from dart.core.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.sampling import TaskSampler
 from dart.core.schedule import Pacing, Situation
 from dart.core.types import Task, Trajectory
+from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.store.blobs import BlobError
 from dart.store.database import Database
@@ -51,11 +53,9 @@ class DataManager:
         metrics: Metrics,
         suite: str,
         first_group: int,
-        environments: Callable[[], int],
+        envs: EnvPool,
     ) -> None:
-        """`environments`: how many there are now."""
-        self._config, self._database, self._metrics = config, database, metrics
-        self._environments = environments
+        self._config, self._database, self._metrics, self._envs = config, database, metrics, envs
         self.temperature = config.rollout.temperature
         tasks, curation = config.environment.tasks, config.curation
         number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
@@ -73,8 +73,6 @@ class DataManager:
         """Out of the book, and not in the feed yet: what is decided about them is being stored."""
         schedule, size = config.schedule, config.trainer.trajectories_per_update
         self._pacing = Pacing(schedule.sampling, schedule.training == "synchronous", curation.rollouts, size)
-        self.waits_for = ""
-        """Why environments that are free have no work; empty while they have."""
         self._budget = start_budget(
             config.curation.max_staleness, config.trainer.trajectories_per_update, config.curation.rollouts
         )
@@ -134,9 +132,9 @@ class DataManager:
 
     async def next(self) -> Order | None:
         while why := self._why_wait():
-            self.waits_for = why
+            self._envs.usage.blame(EnvState.IDLE, why, time.monotonic())
             await self._changed.wait()
-        self.waits_for = ""
+        self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
         order, opened = self._book.next()
         self._running += 1
         if opened is not None:
@@ -159,7 +157,7 @@ class DataManager:
             open_groups=self._book.open_groups + len(self._closing),
             running=self._running + len(self._closing),
             waiting=self._feed.waiting_trajectories,
-            environments=self._environments(),
+            environments=self._envs.slots,
         )
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
@@ -289,7 +287,7 @@ class DataManager:
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         """Update `update`, which began at `trainer_version`, has trained on the batch."""
         await self._database.consume_groups([group.id for group in batch], update)
-        self._metrics.consumed([staleness(trainer_version, t) for group in batch for t in group.trajectories])
+        self._metrics.consumed(batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories])
         self._in_training = 0
         self._notify()
 

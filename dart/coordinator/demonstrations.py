@@ -74,7 +74,7 @@ class Demonstrations:
         return made
 
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
-        self._metrics.consumed([0 for group in batch for _ in group.trajectories])
+        self._metrics.consumed(batch, [0 for group in batch for _ in group.trajectories])
 
     async def close(self) -> None:
         await self._open.aclose()

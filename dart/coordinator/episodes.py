@@ -39,13 +39,13 @@ class EpisodeSource(Protocol):
 class _Turns:
     """`dart.agent.episode.Policy` over the pool: a trajectory's turns prefer the replica of the turn before."""
 
-    def __init__(self, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
-        self._pool, self._temperature, self._max_tokens = pool, temperature, max_tokens
+    def __init__(self, env: EnvSession, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
+        self._env, self._pool, self._temperature, self._max_tokens = env, pool, temperature, max_tokens
         self._replica: str | None = None
 
     async def generate(self, prompt: Prompt) -> Generation:
         generation, self._replica = await self._pool.generate(
-            prompt, self._temperature, self._max_tokens, self._replica
+            prompt, self._temperature, self._max_tokens, self._replica, enter=self._env.enter
         )
         return generation
 
@@ -61,7 +61,7 @@ async def sample(
     grammar = make_grammar(config.agent)
 
     async def episode(worker: Worker, order: Order) -> None:
-        env = EnvSession(worker, order)
+        env = EnvSession(envs, worker, order)
         spec = EpisodeSpec(
             trajectory_id=order.trajectory_id,
             group_id=order.group_id,
@@ -70,8 +70,7 @@ async def sample(
             success_threshold=config.curation.success_threshold,
             agent=config.agent,
         )
-        turns = writer(env) if writer else _Turns(policy, source.temperature, config.rollout.max_tokens)
-        envs.mark(worker, 1)
+        turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
         except InfrastructureError as error:
@@ -80,7 +79,6 @@ async def sample(
             return
         finally:
             env.close()
-            envs.mark(worker, -1)
             envs.release(worker)
         await source.finished(order, trajectory)
 

@@ -10,10 +10,11 @@ import asyncio
 import json
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from dart.core.feed import ReleasedGroup, samples_of
 from dart.core.types import Trajectory
 from dart.store.database import Database
 from dart.store.records import Event, Totals
@@ -43,6 +44,9 @@ class Metrics:
         self.staleness_sum = 0
         self.staleness_count = 0
         self.staleness_max = 0
+        self.trained_steps = 0
+        self.trained_tokens = 0
+        """Prompts and responses."""
         self._recent: deque[bool] = deque(maxlen=window)
         self._recent_by_task: dict[str, deque[bool]] = {}
 
@@ -54,8 +58,11 @@ class Metrics:
         self._recent.append(trajectory.success)
         self._recent_by_task.setdefault(trajectory.task.name, deque(maxlen=128)).append(trajectory.success)
 
-    def consumed(self, staleness: list[int]) -> None:
-        """Trajectories that an update trained on, with their staleness in versions."""
+    def consumed(self, batch: Sequence[ReleasedGroup], staleness: list[int]) -> None:
+        """An update trained on the batch. `staleness`: of each of its trajectories, in versions."""
+        samples = samples_of(batch)
+        self.trained_steps += len(samples)
+        self.trained_tokens += sum(sample.tokens for sample in samples)
         self.fates["trained"] += len(staleness)
         self.staleness_sum += sum(staleness)
         self.staleness_count += len(staleness)
@@ -90,6 +97,8 @@ class Metrics:
             "infrastructure_failures": self.infrastructure_failures,
             "unparsable": self.unparsable,
             "pooled": self.pooled,
+            "trained_steps": self.trained_steps,
+            "trained_tokens": self.trained_tokens,
             "fates": dict(self.fates),
             "staleness": {
                 "mean": round(self.staleness_mean, 4),
@@ -108,6 +117,7 @@ class Metrics:
         self.unparsable, self.pooled, self.fates = stored.unparsable, stored.pooled, Counter(stored.fates)
         self.weight_syncs = totals["weight_syncs"]
         self.infrastructure_failures = totals["infrastructure_failures"]
+        self.trained_steps, self.trained_tokens = totals.get("trained_steps", 0), totals.get("trained_tokens", 0)
         before = totals["staleness"]
         self.staleness_count, self.staleness_max = before["trajectories"], before["max"]
         self.staleness_sum = round(before["mean"] * before["trajectories"])

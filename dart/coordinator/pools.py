@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from dart.agent.prompt import Prompt
@@ -20,7 +21,7 @@ from dart.core.action import Action
 from dart.core.groups import Order
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Image, Observation, Task
-from dart.core.usage import BusyClock
+from dart.core.usage import EnvState, Ledger, ReplicaState
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (
     action_from_proto,
@@ -37,10 +38,9 @@ GENERATE_ATTEMPTS = 5
 
 class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
-        self.usage = BusyClock(time.monotonic())
+        self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.LOST}, time.monotonic())
         self.slots = 0
-        self.busy = 0
-        self.busy_at: dict[str, int] = {}
+        self._live: dict[str, Worker] = {}
         self._free: deque[Worker] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         fleet.on_ready.append(self._joined)
@@ -71,47 +71,55 @@ class EnvPool:
                 return
         self._free.append(worker)
 
-    def mark(self, worker: Worker, busy: int) -> None:
-        """An environment of this worker begins (+1) or ends (-1) an episode; -1 after the worker is lost is ignored."""
-        if worker.hello.instance_id in self.busy_at:
-            self.busy_at[worker.hello.instance_id] += busy
-            self.busy += busy
-            self.usage.use(time.monotonic(), busy)
+    def busy(self, worker: str) -> int:
+        """Its environments that are within an episode."""
+        return sum(n for state, n in self.usage.counts(worker).items() if state not in (EnvState.IDLE, EnvState.LOST))
+
+    def move(self, worker: Worker, old: EnvState, new: EnvState) -> None:
+        """One of the worker's environments changes; after the worker is lost nothing does."""
+        if self._live.get(worker.id) is worker:
+            self.usage.move(worker.id, old, new, time.monotonic())
 
     def _joined(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
         self.slots += worker.slots
-        self.busy_at[worker.hello.instance_id] = 0
-        self.usage.offer(time.monotonic(), worker.slots)
+        now = time.monotonic()
+        if self.usage.counts(worker.id):
+            self.usage.left(worker.id, now)
+        self._live[worker.id] = worker
+        self.usage.joined(worker.id, EnvState.IDLE, worker.slots, now)
         for _ in range(worker.slots):
             self.release(worker)
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
-        busy = self.busy_at.pop(worker.hello.instance_id)
         self.slots -= worker.slots
-        self.busy -= busy
-        now = time.monotonic()
-        self.usage.use(now, -busy)
-        self.usage.offer(now, -worker.slots)
+        if self._live.get(worker.id) is worker:
+            del self._live[worker.id]
+            self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)
         self._free = deque(w for w in self._free if w is not worker)
 
 
 class EnvSession:
     """One episode's hold on an environment (`dart.agent.episode.Env`)."""
 
-    def __init__(self, worker: Worker, order: Order) -> None:
-        self._worker = worker
+    def __init__(self, pool: EnvPool, worker: Worker, order: Order) -> None:
+        self._pool, self._worker = pool, worker
+        self._state = EnvState.IDLE
         self._assignment = pb.Assignment(assignment_id=order.trajectory_id, attempt=order.attempt)
 
     async def reset(self, task: Task) -> Observation:
+        self.enter(EnvState.RESETTING)
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        self.enter(EnvState.GENERATING)
         return observation_from_proto(reply)
 
     async def act(self, action: Action, last: bool) -> Observation:
+        self.enter(EnvState.ACTING)
         reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
+        self.enter(EnvState.GENERATING)
         return observation_from_proto(reply)
 
     async def suggest(self) -> Action | None:
@@ -119,8 +127,14 @@ class EnvSession:
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
 
+    def enter(self, state: EnvState) -> None:
+        """Account for the environment's time."""
+        self._pool.move(self._worker, self._state, state)
+        self._state = state
+
     def close(self) -> None:
         """The environment is free again; also when the episode was cancelled, so nothing is awaited."""
+        self.enter(EnvState.IDLE)
         self._worker.tell(pb.Release(assignment=self._assignment))
         self._worker.end_assignment(self._assignment.assignment_id, self._assignment.attempt)
 
@@ -128,9 +142,11 @@ class EnvSession:
 class RolloutPool:
     def __init__(self, fleet: Fleet) -> None:
         self.router = Router()
-        self.usage = BusyClock(time.monotonic())
-        """A replica is busy while it has at least one request in flight."""
+        self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
         self.requests = 0
+        self.on_rotation: list[Callable[[], None]] = []
+        """Called when a replica was taken out of the rotation, or put back."""
+        self._states: dict[str, ReplicaState] = {}
         self._workers: dict[str, Worker] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._numbers = itertools.count(1)
@@ -148,10 +164,12 @@ class RolloutPool:
         max_tokens: int,
         affinity: str | None,
         forced_text: str | None = None,
+        enter: Callable[[EnvState], None] = lambda state: None,
     ) -> tuple[Generation, str]:
         """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
 
-        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities.
+        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities. `enter` is told when the
+        request stands in line, and when a replica has it.
 
         Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
         invalid.
@@ -159,7 +177,9 @@ class RolloutPool:
         number = next(self._numbers)
         with_data = False
         for attempt in range(1, GENERATE_ATTEMPTS + 1):
+            enter(EnvState.QUEUED)
             replica = await self._take(affinity)
+            enter(EnvState.GENERATING)
             worker = self._workers[replica.id]
             try:
                 reply = await worker.call(
@@ -193,6 +213,9 @@ class RolloutPool:
         """Take a replica out of the rotation for a weight update, or put it back."""
         if replica := self.router.replicas.get(replica_id):
             replica.serving = serving
+            self._account(replica)
+            for listener in self.on_rotation:
+                listener()
             self._wake()
 
     def set_version(self, replica_id: str, version: int) -> None:
@@ -210,17 +233,23 @@ class RolloutPool:
                     self._wake()
                 raise
         replica.busy += 1
-        if replica.busy == 1:
-            self.usage.use(time.monotonic(), 1)
+        self._account(replica)
         return replica
 
     def _give_back(self, replica: Replica) -> None:
         replica.busy -= 1
         if self.router.replicas.get(replica.id) is not replica:
             return  # the replica left, and took its time with it
-        if replica.busy == 0:
-            self.usage.use(time.monotonic(), -1)
+        self._account(replica)
         self._wake()
+
+    def _account(self, replica: Replica) -> None:
+        """Book the replica's time from here on to what it does now."""
+        serves = ReplicaState.IDLE if replica.serving else ReplicaState.SYNCING
+        state = ReplicaState.BUSY if replica.busy else serves
+        if (old := self._states[replica.id]) is not state:
+            self._states[replica.id] = state
+            self.usage.move(replica.id, old, state, time.monotonic())
 
     def _wake(self) -> None:
         free = sum(r.slots - r.busy for r in self.router.replicas.values() if r.serving)
@@ -235,17 +264,18 @@ class RolloutPool:
             return
         self._workers[worker.id] = worker
         self.router.replicas[worker.id] = Replica(worker.id, worker.slots, worker.ready.weight_version)
-        self.usage.offer(time.monotonic(), 1)
+        now = time.monotonic()
+        if self.usage.counts(worker.id):
+            self.usage.left(worker.id, now)
+        self._states[worker.id] = ReplicaState.IDLE
+        self.usage.joined(worker.id, ReplicaState.IDLE, 1, now)
         self._wake()
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ROLLOUT:
             return
-        replica = self.router.replicas.pop(worker.id)
-        now = time.monotonic()
-        if replica.busy:
-            self.usage.use(now, -1)
-        self.usage.offer(now, -1)
+        del self.router.replicas[worker.id]
+        self.usage.lost(worker.id, ReplicaState.LOST, time.monotonic(), for_good=worker.said_goodbye)
 
 
 def _checked(generation: Generation, replica: str, forced: bool) -> Generation:

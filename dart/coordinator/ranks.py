@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker
 from dart.core.feed import ReleasedGroup, Sample, balance, samples_of
+from dart.core.usage import Ledger, TrainerState
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
@@ -23,6 +26,9 @@ from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.convert import sample_to_proto
 
 PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
+
+
+TRAINER = "trainer"
 
 
 class TrainerLost(UserError):
@@ -37,6 +43,10 @@ class TrainerRanks:
         self._ranks: dict[int, Worker] = {}
         self._complete = asyncio.Event()
         self._numbers = itertools.count(1)
+        self.usage = Ledger({TrainerState.TRAINING}, time.monotonic())
+        """All ranks are one: they work together."""
+        self._work: Counter[TrainerState] = Counter()
+        self._state = TrainerState.IDLE
         self.lost = asyncio.Event()
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
@@ -51,6 +61,10 @@ class TrainerRanks:
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
         """Train on a batch; rank 0's reply. Raises TrainerLost."""
+        with self._doing(TrainerState.TRAINING):
+            return await self._update(number, batch)
+
+    async def _update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
         samples = samples_of(batch)
         tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
         shares = balance(samples, self._size)
@@ -81,7 +95,8 @@ class TrainerRanks:
         """A checkpoint of the weights as they are now. Raises TrainerLost."""
         name = f"c{next(self._numbers)}"
         command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
-        replies = await self._all(lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name)
+        with self._doing(TrainerState.SAVING):
+            replies = await self._all(lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name)
         saved: pb.CheckpointSaved = replies[0]
         return saved
 
@@ -94,6 +109,23 @@ class TrainerRanks:
         )
         self.rank0.end_assignment(assignment.assignment_id, assignment.attempt)
         return reply
+
+    @contextmanager
+    def _doing(self, state: TrainerState) -> Iterator[None]:
+        """Account for the trainer's time. What is saved in the middle of an update is the update's time."""
+        self._work[state] += 1
+        self._account()
+        try:
+            yield
+        finally:
+            self._work[state] -= 1
+            self._account()
+
+    def _account(self) -> None:
+        busy = (state for state in (TrainerState.TRAINING, TrainerState.SAVING) if self._work[state])
+        state = next(busy, TrainerState.IDLE)
+        self.usage.move(TRAINER, self._state, state, time.monotonic())
+        self._state = state
 
     async def _all(self, commands: Any, assignment_id: str) -> list[Any]:
         async def one(rank: int) -> Any:
@@ -117,6 +149,7 @@ class TrainerRanks:
             return
         self._ranks[worker.hello.rank] = worker
         if len(self._ranks) == self._size:
+            self.usage.joined(TRAINER, TrainerState.IDLE, 1, time.monotonic())
             self._complete.set()
 
     def _left(self, worker: Worker) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dart.config import Config
+from dart.coordinator.accounting import Accounting
 from dart.coordinator.collecting import Collection, teacher
 from dart.coordinator.control import ControlService, worker_statuses
 from dart.coordinator.data import DataManager
@@ -35,6 +36,7 @@ from dart.coordinator.syncing import WeightSync
 from dart.coordinator.training import Training
 from dart.coordinator.welcome import welcome
 from dart.core.types import Task
+from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import RunState
@@ -62,16 +64,16 @@ class Run:
         self.envs = EnvPool(self.fleet)
         self.policy = RolloutPool(self.fleet)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks)
+        self.accounting = Accounting(self.envs, self.policy, self.ranks)
         self.metrics = Metrics(directory / "metrics.jsonl", config.stop.window, start.first_event)
         self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version,
                                together=config.schedule.sync == "all")  # fmt: skip
         self.data = (
             Demonstrations(config, self.metrics)
             if config.algorithm == "sft"
-            else DataManager(
-                config, database, self.metrics, config.environment.kind, start.first_group, lambda: self.envs.slots
-            )
+            else DataManager(config, database, self.metrics, config.environment.kind, start.first_group, self.envs)
         )
+        self.policy.on_rotation.append(self._blame_queue)
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
@@ -82,7 +84,7 @@ class Run:
         """Likewise."""
         self._training = Training(
             config, start, directory / "checkpoints", database, self.metrics,
-            self.envs, self.policy, self.ranks, self.sync, self.data,
+            self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
         self._stop = asyncio.Event()
         self._fleet_changed = asyncio.Event()
@@ -127,11 +129,12 @@ class Run:
         return self._training.seconds
 
     def status(self) -> cpb.GetStatusResponse:
-        busy = {w.id: self.envs.busy_at.get(w.hello.instance_id, 0) for w in self.fleet.of_role(pb.ROLE_ENV)}
+        busy = {worker.id: self.envs.busy(worker.id) for worker in self.fleet.of_role(pb.ROLE_ENV)}
         busy |= {name: replica.busy for name, replica in self.policy.router.replicas.items()}
         syncing = {name for name, replica in self.policy.router.replicas.items() if not replica.serving}
         versions = self.sync.versions | {w.id: self.metrics.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}
         now = time.monotonic()
+        environments, replicas, trainer = self.accounting.utilisation(now)
         return cpb.GetStatusResponse(
             run_id=self.directory.name,
             phase=self.metrics.phase,
@@ -140,11 +143,14 @@ class Run:
             trajectories=self.metrics.trajectories,
             env_steps=self.metrics.env_steps,
             success_rate=self.metrics.success_rate,
-            env_utilisation=self.envs.usage.utilisation(now),
-            rollout_utilisation=self.policy.usage.utilisation(now),
+            env_utilisation=environments,
+            rollout_utilisation=replicas,
             fates=self.metrics.fates,
-            workers=worker_statuses(self.fleet, busy, versions, syncing),
+            workers=worker_statuses(self.fleet, busy, versions, syncing, self.accounting.doing),
             elapsed_seconds=now - self._began,
+            trainer_utilisation=trainer,
+            trained_actions_per_minute=60 * self.metrics.trained_steps / max(self.train_seconds, 1e-9),
+            **{f"{name}_time": cpb.TimeSpent(**spent) for name, spent in self.accounting.report(now).items()},
         )
 
     # ---- life ----
@@ -277,6 +283,12 @@ class Run:
 
     # ---- workers ----
 
+    def _blame_queue(self) -> None:
+        """While weights are under way, they are why a turn finds no replica."""
+        syncing = not all(replica.serving for replica in self.policy.router.replicas.values())
+        cause = "a replica takes new weights" if syncing else "the replicas are full"
+        self.envs.usage.blame(EnvState.QUEUED, cause, time.monotonic())
+
     def _welcome(self, hello: pb.Hello) -> str:
         return welcome(self.config, self._start, hello, self._job)
 
@@ -328,7 +340,6 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         totals = self.metrics.totals()
-        environment, rollout = self._training.utilisation
         return {
             **self._common(),
             "success_before": self.evaluations.get("before"),
@@ -338,8 +349,7 @@ class Run:
             "env_steps": totals["env_steps"],
             "updates": totals["updates"],
             "weight_syncs": totals["weight_syncs"],
-            "env_utilisation": round(environment, 4),
-            "rollout_utilisation": round(rollout, 4),
+            **self._training.usage,
             "staleness": totals["staleness"],
             "dropped": {k.removeprefix("dropped: "): n for k, n in totals["fates"].items() if k.startswith("dropped")},
             "trained": totals["fates"].get("trained", 0),

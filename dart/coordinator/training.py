@@ -11,8 +11,10 @@ import asyncio
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from dart.config import Config
+from dart.coordinator.accounting import Accounting
 from dart.coordinator.data import DataManager
 from dart.coordinator.demonstrations import Demonstrations
 from dart.coordinator.episodes import sample
@@ -43,18 +45,20 @@ class Training:
         ranks: TrainerRanks,
         sync: WeightSync,
         data: DataManager | Demonstrations,
+        accounting: Accounting,
     ) -> None:
         self._config, self._start, self._checkpoints = config, start, checkpoints
         self._database, self._metrics = database, metrics
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
+        self._accounting = accounting
         self._drained = False
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
         self._last_update: dict[str, float] = {}
         self._seconds = 0.0
         self._since: float | None = None
-        self.utilisation = (0.0, 0.0)
-        """Of environments and replicas, over the phase."""
+        self.usage: dict[str, Any] = {}
+        """Utilisation and where the time went, over the phase."""
 
     @property
     def seconds(self) -> float:
@@ -70,15 +74,14 @@ class Training:
         """Until it is over; then the weights are saved. Raises TrainerLost."""
         await self._take_up()
         now = time.monotonic()
-        self._envs.usage.restart(now)
-        self._policy.usage.restart(now)
+        self._accounting.restart(now)
         self._since = now
         try:
             await self._sample_and_update()
         finally:
             await self._data.close()
         now = time.monotonic()
-        self.utilisation = self._envs.usage.utilisation(now), self._policy.usage.utilisation(now)
+        self.usage = self._usage(now) | {"time": self._accounting.report(now)}
         self._seconds = self.seconds
         self._since = None
         if self._metrics.updates > self._start.update:
@@ -170,6 +173,19 @@ class Training:
             or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
         )
 
+    def _usage(self, now: float) -> dict[str, float]:
+        """Utilisation, and throughput per minute of training: actions trained on and sampled, tokens trained on."""
+        environment, rollout, trainer = self._accounting.utilisation(now)
+        minutes = max(self.seconds, 1e-9) / 60
+        return {
+            "env_utilisation": environment,
+            "rollout_utilisation": rollout,
+            "trainer_utilisation": trainer,
+            "trained_actions_per_minute": round(self._metrics.trained_steps / minutes, 2),
+            "sampled_actions_per_minute": round(self._metrics.env_steps / minutes, 2),
+            "trained_tokens_per_minute": round(self._metrics.trained_tokens / minutes, 1),
+        }
+
     def _log_update(self, batch: list[ReleasedGroup]) -> None:
         now = time.monotonic()
         self._metrics.event(
@@ -179,8 +195,7 @@ class Training:
             batch_groups=len(batch),
             success_rate=round(self._metrics.success_rate, 4),
             success_by_task=self._metrics.success_by_task,
-            env_utilisation=round(self._envs.usage.utilisation(now), 4),
-            rollout_utilisation=round(self._policy.usage.utilisation(now), 4),
+            **self._usage(now),
             replica_versions=self._sync.versions,
             waiting_groups=self._data.waiting_groups,
             trainer=self._last_update,

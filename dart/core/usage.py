@@ -1,40 +1,153 @@
-"""Where the time of many slots went: an integral of "busy" over time, kept as events come in."""
+"""Where the time of environments, replicas and the trainer goes: slot-seconds by state, kept as events come in.
+
+A worker's slots are each in one state at a time, and a `Ledger` knows how many are in which and for how long all of
+them together have been, per worker and over all. A change costs the same however many workers there are. Time (seconds,
+any origin, never backwards) is an argument.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-class BusyClock:
-    """Slot-seconds offered and used. Time (seconds, any origin, never backwards) is an argument.
 
-    utilisation = busy slot-seconds / offered slot-seconds since `restart`; 0 before any slot was offered.
-    """
+class EnvState(StrEnum):
+    """Of one environment. All but `IDLE` and `LOST` are within an episode."""
 
-    def __init__(self, now: float) -> None:
-        self._slots = 0
-        self._busy = 0
-        self.restart(now)
+    RESETTING = "resetting"
+    ACTING = "acting"
+    QUEUED = "queued"
+    """Its episode wants a turn, and no replica has capacity."""
+    GENERATING = "generating"
+    """A replica is at its turn."""
+    IDLE = "idle"
+    LOST = "lost"
+    """Its worker is gone and has not come back."""
+
+
+class ReplicaState(StrEnum):
+    BUSY = "busy"
+    """It has at least one request."""
+    IDLE = "idle"
+    SYNCING = "syncing"
+    """It takes new weights: out of the rotation, and nothing is left to generate."""
+    LOST = "lost"
+
+
+class TrainerState(StrEnum):
+    TRAINING = "training"
+    SAVING = "saving"
+    IDLE = "idle"
+    """No batch has come together."""
+
+
+State = EnvState | ReplicaState | TrainerState
+
+
+@dataclass(slots=True)
+class _Account:
+    """counts: slots now in each state. balances: Σ times of leaving − Σ times of entering, so that a state's seconds
+    are its balance + count × now."""
+
+    counts: dict[State, int] = field(default_factory=dict)
+    balances: dict[State, float] = field(default_factory=dict)
+
+    def add(self, state: State, slots: int, now: float) -> None:
+        self.counts[state] = self.counts.get(state, 0) + slots
+        self.balances[state] = self.balances.get(state, 0.0) - slots * now
+
+    def seconds(self, now: float) -> dict[State, float]:
+        return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}
+
+    def restart(self) -> None:
+        """Time begins at 0 again."""
+        self.balances = dict.fromkeys(self.counts, 0.0)
+
+
+@dataclass(slots=True)
+class _Blame:
+    """since: seconds in the state when the cause began."""
+
+    cause: str = ""
+    since: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Ledger:
+    """`busy`: the states whose share of all slot-seconds is the utilisation."""
+
+    def __init__(self, busy: Iterable[State], now: float) -> None:
+        self._busy = frozenset(busy)
+        self._all = _Account()
+        self._workers: dict[str, _Account] = {}
+        self._blames: dict[State, _Blame] = {}
+        self._origin = now
 
     def restart(self, now: float) -> None:
-        self._at = now
-        self._offered_seconds = 0.0
-        self._busy_seconds = 0.0
+        """Forget what was; slots stay where they are."""
+        self._origin = now
+        for account in (self._all, *self._workers.values()):
+            account.restart()
+        for blame in self._blames.values():
+            blame.since, blame.seconds = 0.0, {}
 
-    def offer(self, now: float, slots: int) -> None:
-        """`slots` more are there (negative: fewer)."""
-        self._advance(now)
-        self._slots += slots
+    def joined(self, worker: str, state: State, slots: int, now: float) -> None:
+        self._workers[worker] = _Account()
+        self._add(worker, state, slots, now)
 
-    def use(self, now: float, slots: int) -> None:
-        """`slots` more are busy (negative: fewer)."""
-        self._advance(now)
-        self._busy += slots
+    def left(self, worker: str, now: float) -> None:
+        """It is gone for good: its slots are not there any more."""
+        for state, count in self._workers.pop(worker).counts.items():
+            self._all.add(state, -count, now - self._origin)
+
+    def lost(self, worker: str, state: State, now: float, *, for_good: bool) -> None:
+        """It is gone: for good, or all its slots are in `state` until it has `joined` again."""
+        counts = dict(self.counts(worker))
+        if for_good:
+            self.left(worker, now)
+            return
+        for old, count in counts.items():
+            self.move(worker, old, state, now, count)
+
+    def move(self, worker: str, old: State, new: State, now: float, slots: int = 1) -> None:
+        """`slots` of the worker change from `old` to `new`. What is not there any more does not move."""
+        if worker in self._workers and old is not new:
+            self._add(worker, old, -slots, now)
+            self._add(worker, new, slots, now)
+
+    def counts(self, worker: str | None = None) -> Mapping[State, int]:
+        """Slots now in each state; `worker` None: of all."""
+        account = self._all if worker is None else self._workers.get(worker, _Account())
+        return {state: count for state, count in account.counts.items() if count}
+
+    def seconds(self, now: float, worker: str | None = None) -> dict[State, float]:
+        """Slot-seconds in each state since `restart`."""
+        return (self._all if worker is None else self._workers.get(worker, _Account())).seconds(now - self._origin)
 
     def utilisation(self, now: float) -> float:
-        self._advance(now)
-        return self._busy_seconds / self._offered_seconds if self._offered_seconds > 0 else 0.0
+        """Share of the slot-seconds that were busy; 0 before there were any."""
+        seconds = self.seconds(now)
+        offered = sum(seconds.values())
+        return sum(spent for state, spent in seconds.items() if state in self._busy) / offered if offered else 0.0
 
-    def _advance(self, now: float) -> None:
-        elapsed = now - self._at
-        self._at = now
-        self._offered_seconds += elapsed * self._slots
-        self._busy_seconds += elapsed * self._busy
+    def blame(self, state: State, cause: str, now: float) -> None:
+        """From now on, time in `state` is due to `cause`; empty: to nothing in particular."""
+        blame = self._blames.setdefault(state, _Blame())
+        spent = self.seconds(now).get(state, 0.0)
+        if blame.cause and spent > blame.since:
+            blame.seconds[blame.cause] = blame.seconds.get(blame.cause, 0.0) + spent - blame.since
+        blame.cause, blame.since = cause, spent
+
+    def cause(self, state: State) -> str:
+        """What time in `state` is due to now."""
+        return self._blames[state].cause if state in self._blames else ""
+
+    def causes(self, state: State, now: float) -> dict[str, float]:
+        """Slot-seconds in `state` by cause."""
+        self.blame(state, self.cause(state), now)
+        return dict(self._blames[state].seconds)
+
+    def _add(self, worker: str, state: State, slots: int, now: float) -> None:
+        for account in (self._all, self._workers[worker]):
+            account.add(state, slots, now - self._origin)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "slots", "busy", "weight_version", "seconds_since_heard")
+    __slots__ = ("worker_id", "role", "state", "slots", "busy", "weight_version", "seconds_since_heard", "doing")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class WorkerStatus(_message.Message):
     BUSY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARD_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: _session_pb2.Role
     state: str
@@ -24,14 +25,46 @@ class WorkerStatus(_message.Message):
     busy: int
     weight_version: int
     seconds_since_heard: float
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., busy: _Optional[int] = ..., weight_version: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
+    doing: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., busy: _Optional[int] = ..., weight_version: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., doing: _Optional[str] = ...) -> None: ...
+
+class TimeSpent(_message.Message):
+    __slots__ = ("seconds", "idle_because", "queued_because")
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class IdleBecauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class QueuedBecauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    seconds: _containers.ScalarMap[str, float]
+    idle_because: _containers.ScalarMap[str, float]
+    queued_because: _containers.ScalarMap[str, float]
+    def __init__(self, seconds: _Optional[_Mapping[str, float]] = ..., idle_because: _Optional[_Mapping[str, float]] = ..., queued_because: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds")
+    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time")
     class FatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +84,11 @@ class GetStatusResponse(_message.Message):
     FATES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_ACTIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    ENV_TIME_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_TIME_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_TIME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     update: int
@@ -63,7 +101,12 @@ class GetStatusResponse(_message.Message):
     fates: _containers.ScalarMap[str, int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     elapsed_seconds: float
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ...) -> None: ...
+    trainer_utilisation: float
+    trained_actions_per_minute: float
+    env_time: TimeSpent
+    rollout_time: TimeSpent
+    trainer_time: TimeSpent
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("from_sequence",)

@@ -96,7 +96,7 @@ def _click_dialog_2(instruction: str) -> list[_Move]:
     return [_labelled(".ui-dialog-buttonpane button", label)]
 
 
-def _click_checkboxes(instruction: str) -> list[_Move]:
+def _select(instruction: str) -> list[_Move]:
     names = _word(r"^Select (.*) and click Submit", instruction)
     chosen = [] if names == "nothing" else names.split(", ")
     return [*(_labelled("#boxes label", name) for name in chosen), _css("#subbtn")]
@@ -142,12 +142,13 @@ _SHAPE = """((adjectives, noun) => [...document.querySelectorAll('#area_svg > *'
 TASKS: dict[str, _Plan] = {
     "click-button": lambda said: [_labelled("#area button", _quoted(said)[0])],
     "click-button-sequence": lambda said: [_css("#subbtn"), _css("#subbtn2")],
-    "click-checkboxes": _click_checkboxes,
+    "click-checkboxes": _select,
     # UI-TARS's only wait; environment.max_wait_seconds cuts it.
     "click-collapsible": lambda said: [_css("#area h3"), Wait(5.0), _css("#subbtn")],
     "click-color": lambda said: [_css("#area [data-color=" + _word(r"on the (\w+)", said) + "]")],
     "click-dialog": lambda said: [_css(".ui-dialog-titlebar button")],
     "click-dialog-2": _click_dialog_2,
+    "click-option": _select,
     "click-link": lambda said: [_labelled("#area .alink", _quoted(said)[0])],
     "click-shape": _click_shape,
     "click-tab": lambda said: [_css("#area a[href='#tabs-" + _word(r"#(\d)", said) + "']")],
