@@ -275,6 +275,7 @@ class DataManager:
                 if batch := self._feed.take(1 if self._pacing.synchronous else None):
                     self._in_training = sum(len(group.trajectories) for group in batch)
                     self._pacing.update_begins()
+                    self._notify()  # what waits, waits for something else now
                     return batch
                 self.update_over()
             await self._changed.wait()

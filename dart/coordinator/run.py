@@ -166,7 +166,7 @@ class Run:
             await self.server.start(sessions, service)
             self.address.set_result(self.server.address)
             await self.database.set_control_address(self.server.address)
-            return await self._beside(launch) if launch else await self._to_its_end()
+            return await self._beside(launch) if launch else await self.work()
         finally:
             self.address.cancel()
             await self.metrics.flush(self.database)
@@ -178,14 +178,14 @@ class Run:
         try:
             async with asyncio.TaskGroup() as tasks:
                 launching = tasks.create_task(launch)
-                summary = await self._to_its_end()
+                summary = await self.work()
                 launching.cancel()
         except* (Interrupted, UserError) as errors:
             raise _leaf(errors) from None
         return summary
 
-    async def _to_its_end(self) -> dict[str, Any]:
-        """The phases, then the last entries and goodbyes, however they ended."""
+    async def work(self) -> dict[str, Any]:
+        """The phases, then the last entries and goodbyes, however they ended: a run whose workers need no server."""
         try:
             summary = await self._with_background()
         except Interrupted:

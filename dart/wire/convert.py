@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from dart.core import action as a
@@ -127,6 +128,15 @@ def task_from_proto(message: tpb.Task) -> t.Task:
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
+    """The message may be one that other prompts have too: copy it, never change it."""
+    if isinstance(part, t.Image):
+        return spb.PromptPart(image=image_to_proto(part, with_data))
+    return _words_to_proto(part)
+
+
+@lru_cache(maxsize=8192)
+def _words_to_proto(part: t.Markup | t.Text | t.Tokens) -> spb.PromptPart:
+    """Kept: the template's parts are the same in all prompts, and a turn's are in those of all later turns."""
     match part:
         case t.Markup(text):
             return spb.PromptPart(markup=text)
@@ -134,8 +144,6 @@ def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
             return spb.PromptPart(text=text)
         case t.Tokens(ids):
             return spb.PromptPart(token_ids=spb.TokenIds(ids=ids))
-        case t.Image():
-            return spb.PromptPart(image=image_to_proto(part, with_data))
 
 
 def part_from_proto(message: spb.PromptPart) -> t.PromptPart:

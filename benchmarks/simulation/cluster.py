@@ -1,0 +1,98 @@
+"""A simulated training run: a set-up, a schedule, and what came of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulation import virtual_time
+from benchmarks.simulation.store import NoDatabase
+from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
+from dart import config
+from dart.coordinator.job import Train
+from dart.coordinator.run import Run
+from dart.coordinator.start import Start
+
+SLOTS_PER_WORKER = 10
+"""Environments of one env worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """A cluster and how much it trains at a time."""
+
+    name: str
+    environments: int
+    replicas: int
+    trajectories_per_update: int = 64
+    tasks: int = 203
+    rollouts: int = 8
+    step_limit: int = 30
+    max_staleness: int = 4
+    curation: bool = False
+    """Dynamic roll-out number and length, and the pool; else N and the limit are what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    sampling: str = "rollout"
+    training: str = "asynchronous"
+    sync: str = "rolling"
+
+
+DECOUPLED = Schedule()
+COUPLED = Schedule("batch", "synchronous", "all")
+
+
+def simulate(set_up: SetUp, schedule: Schedule, timings: Timings, hours: float, seed: int = 0) -> dict[str, Any]:
+    """The run's summary.json, with `real_seconds`, what the simulation took."""
+    began = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        summary = virtual_time.run(_run(_config(set_up, schedule, hours, seed), Path(folder), timings, set_up, seed))
+    return summary | {
+        "real_seconds": round(time.perf_counter() - began[0], 2),
+        "cpu_seconds": round(time.process_time() - began[1], 2),
+    }
+
+
+def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int) -> config.Config:
+    return config.parse(
+        {
+            "run": {"seed": seed},
+            "model": {"path": "builtin:tiny-qwen3vl"},
+            "environment": {"tasks": {"names": [f"task-{number:03d}" for number in range(set_up.tasks)]}},
+            "rollout": {"replicas": set_up.replicas},
+            "curation": {
+                "rollouts": set_up.rollouts,
+                "step_limit": set_up.step_limit,
+                "max_staleness": set_up.max_staleness,
+                "task_preference": 0.0,
+                "dynamic_rollouts": {"enabled": set_up.curation},
+                "dynamic_length": {"enabled": set_up.curation},
+                "pool": {"enabled": set_up.curation},
+            },
+            "trainer": {"trajectories_per_update": set_up.trajectories_per_update},
+            "schedule": {"sampling": schedule.sampling, "training": schedule.training, "sync": schedule.sync},
+            "evaluation": {"episodes": 0},
+            "checkpoint": {"every_updates": 1_000_000},
+            "stop": {"train_seconds": hours * 3600},
+            "server": {"lost_after_seconds": 1e9},
+        }
+    )
+
+
+async def _run(settings: config.Config, folder: Path, timings: Timings, set_up: SetUp, seed: int) -> dict[str, Any]:
+    run = Run(settings, folder, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
+    names = list(settings.environment.tasks.names)
+    SimulatedTrainer(run.fleet, timings)
+    for number in range(set_up.replicas):
+        SimulatedReplica(run.fleet, f"rollout-{number}", timings, seed)
+    left, number = set_up.environments, 0
+    while left:
+        SimulatedEnvs(run.fleet, f"env-{number}", min(left, SLOTS_PER_WORKER), timings, names, seed)
+        left, number = left - min(left, SLOTS_PER_WORKER), number + 1
+    return await run.work()

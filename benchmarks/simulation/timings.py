@@ -1,0 +1,119 @@
+"""How long things take on a real cluster: every number of the simulation, with where it comes from.
+
+Sources. [OSWorld]: arXiv 2404.07972 and its repository (snapshot revert, settle wait, pause after each action).
+[DART]: arXiv 2509.23866 (set-ups, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput
+figures of 7B models on an H100, to one digit. [ours]: an assumption that nothing published settles; docs/efficiency.md
+says how much the result depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTimes:
+    """Seconds in the environment."""
+
+    boot: tuple[float, float] = (22.0, 39.0)
+    """Uniform; reverting a VM to its snapshot and starting it [OSWorld, measured by its users]."""
+    settle: tuple[float, float] = (10.0, 60.0)
+    """Uniform; set-up of the task and the wait until the desktop is still, at most a minute [OSWorld]."""
+    step: tuple[float, float] = (2.0, 10.0)
+    """Uniform; an action, the pause after it, a screenshot [OSWorld]."""
+    grade: tuple[float, float] = (1.0, 5.0)
+    """Uniform; the verifier, after the last action [ours]."""
+
+    def reset(self, chance: random.Random) -> float:
+        return chance.uniform(*self.boot) + chance.uniform(*self.settle)
+
+    def act(self, chance: random.Random, last: bool) -> float:
+        return chance.uniform(*self.step) + (chance.uniform(*self.grade) if last else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Steps of a trajectory that nothing cuts: log-normal, heavy-tailed between 3 and 50 [OSWorld's human and agent
+    trajectories; median and spread ours]. Failures wander: they are longer by a factor [ours]."""
+
+    median: float = 16.0
+    sigma: float = 0.6
+    least: int = 3
+    most: int = 50
+    failure_factor: float = 1.8
+
+    def sample(self, chance: random.Random, success: bool) -> int:
+        steps = chance.lognormvariate(math.log(self.median), self.sigma) * (1.0 if success else self.failure_factor)
+        return min(self.most, max(self.least, round(steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTimes:
+    """One replica: a request needs its prompt's new tokens computed, then one pass per token of its answer; passes are
+    shared by all requests at once, so they get slower with their number and throughput grows with it."""
+
+    prefill_seconds: float = 0.4
+    """A new screenshot (some 1,200 tokens), its vision tower and the turn before; the rest is in the prefix cache until
+    the window slides [vLLM: 10,000 tokens/s and more for a 7B model on an H100]."""
+    pass_seconds: float = 0.009
+    """A decoding pass with one request [vLLM: about 110 tokens/s]."""
+    pass_seconds_per_request: float = 0.00025
+    """What each further request adds to it [vLLM: throughput still grows at 64 requests]."""
+    tokens: tuple[int, int] = (60, 200)
+    """Uniform; thought and action of UI-TARS [ours]."""
+    slots: int = 32
+
+    def work(self, chance: random.Random) -> float:
+        """Passes that a request takes; its prefill counts as the passes that fit into it."""
+        return chance.uniform(*self.tokens) + self.prefill_seconds / self.pass_seconds
+
+    def seconds_per_pass(self, requests: int) -> float:
+        return self.pass_seconds + self.pass_seconds_per_request * (requests - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerTimes:
+    """An update: forward and backward over every step, two more forward passes (old policy, reference)."""
+
+    seconds_per_step: float = 0.15
+    """A step has some 7,000 tokens, five screenshots of 1,200 among them: 7.6e9 parameters × 9 FLOP × 7,000 (four steps
+    in five train) on 8 H100 at 40 % of 989 TFLOP/s [ours, from the model's size; DART trains with 8 H100]."""
+    seconds: float = 10.0
+    """Per update whatever its size: optimiser, offloading, logging [ours]."""
+
+    def update(self, steps: int) -> float:
+        return self.seconds + self.seconds_per_step * steps
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTimes:
+    """15.2 GB of bfloat16 weights."""
+
+    gigabytes: float = 15.2
+    gigabytes_per_second: float = 2.5
+    """Trainer to replica over NCCL, gathering the shards included [ours: a tenth of a 200 Gbit/s link]."""
+    restart: float = 5.0
+    """Until the replica takes requests again: cache reset, first batch [ours]."""
+
+    @property
+    def seconds(self) -> float:
+        return self.gigabytes / self.gigabytes_per_second + self.restart
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    env: EnvTimes = EnvTimes()
+    lengths: Lengths = Lengths()
+    replica: ReplicaTimes = ReplicaTimes()
+    trainer: TrainerTimes = TrainerTimes()
+    sync: SyncTimes = SyncTimes()
+    failures_per_step: float = 0.0003
+    """A desktop that hangs or dies [ours: one trajectory in two hundred]."""
+
+
+def success_rate(task: int, tasks: int) -> float:
+    """Of a task: spread evenly, so that groups fail, succeed and differ as in training [ours: a mean of 0.42, between
+    UI-TARS-1.5-7B's 0.28 and DART's 0.42 to 0.72 on its training tasks]."""
+    return (task + 0.5) / tasks * 0.84

@@ -1,0 +1,193 @@
+"""Workers without machines: they take the coordinator's commands and answer each after the time that `timings` gives.
+
+A simulated worker is admitted to the fleet as a real one is, and stands where its stream's queue would: a command that
+the coordinator sends arrives at `put_nowait`, and the answer goes to `Worker.receive`, as protobuf messages both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.simulation.timings import Timings, success_rate
+from dart.coordinator.sessions import Fleet, Worker
+from dart.core.types import Image
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2
+from dart.wire.convert import image_to_proto
+
+_SCREEN = image_to_proto(Image.of(b"a screenshot", "image/png", 1920, 1080))
+_TEXT = "Thought: the next thing to click is here\nAction: click(start_box='(960,540)')"
+_TOKENS = list(range(1000, 1024))
+"""Of an answer, and of a prompt: fewer than there would be. What they take is in the timings."""
+
+
+class SimulatedWorker:
+    role: pb.Role
+
+    def __init__(self, fleet: Fleet, name: str, slots: int, **ready: Any) -> None:
+        hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=["rescore"])
+        self.worker: Worker
+        self.worker, _ = fleet.admit(hello)
+        self.worker.outbox = self  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        self._fleet = fleet
+        fleet.became_ready(self.worker, pb.Ready(slots=slots, **ready))
+
+    def put_nowait(self, message: pb.SessionResponse) -> None:
+        # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
+        kind = message.WhichOneof("body")
+        if kind == "bye":
+            self.worker.said_goodbye = True
+            self._fleet.lose(self.worker, "goodbye")
+        elif handler := getattr(self, kind or "", None):
+            handler(getattr(message, kind))
+
+    def answer(self, command: Any, seconds: float, **reply: Any) -> None:
+        """Answer a command, `seconds` from now, with the one message that `reply` names."""
+        (name, body), *_ = reply.items()
+        body.assignment.CopyFrom(command.assignment)
+        self._loop.call_later(seconds, self.worker.receive, pb.SessionRequest(**{name: body}))
+
+
+class SimulatedEnvs(SimulatedWorker):
+    """Desktops. How an episode goes is decided when it begins, by its task's success rate; `names`: all tasks."""
+
+    role = pb.ROLE_ENV
+
+    def __init__(self, fleet: Fleet, name: str, slots: int, timings: Timings, names: list[str], seed: int) -> None:
+        self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
+        self._rates = {task: success_rate(number, len(names)) for number, task in enumerate(names)}
+        self._episodes: dict[str, tuple[int, bool]] = {}
+        """Steps to go, and whether they end well."""
+        super().__init__(fleet, name, slots)
+
+    def reset(self, command: pb.Reset) -> None:
+        success = self._chance.random() < self._rates[command.task.name]
+        steps = self._timings.lengths.sample(self._chance, success)
+        self._episodes[command.assignment.assignment_id] = steps, success
+        observed = pb.Observed(image=_SCREEN, instruction=f"do {command.task.name}")
+        self.answer(command, self._timings.env.reset(self._chance), observed=observed)
+
+    def act(self, command: pb.Act) -> None:
+        name = command.assignment.assignment_id
+        steps, success = self._episodes[name]
+        self._episodes[name] = steps - 1, success
+        done = steps == 1 or command.last
+        seconds = self._timings.env.act(self._chance, done)
+        if self._chance.random() < self._timings.failures_per_step:
+            failure = pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the desktop does not answer")
+            self.answer(command, seconds, failure=failure)
+            return
+        reward = float(success and steps == 1)
+        self.answer(command, seconds, observed=pb.Observed(image=_SCREEN, done=done, reward=reward))
+
+    def release(self, command: pb.Release) -> None:
+        self._episodes.pop(command.assignment.assignment_id, None)
+
+
+class SimulatedReplica(SimulatedWorker):
+    """An engine that all its requests share: each pass serves every one of them, and slows down with their number.
+
+    A request of n passes is done when n passes have been made since it came. `_passes` counts them as they go by.
+    """
+
+    role = pb.ROLE_ROLLOUT
+
+    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int) -> None:
+        self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
+        self._line: list[tuple[float, int, pb.Generate]] = []
+        self._numbers = itertools.count()
+        self._passes, self._at = 0.0, asyncio.get_running_loop().time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._version = 0
+        self._load: Callable[[], None] | None = None
+        super().__init__(fleet, name, timings.replica.slots, image_cache_entries=4096, engine_ranks=1)
+
+    def generate(self, command: pb.Generate) -> None:
+        self._go_by()
+        work = self._timings.replica.work(self._chance)
+        heapq.heappush(self._line, (self._passes + work, next(self._numbers), command))
+        self._set_timer()
+
+    def load_weights(self, command: pb.LoadWeights) -> None:
+        """When its requests have ended (`drain`), it stops for the transfer."""
+
+        def load() -> None:
+            self._load, self._version = None, command.version
+            loaded = pb.WeightsLoaded(
+                version=command.version,
+                pause_seconds=self._timings.sync.seconds,
+                bytes=int(self._timings.sync.gigabytes * 1e9),
+            )
+            self.answer(command, self._timings.sync.seconds, weights_loaded=loaded)
+
+        self._load = load
+        if not self._line:
+            load()
+
+    def _go_by(self) -> None:
+        """Count the passes since the last look."""
+        now = self._loop.time()
+        if self._line:
+            self._passes += (now - self._at) / self._timings.replica.seconds_per_pass(len(self._line))
+        self._at = now
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._line:
+            left = max(0.0, self._line[0][0] - self._passes)
+            seconds = left * self._timings.replica.seconds_per_pass(len(self._line))
+            self._timer = self._loop.call_later(seconds, self._first_done)
+
+    def _first_done(self) -> None:
+        self._timer = None
+        self._go_by()
+        _, _, command = heapq.heappop(self._line)
+        span = {"version": self._version, "start": 0, "end": len(_TOKENS)}
+        self.answer(
+            command, 0.0,
+            generated=pb.Generated(
+                prompt_token_ids=_TOKENS, token_ids=_TOKENS, logprobs=[-0.5] * len(_TOKENS), text=_TEXT,
+                versions=[span], finish_reason=pb.FINISH_REASON_STOP,
+            ),
+        )  # fmt: skip
+        if self._load and not self._line:
+            self._load()
+        self._set_timer()
+
+
+class SimulatedTrainer(SimulatedWorker):
+    role = pb.ROLE_TRAIN
+
+    def __init__(self, fleet: Fleet, timings: Timings) -> None:
+        self._timings = timings
+        self._version = 0
+        self._sending = 0.0
+        """Until when rank 0 sends weights: one replica's after the other's."""
+        super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
+
+    def train_batch(self, command: pb.TrainBatch) -> None:
+        if command.page + 1 < command.pages:
+            return
+        self._version += 1
+        seconds = self._timings.trainer.update(command.total_samples)
+        tensors = [weights_pb2.TensorInfo(name="w", shape=[1], dtype="bfloat16")]
+        trained = pb.Trained(
+            update=command.update, weight_version=self._version, seconds=seconds, tensors=tensors, metrics={"loss": 0.0}
+        )
+        self.answer(command, seconds, trained=trained)
+
+    def send_weights(self, command: pb.SendWeights) -> None:
+        sync = self._timings.sync
+        sent = pb.WeightsSent(version=command.version, seconds=sync.seconds, bytes=int(sync.gigabytes * 1e9))
+        self.answer(command, sync.seconds, weights_sent=sent)
+
+    def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+        self.answer(command, 60.0, checkpoint_saved=pb.CheckpointSaved(path=command.path, weight_version=self._version))
