@@ -61,10 +61,8 @@ def run_missing(
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(run) + "\n", encoding="utf-8")
-            after = run["after"]["mean"]
-            print(
-                f"held-out success {after:.1%}, {run['env_steps']} steps, {time.monotonic() - began:.0f} s", flush=True
-            )
+            success = run["after"]["mean"] if run["after"] else run["curve"][-1][2]
+            print(f"success {success:.1%}, {run['env_steps']} steps, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _train(config: Path, setting: Setting, seed: int, minutes: float, common: tuple[str, ...]) -> dict[str, Any] | None:
@@ -108,13 +106,14 @@ def _read(run: Path) -> dict[str, Any]:
         )
         selected.append(event["trainer"].get("entropy", 0.0))
     same = ("env_steps", "trajectories", "updates", "staleness", "dropped", "trained", "pooled", "unparsable",
-            "train_seconds", "machine", "versions")  # fmt: skip
+            "infrastructure_failures", "train_seconds", "machine", "versions", "env_utilisation", "rollout_utilisation",
+            "trainer_utilisation", "trained_actions_per_minute", "sampled_actions_per_minute", "time")  # fmt: skip
     return {
         "before": summary["success_before"],
         "after": summary["success_after"],
         "curve": curve,
         "entropy": [round(value, 4) for value in selected],
-        **{name: summary[name] for name in same},
+        **{name: summary[name] for name in same if name in summary},
     }
 
 
@@ -169,7 +168,7 @@ def write(name: str, config: Path, runs: Mapping[str, Sequence[Mapping[str, Any]
         "versions": software(),
         "date": time.strftime("%Y-%m-%d"),
         "config": config.name,
-        "results": {"table": table(runs), **extra},
+        "results": ({"table": table(runs)} if runs else {}) | dict(extra),
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path

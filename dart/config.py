@@ -83,6 +83,20 @@ class TaskSet(Section):
         return self
 
 
+class Delay(Section):
+    """Waiting that makes a fast environment as slow as a desktop; for benchmarks. Uniform in [least, most] seconds."""
+
+    reset_seconds: tuple[float, float] = Field((0.0, 0.0), description="After each reset.")
+    step_seconds: tuple[float, float] = Field((0.0, 0.0), description="After each action.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Delay:
+        for name, (least, most) in (("reset_seconds", self.reset_seconds), ("step_seconds", self.step_seconds)):
+            if not 0 <= least <= most < float("inf"):
+                raise ValueError(f"{name} [{least:g}, {most:g}] is no span of time: write [least, most], as in [2, 10]")
+        return self
+
+
 class Environment(Section):
     kind: Literal["miniwob"] = "miniwob"
     tasks: TaskSet
@@ -92,6 +106,7 @@ class Environment(Section):
     step_timeout_seconds: Seconds = Field(10.0, description="A page that takes longer is replaced.")
     settle_seconds: float = Field(0.0, ge=0.0, description="Waited after each action before the screenshot.")
     max_wait_seconds: float = Field(2.0, ge=0.0, description="The longest `wait` action that is carried out.")
+    delay: Delay = Field(default_factory=Delay)
     browser: str | None = Field(None, description="Chromium's executable; none: searched for on the PATH.")
 
 

@@ -62,6 +62,18 @@ async def test_an_episode(role: EnvRole) -> None:
     assert refused.value.code == pb.FAILURE_CODE_INVALID
 
 
+async def test_a_delay_makes_it_as_slow_as_a_desktop() -> None:
+    worker = EnvRole()
+    try:
+        await worker.prepare(config(delay={"reset_seconds": [0.3, 0.4], "step_seconds": [0.6, 0.7]}))
+        seen = await worker.handle(reset("e1"))
+        moved = await worker.handle(act("e1", a.Wait(0.0)))
+    finally:
+        await worker.close()
+    assert isinstance(seen, pb.Observed) and seen.seconds >= 0.3
+    assert isinstance(moved, pb.Observed) and moved.seconds >= 0.6
+
+
 async def test_the_oracle_says_what_it_would_do(role: EnvRole) -> None:
     with pytest.raises(CommandError, match="send Reset first"):
         await role.handle(pb.Suggest(assignment=assignment("e1")))

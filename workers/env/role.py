@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from importlib import metadata
 
 from pydantic import ValidationError
 
-from dart.config import EnvWorkerConfig
+from dart.config import Delay, EnvWorkerConfig
 from dart.core.types import Observation
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
@@ -38,6 +39,7 @@ class EnvRole:
         self._held: dict[tuple[str, int], MiniWobEnv] = {}
         self._oracles: dict[tuple[str, int], Oracle] = {}
         self._patience = 0.0
+        self._delay = Delay()
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Launch the browser and open every environment. Raises UserError for what the config asks and is not there."""
@@ -48,6 +50,7 @@ class EnvRole:
         for name in config.tasks.names:
             check_task(name)
         self._patience = 2 * config.step_timeout_seconds
+        self._delay = config.delay
         browser = await self._resources.enter_async_context(Browser.launch(config.browser))
         for _ in range(config.slots):
             self._free.put_nowait(await MiniWobEnv.open(browser, config))
@@ -61,8 +64,10 @@ class EnvRole:
             match command:
                 case pb.Reset():
                     observation = await self._reset(key, command)
+                    await asyncio.sleep(random.uniform(*self._delay.reset_seconds))
                 case pb.Act():
                     observation = await self._act(key, command)
+                    await asyncio.sleep(random.uniform(*self._delay.step_seconds))
                 case pb.Suggest():
                     return await self._suggest(key)
                 case pb.Release():

@@ -1,0 +1,87 @@
+"""What decoupling is worth with every part real: `python -m benchmarks.efficiency_real`.
+
+The ladder of `benchmarks.efficiency` by `dart train`: real Chromium, vLLM, trainer and weight sync, on this machine.
+One thing is not as it would be: environments sleep after each reset and action (`environment.delay` in
+configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. Four minutes a
+run; stop it and call it again as you like (`benchmarks.sweep`). Writes results/efficiency_real.json.
+
+On a GPU machine: --config with a config of your own; the schedules are laid over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks import sweep
+from benchmarks.efficiency import LADDER, RATIOS
+from benchmarks.sweep import Setting
+
+CONFIG = Path("configs/efficiency_real.yaml")
+NAME = "efficiency_real"
+SHOWN = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",
+         "sampled_actions_per_minute")  # fmt: skip
+
+
+def settings() -> list[Setting]:
+    return [
+        Setting(
+            rung.replace(", ", "-").replace(" ", "-"),
+            (
+                f"schedule.sampling={schedule.sampling}",
+                f"schedule.training={schedule.training}",
+                f"schedule.sync={schedule.sync}",
+            ),
+        )
+        for rung, schedule in LADDER.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each rung")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of training in a run")
+    parser.add_argument("--rungs", default="coupled,decoupled", help="by name, separated by commas; all: the ladder")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
+    options = parser.parse_args()
+    rungs = settings()
+    chosen = [rung for rung in rungs if options.rungs == "all" or rung.name in options.rungs.split(",")]
+    if not chosen:
+        parser.error(f"--rungs {options.rungs}: known are all, {', '.join(rung.name for rung in rungs)}")
+    if not options.report:
+        sweep.run_missing(NAME, options.config, chosen, range(options.seeds), options.minutes)
+    runs = sweep.finished(NAME, rungs)
+    if not runs:
+        parser.error("no run is finished yet: leave --report out")
+    rows: list[dict[str, Any]] = [
+        {"rung": name, "runs": len(made)}
+        | {field: round(statistics.fmean(run[field] for run in made), 4) for field in SHOWN}
+        | {"success": round(statistics.fmean(run["curve"][-1][2] for run in made), 4), "time": made[0]["time"]}
+        for name, made in runs.items()
+    ]
+    if base := next((row for row in rows if row["rung"] == "coupled"), None):
+        for row in rows:
+            row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS}
+    print(sweep.write(NAME, options.config, {}, {"runs": rows}))
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("schedule", "runs", "environments", "replicas", "trainer", "actions/min", "success", "over coupled")
+    for row in rows:
+        over = row.get("over_coupled", {})
+        table.add_row(
+            row["rung"], str(row["runs"]), *(f"{row[field]:.1%}" for field in SHOWN[:3]), f"{row[SHOWN[3]]:.0f}",
+            f"{row['success']:.1%}", " ".join(f"{over[name]:.1f}×" for name in RATIOS if name in over),
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
