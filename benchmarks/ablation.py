@@ -1,7 +1,7 @@
 """What each piece of adaptive curation is worth: `python -m benchmarks.ablation`.
 
 The whole algorithm, without one piece at a time, and without all of them, on real MiniWoB tasks of mixed difficulty
-(configs/ablation.yaml says how they were chosen). The pool begins with 16 successes of each task that the scripted
+(docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the scripted
 oracle made (`dart collect`), once for all runs. Several minutes per run; stop it and call it again as you like
 (`benchmarks.sweep`). Writes results/ablation.json and ablation.png, from whatever runs are finished.
 """

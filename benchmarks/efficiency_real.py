@@ -48,9 +48,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
     rungs = settings()
-    chosen = [rung for rung in rungs if options.rungs == "all" or rung.name in options.rungs.split(",")]
-    if not chosen:
-        parser.error(f"--rungs {options.rungs}: known are all, {', '.join(rung.name for rung in rungs)}")
+    names = [rung.name for rung in rungs]
+    wanted = names if options.rungs == "all" else options.rungs.split(",")
+    if unknown := set(wanted) - set(names):
+        parser.error(f"--rungs {', '.join(sorted(unknown))}: known are all, {', '.join(names)}")
+    chosen = [rung for rung in rungs if rung.name in wanted]
     if not options.report:
         sweep.run_missing(NAME, options.config, chosen, range(options.seeds), options.minutes)
     runs = sweep.finished(NAME, rungs)
@@ -64,8 +66,9 @@ def main() -> None:
     ]
     if base := next((row for row in rows if row["rung"] == "coupled"), None):
         for row in rows:
-            row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS}
-    print(sweep.write(NAME, options.config, {}, {"runs": rows}))
+            row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS if base[field]}
+    slept = f"{sweep.REAL}; environments sleep after resets and actions (environment.delay in {options.config.name})"
+    print(sweep.write(NAME, options.config, {}, {"runs": rows}, slept))
     show(rows)
 
 

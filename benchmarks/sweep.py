@@ -10,6 +10,7 @@ tasks or roll-outs in other proportions stay comparable; before and after are he
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -22,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from dart.coordinator.summary import machine, software
 
@@ -53,6 +56,7 @@ def run_missing(
         for setting in settings:
             path = RESULTS / name / f"{setting.name}-{seed}.json"
             if path.exists():
+                _check_same(path, config, minutes)
                 continue
             began = time.monotonic()
             print(f"{name}: {setting.name}, seed {seed} ...", end=" ", flush=True)
@@ -63,6 +67,22 @@ def run_missing(
             path.write_text(json.dumps(run) + "\n", encoding="utf-8")
             success = run["after"]["mean"] if run["after"] else run["curve"][-1][2]
             print(f"success {success:.1%}, {run['env_steps']} steps, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _check_same(path: Path, config: Path, minutes: float) -> None:
+    """Runs of another config or length would be taken for these. Ends the program with a message."""
+    made = json.loads(path.read_text(encoding="utf-8"))
+    if (made["config_sha256"], made["minutes"]) != (digest(config), minutes):
+        raise SystemExit(
+            f"{path} was made with another {config.name} or --minutes {made['minutes']:g}: move {path.parent} away to "
+            "begin anew, or go back to what it was made with"
+        )
+
+
+def digest(config: Path) -> str:
+    """Of what the config says, comments and order left out."""
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _train(config: Path, setting: Setting, seed: int, minutes: float, common: tuple[str, ...]) -> dict[str, Any] | None:
@@ -84,7 +104,11 @@ def _train(config: Path, setting: Setting, seed: int, minutes: float, common: tu
     (run,) = folder.iterdir()
     read = _read(run)
     shutil.rmtree(folder)
-    return {"setting": setting.name, "overrides": setting.overrides, "seed": seed, "minutes": minutes, **read}
+    if not read["curve"]:
+        print(f"no update in {minutes:g} minutes: too short to count", flush=True)
+        return None
+    made = {"setting": setting.name, "overrides": setting.overrides, "seed": seed, "minutes": minutes}
+    return made | {"config_sha256": digest(config)} | read
 
 
 def _read(run: Path) -> dict[str, Any]:
@@ -158,12 +182,21 @@ def steps_to(run: Mapping[str, Any], success: float) -> int | None:
     return None
 
 
-def write(name: str, config: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], extra: Mapping[str, Any]) -> Path:
-    """results/NAME.json."""
+REAL = "real: Chromium, vLLM, trainer and weight sync on this machine"
+
+
+def write(
+    name: str,
+    config: Path,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    extra: Mapping[str, Any],
+    what: str = REAL,
+) -> Path:
+    """results/NAME.json. `what`: what was real and what was not."""
     path = RESULTS / f"{name}.json"
     content = {
         "name": name,
-        "real_or_simulated": "real: Chromium, vLLM, trainer and weight sync on this machine",
+        "real_or_simulated": what,
         "machine": machine(),
         "versions": software(),
         "date": time.strftime("%Y-%m-%d"),

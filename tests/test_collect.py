@@ -141,7 +141,7 @@ async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_eve
             order = await source.next()
             assert order is not None
             assert order.attempt == attempt
-        with pytest.raises(UserError, match="failed 5 times, the last with: the page died: look at the workers' logs"):
+        with pytest.raises(UserError, match="failed 5 times, the last with: the page died: look at"):
             source.failed(order, InfrastructureError("the page died"))
 
 

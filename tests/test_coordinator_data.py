@@ -136,6 +136,7 @@ async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
         kept = rig.metrics.totals()
         stored = await rig.database.totals()
         assert (stored.trajectories, stored.pooled, stored.env_steps) == (9, 1, 18)
+        assert stored.trained_steps == kept["trained_steps"] == 16
         assert dict(stored.fates) == kept["fates"] == {"trained": 8, "dropped: replaced by a pooled success": 1}
         assert await rig.database.release_again(0) == 2
     async with Rig(tmp_path) as again:

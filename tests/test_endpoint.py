@@ -21,7 +21,7 @@ from dart import config
 from dart.agent.chat import chat_messages
 from dart.agent.prompt import Turn, build_prompt
 from dart.coordinator import endpoint as endpoint_module
-from dart.coordinator.endpoint import Endpoint, EndpointAlone, EndpointTurns, probe
+from dart.coordinator.endpoint import Endpoint, EndpointAlone, EndpointTurns, chosen, probe
 from dart.coordinator.job import Address
 from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.sources import POOL, check_sources
@@ -64,6 +64,7 @@ class Chat(BaseHTTPRequestHandler):
     answers: list[int | str]
     asked: list[dict[str, Any]]
     key = "sk-right"
+    finish = "stop"
 
     def do_GET(self) -> None:
         self._reply({"data": [{"id": "teacher"}]})
@@ -74,7 +75,8 @@ class Chat(BaseHTTPRequestHandler):
         if isinstance(answer, int):
             self._reply({"error": "busy"}, answer)
         else:
-            self._reply({"choices": [{"message": {"role": "assistant", "content": answer}}]})
+            message = {"role": "assistant", "content": answer}
+            self._reply({"choices": [{"message": message, "finish_reason": self.finish}]})
 
     def _reply(self, value: dict[str, Any], status: int = 200) -> None:
         if self.headers.get("authorization") != f"Bearer {self.key}":
@@ -94,7 +96,7 @@ class Chat(BaseHTTPRequestHandler):
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     monkeypatch.setattr(endpoint_module, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(endpoint_module, "MOST_DELAY_SECONDS", 0.02)
-    Chat.answers, Chat.asked = [], []
+    Chat.answers, Chat.asked, Chat.finish = [], [], "stop"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -134,6 +136,31 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
             await endpoint.write([])
         assert "sk-wrong" not in str(error.value)
     assert "sk-right" not in repr(chat)
+
+
+async def test_words_that_the_token_limit_cut_off_are_no_turn(chat: Address) -> None:
+    Chat.answers, Chat.finish = ["Action: click(start_box='(001,002)')"] * 2, "length"
+    prompt = build_prompt(CONFIG.agent, "do it", [], screen("a"))
+    async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
+        assert (await EndpointTurns(endpoint, pool, 40).generate(prompt)).truncated
+        assert (await EndpointAlone(endpoint).generate(prompt)).truncated
+
+
+@pytest.mark.parametrize("url", ["https://user:sk-1@host/v1", "https://host/v1?key=sk-1"])
+def test_a_url_with_a_secret_in_it_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(UserError, match="without user, password or query") as error:
+        chosen("evaluating an endpoint", url, "m", None, None)
+    assert "sk-1" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-1\nsk-2", "sk-é"])
+def test_a_key_that_no_header_takes_is_told_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", key)
+    with pytest.raises(UserError, match="--endpoint-key: env:KEY is more than one line, or not ASCII") as error:
+        chosen("evaluating an endpoint", "http://host/v1", "m", "env:KEY", None)
+    assert "sk-" not in str(error.value)
+    monkeypatch.setenv("KEY", " sk-1\n")
+    assert chosen("evaluating an endpoint", "http://host/v1", "m", "env:KEY", None).key == "sk-1"
 
 
 def test_the_endpoint_is_asked_before_anything_starts(chat: Address) -> None:

@@ -10,9 +10,14 @@ import pytest
 from test_coordinator_data import CONFIG, ENVIRONMENTS, Rig, rolled_out
 
 from dart import config
+from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.sessions import Fleet, Worker
 from dart.core.groups import Order
 from dart.core.schedule import Pacing, Situation
 from dart.core.sync_plan import SyncPlan
+from dart.core.usage import EnvState, ReplicaState, TrainerState
+from dart.v1 import session_pb2 as pb
 
 N, TASKS = 4, 3
 
@@ -102,6 +107,23 @@ async def test_every_mode_trains_and_keeps_its_promise(sampling: str, training: 
             assert min(life.updates) >= N * TASKS
 
 
+@pytest.mark.parametrize("training", ["asynchronous", "synchronous"])
+@pytest.mark.parametrize("sampling", ["rollout", "task", "batch"])
+async def test_a_restart_trains_what_it_finds(sampling: str, training: str, tmp_path: Path) -> None:
+    """A batch and more is released, a group is half done; the budget leaves little room."""
+    wanted = settings(sampling, training)
+    wanted = wanted.model_copy(update={"curation": wanted.curation.model_copy(update={"max_staleness": 1})})
+    async with Rig(tmp_path, settings("rollout", "asynchronous")) as rig:
+        for _ in range(TASKS + 1):
+            await rig.group(True, False, True, False)
+        half = await rig.order()
+        await rig.data.finished(half, rolled_out(half, True))
+    async with Rig(tmp_path, wanted) as rig:
+        life = Life(rig, seed=3)
+        await life.run(updates=4)
+    assert len(life.updates) == 4
+
+
 def test_task_wise_keeps_to_its_sets() -> None:
     pacing = Pacing("task", False, rollouts=8, trajectories_per_update=64)
     full = Situation(opens=True, open_groups=2, running=3, waiting=0, environments=23)
@@ -122,3 +144,26 @@ def test_all_at_once() -> None:
     assert not plan.settled
     plan.updated("c", 1)
     assert plan.settled
+
+
+def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
+    """The stream of a restarted worker's former self may be noticed as dead later than the new one begins."""
+    fleet = Fleet(60.0)
+    envs, policy, ranks = EnvPool(fleet), RolloutPool(fleet), TrainerRanks(fleet, 1)
+    roles = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT, "train": pb.ROLE_TRAIN}
+    both: dict[str, list[Worker]] = {name: [] for name in roles}
+    for instance in ("old", "new"):
+        for name, role in roles.items():
+            worker, _ = fleet.admit(pb.Hello(worker_id=name, instance_id=f"{name}-{instance}", role=role, world_size=1))
+            worker.connections = 1
+            fleet.became_ready(worker, pb.Ready(slots=3))
+            both[name].append(worker)
+    for name in ("env", "rollout"):
+        fleet.lose(both[name][0], "silent")
+    assert envs.usage.counts() == {EnvState.IDLE: 3}
+    assert policy.usage.counts() == {ReplicaState.IDLE: 1}
+    assert ranks.usage.counts() == {TrainerState.IDLE: 1}
+    assert policy.router.pick() is not None
+    fleet.lose(both["rollout"][1], "silent")
+    assert policy.router.pick() is None
+    assert policy.usage.counts() == {ReplicaState.LOST: 1}

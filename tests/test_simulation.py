@@ -35,9 +35,8 @@ def test_a_day_passes_at_once() -> None:
 
 def test_a_replica_is_shared_by_its_requests() -> None:
     times = ReplicaTimes()
-    assert times.seconds_per_pass(1) == times.pass_seconds
     alone, together = 1 / times.seconds_per_pass(1), 32 / times.seconds_per_pass(32)
-    assert together > 10 * alone, "throughput grows with requests"
+    assert 5 * alone < together < 32 * alone, "throughput grows with requests, and less than they do"
 
 
 @pytest.mark.parametrize(

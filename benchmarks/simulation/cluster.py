@@ -76,6 +76,7 @@ def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int) -> confi
                 "pool": {"enabled": set_up.curation},
             },
             "trainer": {"trajectories_per_update": set_up.trajectories_per_update},
+            "sync": {"max_unavailable": max(1, set_up.replicas // 8)},
             "schedule": {"sampling": schedule.sampling, "training": schedule.training, "sync": schedule.sync},
             "evaluation": {"episodes": 0},
             "checkpoint": {"every_updates": 1_000_000},

@@ -1,9 +1,9 @@
 """How long things take on a real cluster: every number of the simulation, with where it comes from.
 
-Sources. [OSWorld]: arXiv 2404.07972 and its repository (snapshot revert, settle wait, pause after each action).
-[DART]: arXiv 2509.23866 (set-ups, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput
-figures of 7B models on an H100, to one digit. [ours]: an assumption that nothing published settles; docs/efficiency.md
-says how much the result depends on it.
+Sources. [OSWorld]: arXiv 2404.07972, its repository, and what its users report (snapshot revert, settle wait, pause
+after each action); spans are theirs, that times are uniform in them is ours. [DART]: arXiv 2509.23866 (set-ups, 30
+steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput figures of 7B models on an H100, to one
+digit. [ours]: an assumption that nothing published settles; docs/efficiency.md says what depends on it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class EnvTimes:
     """Seconds in the environment."""
 
     boot: tuple[float, float] = (22.0, 39.0)
-    """Uniform; reverting a VM to its snapshot and starting it [OSWorld, measured by its users]."""
+    """Reverting a VM to its snapshot and starting it [OSWorld]."""
     settle: tuple[float, float] = (10.0, 60.0)
-    """Uniform; set-up of the task and the wait until the desktop is still, at most a minute [OSWorld]."""
+    """Set-up of the task and the wait until the desktop is still, at most a minute [OSWorld]."""
     step: tuple[float, float] = (2.0, 10.0)
-    """Uniform; an action, the pause after it, a screenshot [OSWorld]."""
+    """An action, the pause after it, a screenshot [OSWorld]."""
     grade: tuple[float, float] = (1.0, 5.0)
-    """Uniform; the verifier, after the last action [ours]."""
+    """The verifier, after the last action [ours]."""
 
     def reset(self, chance: random.Random) -> float:
         return chance.uniform(*self.boot) + chance.uniform(*self.settle)
@@ -51,12 +51,15 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTimes:
-    """One replica: a request needs its prompt's new tokens computed, then one pass per token of its answer; passes are
-    shared by all requests at once, so they get slower with their number and throughput grows with it."""
+    """One replica: a request needs its prompt's new tokens computed, then one pass per token of its answer.
 
-    prefill_seconds: float = 0.4
-    """A new screenshot (some 1,200 tokens), its vision tower and the turn before; the rest is in the prefix cache until
-    the window slides [vLLM: 10,000 tokens/s and more for a 7B model on an H100]."""
+    Passes are shared by all requests at once, so they get slower with their number and throughput grows with it.
+    Computing a prompt is not shared: all wait while one is computed, so its time is added to everybody's passes.
+    """
+
+    prefill_seconds: float = 0.12
+    """A new screenshot and the turn before, some 1,200 tokens; the rest is in the prefix cache [vLLM: 10,000 tokens/s
+    for a 7B model on an H100]. Windows that slide, and lose their cached prefix, are left out."""
     pass_seconds: float = 0.009
     """A decoding pass with one request [vLLM: about 110 tokens/s]."""
     pass_seconds_per_request: float = 0.00025
@@ -66,11 +69,13 @@ class ReplicaTimes:
     slots: int = 32
 
     def work(self, chance: random.Random) -> float:
-        """Passes that a request takes; its prefill counts as the passes that fit into it."""
-        return chance.uniform(*self.tokens) + self.prefill_seconds / self.pass_seconds
+        """Passes that a request takes."""
+        return chance.uniform(*self.tokens)
 
     def seconds_per_pass(self, requests: int) -> float:
-        return self.pass_seconds + self.pass_seconds_per_request * (requests - 1)
+        """With that many requests under way. Each computes its prompt once in its answer's passes."""
+        share = self.prefill_seconds * requests / (sum(self.tokens) / 2)
+        return self.pass_seconds + self.pass_seconds_per_request * (requests - 1) + share
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class SyncTimes:
     """Trainer to replica over NCCL, gathering the shards included [ours: a tenth of a 200 Gbit/s link]."""
     restart: float = 5.0
     """Until the replica takes requests again: cache reset, first batch [ours]."""
+    at_once: int = 8
+    """Replicas that the trainer can send to at that speed: one per training GPU's link [ours]. More wait in line."""
 
     @property
     def seconds(self) -> float:
@@ -114,6 +121,6 @@ class Timings:
 
 
 def success_rate(task: int, tasks: int) -> float:
-    """Of a task: spread evenly, so that groups fail, succeed and differ as in training [ours: a mean of 0.42, between
-    UI-TARS-1.5-7B's 0.28 and DART's 0.42 to 0.72 on its training tasks]."""
+    """Of a task: spread evenly, so that groups fail, succeed and differ as in training [ours: 0.42 on average, some
+    0.36 once the step limit has cut what takes longer; UI-TARS-1.5-7B has 0.28, and DART ends with 0.42]."""
     return (task + 0.5) / tasks * 0.84

@@ -169,8 +169,8 @@ class SimulatedTrainer(SimulatedWorker):
     def __init__(self, fleet: Fleet, timings: Timings) -> None:
         self._timings = timings
         self._version = 0
-        self._sending = 0.0
-        """Until when rank 0 sends weights: one replica's after the other's."""
+        self._links = [0.0] * timings.sync.at_once
+        """Until when each link sends weights, soonest first."""
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
 
     def train_batch(self, command: pb.TrainBatch) -> None:
@@ -186,8 +186,11 @@ class SimulatedTrainer(SimulatedWorker):
 
     def send_weights(self, command: pb.SendWeights) -> None:
         sync = self._timings.sync
+        now = self._loop.time()
+        ends = max(now, self._links[0]) + sync.seconds
+        heapq.heapreplace(self._links, ends)
         sent = pb.WeightsSent(version=command.version, seconds=sync.seconds, bytes=int(sync.gigabytes * 1e9))
-        self.answer(command, sync.seconds, weights_sent=sent)
+        self.answer(command, ends - now, weights_sent=sent)
 
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
         self.answer(command, 60.0, checkpoint_saved=pb.CheckpointSaved(path=command.path, weight_version=self._version))

@@ -54,7 +54,7 @@ def evaluate(
 ) -> None:
     """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
     address = None
-    if any((endpoint, endpoint_model, endpoint_key, endpoint_system)):
+    if any(given is not None for given in (endpoint, endpoint_model, endpoint_key, endpoint_system)):
         if checkpoint is not None:
             raise UserError(
                 f"--checkpoint {checkpoint} and --endpoint are two policies: evaluate one, and name a checkpoint to "

@@ -6,7 +6,8 @@ the feed or dropped with a reason; a batch is given to the trainer once and mark
 Every decision goes into the database and the events with its reason.
 
 Back-pressure: a new group is opened only while begun-and-unconsumed trajectories stay within
-`core.curation.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`.
+`core.curation.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`. Where
+`schedule` asks for it, `core.schedule.Pacing` holds roll-outs and updates back as well.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class DataManager:
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Sampling is over: nobody waits for an order any more."""
+        self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
 
     def pause(self, paused: bool) -> None:
         self._paused = paused

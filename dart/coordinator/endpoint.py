@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from dart.agent.chat import chat_messages
 from dart.agent.prompt import Prompt
@@ -40,6 +42,12 @@ def chosen(asker: str, url: str | None, model: str | None, key: str | None, syst
         raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--endpoint {url!r} is no URL: write it as in http://127.0.0.1:8000/v1")
+    parts = urlsplit(url)
+    if parts.query or "@" in parts.netloc:
+        raise UserError(
+            "--endpoint must be a base URL without user, password or query, because it is shown and stored: "
+            "give a key by --endpoint-key"
+        )
     if key is not None and not key.startswith(("env:", "file:")):
         raise UserError("--endpoint-key must be env:NAME or file:PATH, so that no secret is on a command line")
     try:
@@ -77,6 +85,21 @@ def probe(address: Address) -> None:
         raise UserError(f"--endpoint-model {address.model} is not served there: use {', '.join(served[:10])}")
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    text: str
+    cut_off: bool = False
+    """The token limit ended them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """It may go better in `after` seconds, where the endpoint says so."""
+
+    why: str
+    after: str = ""
+
+
 class Endpoint:
     """An open client; an async context manager."""
 
@@ -96,22 +119,22 @@ class Endpoint:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def write(self, messages: list[dict[str, Any]]) -> str:
-        """One turn's text. Raises InfrastructureError after `TRIES`, UserError where trying again is of no use."""
+    async def write(self, messages: list[dict[str, Any]]) -> Words:
+        """One turn. Raises InfrastructureError after `TRIES`, UserError where trying again is of no use."""
         if self._address.system:
             messages = [{"role": "system", "content": self._address.system}, *messages]
-        delay, why = FIRST_DELAY_SECONDS, ""
+        delay, failed = FIRST_DELAY_SECONDS, _Later("")
         for number in range(TRIES):
             if number:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            why, told = await self._try(messages)
-            if not why:
-                return told
-            delay = min(float(told) if told.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
-        raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {why}")
+            said = await self._try(messages)
+            if isinstance(said, Words):
+                return said
+            failed = said
+            delay = min(float(said.after) if said.after.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
+        raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}")
 
-    async def _try(self, messages: list[dict[str, Any]]) -> tuple[str, str]:
-        """("", the text), or why it may go better later and, where the endpoint says so, in how many seconds."""
+    async def _try(self, messages: list[dict[str, Any]]) -> Words | _Later:
         import httpx
 
         try:
@@ -119,14 +142,16 @@ class Endpoint:
                 f"{self._address.url}/chat/completions", json=self._body | {"messages": messages}
             )
         except httpx.TransportError as error:
-            return f"{type(error).__name__} {error}", ""
+            return _Later(f"{type(error).__name__} {error}")
         said = f"{answer.status_code} {answer.text[:200]}"
         if answer.status_code == 429 or answer.status_code >= 500:
-            return said, answer.headers.get("retry-after", "")
+            return _Later(said, answer.headers.get("retry-after", ""))
         if answer.status_code in REFUSED:
             raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
         try:
-            return "", str(answer.json()["choices"][0]["message"]["content"] or "").strip()
+            choice = answer.json()["choices"][0]
+            text = str(choice["message"]["content"] or "").strip()
+            return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
         except (ValueError, KeyError, IndexError, TypeError):
             raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
 
@@ -140,10 +165,12 @@ class EndpointTurns:
         self._said: dict[tuple[int, ...], str] = {}
 
     async def generate(self, prompt: Prompt) -> Generation:
-        text = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__))
-        generation, self._replica = await self._policy.generate(prompt, 0.0, self._max_tokens, self._replica, text)
-        self._said[generation.token_ids] = text
-        return generation
+        words = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__))
+        generation, self._replica = await self._policy.generate(
+            prompt, 0.0, self._max_tokens, self._replica, words.text
+        )
+        self._said[generation.token_ids] = words.text
+        return replace(generation, truncated=generation.truncated or words.cut_off)
 
 
 class EndpointAlone:
@@ -157,5 +184,5 @@ class EndpointAlone:
         self._endpoint = endpoint
 
     async def generate(self, prompt: Prompt) -> Generation:
-        text = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode()))
-        return Generation((), tuple(text.encode()), (), (), text)
+        words = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode()))
+        return Generation((), tuple(words.text.encode()), (), (), words.text, truncated=words.cut_off)

@@ -1,7 +1,7 @@
 """Sampling: one coroutine per trajectory, and an environment that finishes takes the next order at once.
 
 `sample` waits for: a free environment (unblocked when an episode ends), then an order (unblocked by the source:
-budget, pause, the end of an evaluation). An episode waits for: its environment's replies, and a replica with
+budget, schedule, pause, the end of an evaluation). An episode waits for: its environment's replies, and a replica with
 capacity. Infrastructure failures end an attempt, never the loop.
 """
 

@@ -84,8 +84,8 @@ class Evaluation:
     def failed(self, order: Order, error: InfrastructureError) -> None:
         if order.attempt >= MOST_ATTEMPTS:
             raise UserError(
-                f"evaluation: {order.task.id} failed {MOST_ATTEMPTS} times, the last with: {error}: "
-                "look at the workers' logs in the run directory, and run `dart doctor`"
+                f"evaluation: {order.task.id} failed {MOST_ATTEMPTS} times, the last with: {error}: look at what "
+                "failed; for workers their logs are in the run directory, and `dart doctor` knows what is missing"
             )
         self._orders.append(order.again())
 

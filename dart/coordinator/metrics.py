@@ -117,7 +117,10 @@ class Metrics:
         self.unparsable, self.pooled, self.fates = stored.unparsable, stored.pooled, Counter(stored.fates)
         self.weight_syncs = totals["weight_syncs"]
         self.infrastructure_failures = totals["infrastructure_failures"]
-        self.trained_steps, self.trained_tokens = totals.get("trained_steps", 0), totals.get("trained_tokens", 0)
+        self.trained_steps = stored.trained_steps
+        # What an update after the last checkpoint had trained is not trained any more; tokens are not stored by step.
+        share = stored.trained_steps / totals["trained_steps"] if totals["trained_steps"] else 0.0
+        self.trained_tokens = round(totals["trained_tokens"] * share)
         before = totals["staleness"]
         self.staleness_count, self.staleness_max = before["trajectories"], before["max"]
         self.staleness_sum = round(before["mean"] * before["trajectories"])

@@ -145,7 +145,7 @@ class RolloutPool:
         self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
         self.requests = 0
         self.on_rotation: list[Callable[[], None]] = []
-        """Called when a replica was taken out of the rotation, or put back."""
+        """Called when a replica was taken out of the rotation or put back, has come or is gone."""
         self._states: dict[str, ReplicaState] = {}
         self._workers: dict[str, Worker] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -214,8 +214,7 @@ class RolloutPool:
         if replica := self.router.replicas.get(replica_id):
             replica.serving = serving
             self._account(replica)
-            for listener in self.on_rotation:
-                listener()
+            self._rotated()
             self._wake()
 
     def set_version(self, replica_id: str, version: int) -> None:
@@ -243,6 +242,10 @@ class RolloutPool:
         self._account(replica)
         self._wake()
 
+    def _rotated(self) -> None:
+        for listener in self.on_rotation:
+            listener()
+
     def _account(self, replica: Replica) -> None:
         """Book the replica's time from here on to what it does now."""
         serves = ReplicaState.IDLE if replica.serving else ReplicaState.SYNCING
@@ -269,13 +272,17 @@ class RolloutPool:
             self.usage.left(worker.id, now)
         self._states[worker.id] = ReplicaState.IDLE
         self.usage.joined(worker.id, ReplicaState.IDLE, 1, now)
+        self._rotated()
         self._wake()
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ROLLOUT:
             return
-        del self.router.replicas[worker.id]
+        if self._workers.get(worker.id) is not worker:
+            return  # another instance of this name has taken its place
+        del self._workers[worker.id], self.router.replicas[worker.id]
         self.usage.lost(worker.id, ReplicaState.LOST, time.monotonic(), for_good=worker.said_goodbye)
+        self._rotated()
 
 
 def _checked(generation: Generation, replica: str, forced: bool) -> Generation:

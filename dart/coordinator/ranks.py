@@ -149,7 +149,10 @@ class TrainerRanks:
             return
         self._ranks[worker.hello.rank] = worker
         if len(self._ranks) == self._size:
-            self.usage.joined(TRAINER, TrainerState.IDLE, 1, time.monotonic())
+            now = time.monotonic()
+            if self.usage.counts(TRAINER):
+                self.usage.left(TRAINER, now)
+            self.usage.joined(TRAINER, TrainerState.IDLE, 1, now)
             self._complete.set()
 
     def _left(self, worker: Worker) -> None:

@@ -74,6 +74,7 @@ class Run:
             else DataManager(config, database, self.metrics, config.environment.kind, start.first_group, self.envs)
         )
         self.policy.on_rotation.append(self._blame_queue)
+        self._blame_queue()
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
@@ -284,9 +285,9 @@ class Run:
     # ---- workers ----
 
     def _blame_queue(self) -> None:
-        """While weights are under way, they are why a turn finds no replica."""
-        syncing = not all(replica.serving for replica in self.policy.router.replicas.values())
-        cause = "a replica takes new weights" if syncing else "the replicas are full"
+        """Why a turn finds no replica with capacity: weights, where a replica that takes them would have some."""
+        replicas = self.policy.router.replicas.values()
+        cause = "a replica takes new weights" if not all(one.serving for one in replicas) else "the replicas are full"
         self.envs.usage.blame(EnvState.QUEUED, cause, time.monotonic())
 
     def _welcome(self, hello: pb.Hello) -> str:

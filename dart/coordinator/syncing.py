@@ -179,8 +179,10 @@ class WeightSync:
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ROLLOUT:
             return
-        self._workers.pop(worker.id, None)
         self._groups.pop(worker.hello.instance_id, None)
+        if self._workers.get(worker.id) is not worker:
+            return  # another instance of this name has taken its place
+        del self._workers[worker.id]
         self._plan.left(worker.id)
         if self._plan.together and self._plan.settled:
             self._serve(True)

@@ -8,6 +8,7 @@ checkpoints.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -135,10 +136,17 @@ class Training:
             await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.publish(trained.weight_version, trained.tensors)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
-                await self._sync.settled()
+                await self._settled()
                 self._data.update_over()
             if number % self._config.checkpoint.every_updates == 0:
                 await self.save()
+
+    async def _settled(self) -> None:
+        """Every replica serves the newest weights, or the phase is over: a transfer may be tried for ever."""
+        while not self._done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    return await self._sync.settled()
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
         """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""

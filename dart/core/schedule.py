@@ -69,7 +69,8 @@ class Pacing:
         if not self.synchronous:
             return now.waiting >= self._size
         if self.sampling == "batch":
-            return self._batch_over(now)
+            # What a restart found may be a batch by itself, and leave no room to open another.
+            return self._batch_over(now) or (now.waiting >= self._size and not now.running and not now.open_groups)
         return now.waiting >= self._size and not now.running
 
     def update_begins(self) -> None:

@@ -20,7 +20,7 @@ class EnvState(StrEnum):
     QUEUED = "queued"
     """Its episode wants a turn, and no replica has capacity."""
     GENERATING = "generating"
-    """A replica is at its turn."""
+    """A replica, or whoever writes its turns, is at its turn."""
     IDLE = "idle"
     LOST = "lost"
     """Its worker is gone and has not come back."""
@@ -28,7 +28,7 @@ class EnvState(StrEnum):
 
 class ReplicaState(StrEnum):
     BUSY = "busy"
-    """It has at least one request."""
+    """It has at least one request; also one that it finishes before it takes new weights."""
     IDLE = "idle"
     SYNCING = "syncing"
     """It takes new weights: out of the rotation, and nothing is left to generate."""
@@ -39,10 +39,11 @@ class TrainerState(StrEnum):
     TRAINING = "training"
     SAVING = "saving"
     IDLE = "idle"
-    """No batch has come together."""
+    """No batch has come together; or, where sampling and training take turns, weights are waited for."""
 
 
 State = EnvState | ReplicaState | TrainerState
+_LOST = (EnvState.LOST, ReplicaState.LOST)
 
 
 @dataclass(slots=True)
@@ -126,8 +127,8 @@ class Ledger:
         return (self._all if worker is None else self._workers.get(worker, _Account())).seconds(now - self._origin)
 
     def utilisation(self, now: float) -> float:
-        """Share of the slot-seconds that were busy; 0 before there were any."""
-        seconds = self.seconds(now)
+        """Share of the slot-seconds that were busy, those of lost workers left out; 0 before there were any."""
+        seconds = {state: spent for state, spent in self.seconds(now).items() if state not in _LOST}
         offered = sum(seconds.values())
         return sum(spent for state, spent in seconds.items() if state in self._busy) / offered if offered else 0.0
 

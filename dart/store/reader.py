@@ -215,6 +215,7 @@ class Reader:
             env_steps=sum(int(row["steps"]) for row in own),
             unparsable=sum(int(row["unparsable"]) for row in own),
             pooled=sum(row["count"] for row in rows if row["copy"]),
+            trained_steps=sum(int(row["steps"]) for row in rows if row["fate"] == r.TRAINED),
             fates=fates,
         )
 

@@ -113,6 +113,7 @@ class Totals:
     env_steps: int
     unparsable: int
     pooled: int
+    trained_steps: int
     fates: Mapping[str, int]
 
 

@@ -75,9 +75,12 @@ def read_file(path: Path, field: str) -> bytes:
 def read_token(source: str, field: str) -> str:
     """A token from env:NAME or file:PATH. Raises UserError naming the field, never the token."""
     kind, _, rest = source.partition(":")
-    value = os.environ.get(rest, "") if kind == "env" else read_file(Path(rest), field).decode().strip()
+    raw = os.environb.get(rest.encode(), b"") if kind == "env" else read_file(Path(rest), field)
+    value = raw.decode("utf-8", "replace").strip()
     if not value:
         raise UserError(f"{field}: {source} is empty: put the token there")
+    if not (value.isascii() and value.isprintable()):
+        raise UserError(f"{field}: {source} is more than one line, or not ASCII: put the token alone there")
     return value
 
 
