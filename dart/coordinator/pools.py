@@ -13,7 +13,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from dart.agent.prompt import Prompt
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
@@ -27,7 +26,6 @@ from dart.wire.convert import (
     action_from_proto,
     action_to_proto,
     generation_from_proto,
-    image_to_proto,
     observation_from_proto,
     part_to_proto,
     task_to_proto,
@@ -182,14 +180,15 @@ class RolloutPool:
             enter(EnvState.GENERATING)
             worker = self._workers[replica.id]
             try:
-                reply = await worker.call(
-                    pb.Generate(
-                        assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
-                        prompt=[_part(worker, part, with_data) for part in prompt.parts],
-                        sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
-                        forced_text=forced_text,
-                    )
+                request = pb.Generate(
+                    assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
+                    sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
+                    forced_text=forced_text,
+                    prompt=[part_to_proto(part, with_data=False) for part in prompt.parts],
                 )
+                message = pb.SessionResponse(generate=request)
+                _fill_screenshots(message.generate, prompt, worker, with_data)
+                reply = await worker.call(message)
                 self.requests += 1
                 return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
             except CommandFailed as error:
@@ -296,10 +295,9 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
     return generation
 
 
-def _part(worker: Worker, part: Any, with_data: bool) -> pb.PromptPart:
-    if not isinstance(part, Image):
-        return part_to_proto(part)
-    known = worker.holds_image(part.sha256) and not with_data
-    if not known:
-        worker.sent_image(part.sha256)
-    return pb.PromptPart(image=image_to_proto(part, with_data=not known))
+def _fill_screenshots(request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
+    """The bytes of those screenshots that the worker does not hold; `with_data`: of all."""
+    for place, part in enumerate(prompt.parts):
+        if isinstance(part, Image) and (with_data or not worker.holds_image(part.sha256)):
+            worker.sent_image(part.sha256)
+            request.prompt[place].image.data = part.data

@@ -23,9 +23,11 @@ from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
 from dart.wire.channel import MAX_MESSAGE_BYTES
-from dart.wire.convert import sample_to_proto
+from dart.wire.convert import write_sample
 
 PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
+IMAGE_BYTES, NAME_BYTES = 128, 1024
+"""Of an image beside its data, and of a sample's names and numbers, at most."""
 
 
 TRAINER = "trainer"
@@ -69,20 +71,23 @@ class TrainerRanks:
         tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
         shares = balance(samples, self._size)
 
-        def pages(rank: int) -> list[pb.TrainBatch]:
+        def pages(rank: int) -> list[pb.SessionResponse]:
+            made = []
             cut = _pages(shares[rank])
-            return [
-                pb.TrainBatch(
+            for page, content in enumerate(cut):
+                batch = pb.TrainBatch(
                     assignment=pb.Assignment(assignment_id=f"u{number}", attempt=1),
                     update=number,
                     page=page,
                     pages=len(cut),
-                    samples=content,
                     total_samples=len(samples),
                     total_tokens=tokens,
                 )
-                for page, content in enumerate(cut)
-            ]
+                message = pb.SessionResponse(train_batch=batch)
+                for one in content:
+                    write_sample(message.train_batch.samples.add(), one.trajectory, one.step, one.advantage)
+                made.append(message)
+            return made
 
         replies = await self._all(pages, f"u{number}")
         versions = {reply.weight_version for reply in replies}
@@ -162,19 +167,25 @@ class TrainerRanks:
             self.lost.set()
 
 
-def _pages(samples: Sequence[Sample]) -> list[list[pb.Sample]]:
-    """Samples cut into messages of at most PAGE_BYTES each; at least one page, which may be empty."""
-    pages: list[list[pb.Sample]] = [[]]
+def _pages(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Samples for messages of at most PAGE_BYTES each; at least one page, which may be empty."""
+    pages: list[list[Sample]] = [[]]
     size = 0
     for sample in samples:
-        message = sample_to_proto(sample.trajectory, sample.step, sample.advantage)
-        weight = message.ByteSize()
+        weight = _most_bytes(sample)
         if pages[-1] and size + weight > PAGE_BYTES:
             pages.append([])
             size = 0
-        pages[-1].append(message)
+        pages[-1].append(sample)
         size += weight
     return pages
+
+
+def _most_bytes(sample: Sample) -> int:
+    """Of its message: screenshots, five bytes a token at most, four a log-probability, names and numbers."""
+    generation = sample.step.generation
+    images = sum(len(image.data) + IMAGE_BYTES for image in sample.step.images)
+    return images + 5 * sample.tokens + 4 * len(generation.logprobs) + 32 * len(generation.versions) + NAME_BYTES
 
 
 def timed(trained: pb.Trained, begun: float) -> dict[str, float]:

@@ -113,7 +113,8 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """One stream's life; `worker.said_goodbye` is set when either end says Bye."""
-        outbox = worker.outbox
+        outbox, heartbeat_seconds = worker.outbox, self._settings.heartbeat_seconds
+        written = time.monotonic()
 
         async def read() -> None:
             async for message in requests:
@@ -130,15 +131,14 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                         worker.receive(message)
 
         async def write() -> None:
+            nonlocal written
             while True:
-                try:
-                    message = await asyncio.wait_for(outbox.get(), self._settings.heartbeat_seconds)
-                except TimeoutError:
-                    message = pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time()))
+                message = await outbox.get()
                 try:
                     await context.write(message)
                 except grpc.aio.BaseError:
                     return  # the stream has broken: the worker dials again
+                written = time.monotonic()
                 if message.WhichOneof("body") == "bye":
                     worker.said_goodbye = True
                     # The worker hangs up when it has read this. Ending the stream here instead could reach it as a
@@ -146,7 +146,14 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                     await asyncio.sleep(HANG_UP_SECONDS)
                     return
 
-        await first(read(), write(), worker.lost.wait())
+        async def beat() -> None:
+            """Something is written at least every `heartbeat_seconds`. A timer per message would cost more than it."""
+            while True:
+                await asyncio.sleep(max(0.0, written + heartbeat_seconds - time.monotonic()) or heartbeat_seconds)
+                if time.monotonic() - written >= heartbeat_seconds and outbox.empty():
+                    outbox.put_nowait(pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+
+        await first(read(), write(), beat(), worker.lost.wait())
 
 
 async def first(*racers: Coroutine[Any, Any, Any]) -> None:

@@ -86,16 +86,17 @@ class Worker:
     def slots(self) -> int:
         return self.ready.slots
 
-    async def call(self, *commands: Command) -> Any:
+    async def call(self, *commands: Command | pb.SessionResponse) -> Any:
         """Send a command (or the pages of one) and return the reply to it, or to its last page.
 
-        The assignment's epoch and sequence are filled in. Raises CommandFailed when the worker answers with a
+        The assignment's epoch and sequence are filled in. A command that carries screenshots comes in its message
+        already (`dart.wire.convert` says why). Raises CommandFailed when the worker answers with a
         Failure, WorkerLost when it is gone. A cancelled call forgets the reply.
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost")
         messages = [self._number(command) for command in commands]
-        last = commands[-1].assignment
+        last = _command(messages[-1]).assignment
         key = (last.assignment_id, last.attempt, last.sequence)
         pending = _Pending(messages, asyncio.get_running_loop().create_future())
         self._pending[key] = pending
@@ -160,14 +161,21 @@ class Worker:
             if not pending.reply.done():
                 pending.reply.set_exception(WorkerLost(f"worker {self.id} is lost: {why}"))
 
-    def _number(self, command: Command) -> pb.SessionResponse:
-        assignment = command.assignment
+    def _number(self, command: Command | pb.SessionResponse) -> pb.SessionResponse:
+        inside: Command = _command(command) if isinstance(command, pb.SessionResponse) else command
+        assignment = inside.assignment
         work = (assignment.assignment_id, assignment.attempt)
         assignment.epoch = self.epoch
         assignment.sequence = self._sequences.get(work, 0) + 1
         self._sequences[work] = assignment.sequence
+        if isinstance(command, pb.SessionResponse):
+            return command
         body: Any = {_COMMAND_FIELDS[type(command)]: command}
         return pb.SessionResponse(**body)
+
+
+def _command(message: pb.SessionResponse) -> Any:
+    return getattr(message, message.WhichOneof("body") or "")
 
 
 Listener = Callable[[Worker], None]

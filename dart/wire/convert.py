@@ -1,4 +1,9 @@
-"""Records ⇄ protobuf, one pair of functions per message. Unknown or unset kinds raise ValueError."""
+"""Records ⇄ protobuf, one pair of functions per message. Unknown or unset kinds raise ValueError.
+
+Python's protobuf copies a message that is put into another by writing and parsing it, which takes 70 times as long as
+setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So what carries screenshots is filled in where it is
+to be: `write_image`, `write_sample`.
+"""
 
 from __future__ import annotations
 
@@ -106,13 +111,16 @@ def action_from_proto(message: apb.Action) -> a.Action:
 
 
 def image_to_proto(image: t.Image, with_data: bool = True) -> ipb.Image:
-    return ipb.Image(
-        sha256=image.sha256,
-        media_type=image.media_type,
-        width_pixels=image.width,
-        height_pixels=image.height,
-        data=image.data if with_data else b"",
-    )
+    message = ipb.Image()
+    write_image(message, image, with_data)
+    return message
+
+
+def write_image(into: ipb.Image, image: t.Image, with_data: bool = True) -> None:
+    into.sha256, into.media_type = image.sha256, image.media_type
+    into.width_pixels, into.height_pixels = image.width, image.height
+    if with_data:
+        into.data = image.data
 
 
 def image_from_proto(message: ipb.Image) -> t.Image:
@@ -169,13 +177,11 @@ def observation_from_proto(message: spb.Observed) -> t.Observation:
 
 
 def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
-    return spb.Observed(
-        image=image_to_proto(observation.image),
-        instruction=observation.instruction,
-        done=observation.done,
-        reward=observation.reward,
-        seconds=seconds,
+    message = spb.Observed(
+        instruction=observation.instruction, done=observation.done, reward=observation.reward, seconds=seconds
     )
+    write_image(message.image, observation.image)
+    return message
 
 
 def generation_from_proto(message: spb.Generated) -> t.Generation:
@@ -227,18 +233,21 @@ def step_to_proto(step: t.Step, with_images: bool) -> tpb.Step:
     )
 
 
-def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float, with_images: bool = True) -> spb.Sample:
+def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float) -> spb.Sample:
     """A step as a training sample; see `Sample` in session.proto."""
+    message = spb.Sample()
+    write_sample(message, trajectory, step, advantage)
+    return message
+
+
+def write_sample(into: spb.Sample, trajectory: t.Trajectory, step: t.Step, advantage: float) -> None:
     g = step.generation
-    return spb.Sample(
-        trajectory_id=trajectory.id,
-        step_index=step.index,
-        group_id=trajectory.group_id,
-        advantage=advantage,
-        prompt_token_ids=g.prompt_token_ids,
-        token_ids=g.token_ids,
-        logprobs=g.logprobs,
-        versions=spans_to_proto(g.versions),
-        images=[image_to_proto(image, with_images) for image in step.images],
-        rescore=bool(trajectory.pooled_from) and not g.logprobs,
-    )
+    into.trajectory_id, into.group_id, into.step_index = trajectory.id, trajectory.group_id, step.index
+    into.advantage = advantage
+    into.prompt_token_ids.extend(g.prompt_token_ids)
+    into.token_ids.extend(g.token_ids)
+    into.logprobs.extend(g.logprobs)
+    into.versions.extend(spans_to_proto(g.versions))
+    for image in step.images:
+        write_image(into.images.add(), image)
+    into.rescore = bool(trajectory.pooled_from) and not g.logprobs

@@ -188,7 +188,8 @@ async def _converse(
     tasks: asyncio.TaskGroup,
 ) -> str:
     stream = _Stream(session, call, heartbeat_seconds, heartbeat_seconds * options.silence_factor, tasks)
-    return await first_result(stream.read(), stream.stopped(stop), alongside=(stream.write(), stream.prepare()))
+    alongside = (stream.write(), stream.prepare(), stream.beat(), stream.listen())
+    return await first_result(stream.read(), stream.stopped(stop), alongside=alongside)
 
 
 @dataclass(slots=True)
@@ -201,19 +202,35 @@ class _Stream:
     silence_seconds: float
     tasks: asyncio.TaskGroup
     said_goodbye: asyncio.Event = field(default_factory=asyncio.Event)
+    written: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
 
     async def write(self) -> None:
         while True:
-            try:
-                message = await asyncio.wait_for(self.session.outbox.get(), self.heartbeat_seconds)
-            except TimeoutError:
-                message = pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time()))
+            message = await self.session.outbox.get()
             try:
                 await self.call.write(message)
             except grpc.aio.AioRpcError:
                 return  # the reader knows better what this means: a goodbye may be on its way
+            self.written = time.monotonic()
             if message.WhichOneof("body") == "bye":
                 self.said_goodbye.set()
+
+    async def beat(self) -> None:
+        """Something is written at least every `heartbeat_seconds`. A timer per message would cost more than it."""
+        outbox, interval = self.session.outbox, self.heartbeat_seconds
+        while True:
+            await asyncio.sleep(max(0.0, self.written + interval - time.monotonic()) or interval)
+            if time.monotonic() - self.written >= interval and outbox.empty():
+                outbox.put_nowait(pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+
+    async def listen(self) -> None:
+        """Raises StreamLostError when the coordinator has been silent for too long."""
+        while True:
+            left = self.heard + self.silence_seconds - time.monotonic()
+            if left <= 0:
+                raise StreamLostError(f"silent for {self.silence_seconds:.0f} s")
+            await asyncio.sleep(left)
 
     async def prepare(self) -> None:
         """Prepare the role once per epoch, however often the stream breaks meanwhile; then say Ready on each stream."""
@@ -225,10 +242,8 @@ class _Stream:
 
     async def read(self) -> str:
         while True:
-            try:
-                message = await asyncio.wait_for(self.call.read(), self.silence_seconds)
-            except TimeoutError:
-                raise StreamLostError(f"silent for {self.silence_seconds:.0f} s") from None
+            message = await self.call.read()
+            self.heard = time.monotonic()
             if message is grpc.aio.EOF:
                 raise StreamLostError("closed without a goodbye")
             body = message.WhichOneof("body")
@@ -285,6 +300,18 @@ def _accept(session: _Session, command: Command, tasks: asyncio.TaskGroup) -> No
         session.running[key] = tasks.create_task(_carry_out(session, command, key))
 
 
+def _wrapped(reply: Reply | pb.Failure) -> pb.SessionRequest:
+    """A screenshot's bytes are set in place (`dart.wire.convert` says why)."""
+    data = b""
+    if isinstance(reply, pb.Observed) and reply.image.data:
+        data, reply.image.data = reply.image.data, b""
+    body: Any = {_REPLY_FIELDS[type(reply)]: reply}
+    message = pb.SessionRequest(**body)
+    if data:
+        message.observed.image.data = data
+    return message
+
+
 async def _carry_out(session: _Session, command: Command, key: Key) -> None:
     reply: Reply | pb.Failure | None
     try:
@@ -296,8 +323,7 @@ async def _carry_out(session: _Session, command: Command, key: Key) -> None:
     if reply is None:
         return
     reply.assignment.CopyFrom(command.assignment)
-    body: Any = {_REPLY_FIELDS[type(reply)]: reply}
-    message = pb.SessionRequest(**body)
+    message = _wrapped(reply)
     session.replies[command.assignment.assignment_id] = (key, message)
     session.replies.move_to_end(command.assignment.assignment_id)
     # Twice the credits: everything that can be unanswered, and what has just been answered.
