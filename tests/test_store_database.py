@@ -284,9 +284,10 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     copy = replace(trajectory("copy", "g1", finished=40.0), pooled_from="t1")
     reason = "3 of 4 succeeded"
     await database.close_group("g1", GroupState.RELEASED, reason, "pending", {"copy": 1.0}, 41.0, pooled=copy)
-    assert await database.totals() == Totals(4, 8, 0, 1, {})
+    assert await database.totals() == Totals(4, 8, 0, 1, 0, {})
     await database.consume_groups(["g1"], 7)
-    assert (await database.totals()).fates == {"trained": 5}
+    totals = await database.totals()
+    assert (totals.fates, totals.trained_steps) == ({"trained": 5}, 10)
     assert await database.release_again(7) == 0
     assert await database.release_again(6) == 1
     assert (await database.totals()).fates == {}
