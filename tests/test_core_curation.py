@@ -39,6 +39,7 @@ def test_the_papers_roll_out_numbers(wins: int, of: int, n: int) -> None:
     assert rollout_number(wins, of, PAPER) == n
 
 
+@settings(max_examples=2000, deadline=None)
 @given(st.integers(1, 64), st.data())
 def test_the_general_form_is_the_released_formula(results: int, data: st.DataObject) -> None:
     wins = data.draw(st.integers(1, results))
@@ -49,6 +50,7 @@ def test_the_general_form_is_the_released_formula(results: int, data: st.DataObj
         assert n == max(2, (9 * results) // wins - 7)
 
 
+@settings(max_examples=2000, deadline=None)
 @given(st.integers(1, 16), st.floats(0, 1), st.integers(0, 64), st.data())
 def test_n_stays_within_bounds_and_falls_as_success_rises(
     minimum: int, threshold: float, results: int, data: st.DataObject
@@ -113,7 +115,7 @@ def test_failures_never_shorten_and_tasks_do_not_mix() -> None:
 OUTCOMES = st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(1, 30)), max_size=80)
 
 
-@settings(max_examples=300)
+@settings(max_examples=2000, deadline=None)
 @given(OUTCOMES, st.sampled_from([None, 1, 5, 100]))
 def test_plans_keep_their_bounds_and_a_restart_changes_nothing(
     outcomes: list[tuple[str, bool, int]], window: int | None
@@ -149,6 +151,7 @@ def test_equal_weights_make_shuffled_rounds() -> None:
     assert len(set(rounds)) > 10
 
 
+@settings(max_examples=2000, deadline=None)
 @given(st.lists(st.floats(0.05, 1.0), min_size=2, max_size=12), st.integers(0, 1000))
 def test_every_task_is_covered_in_proportion_to_its_weight(weights: list[float], seed: int) -> None:
     names = [str(number) for number in range(len(weights))]
@@ -217,7 +220,7 @@ def test_a_pooled_copy_never_makes_its_group_older(made_at: int, oldest: int, no
 # ---- all of it together ----
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 15), st.sampled_from(["win", "lose", "die"]), st.integers(1, 12)), max_size=250)
 )
