@@ -112,7 +112,7 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
 
 
 def _shares(seconds: Mapping[str, float]) -> str:
-    """ "acting 61%, idle 39%", largest first."""
+    """Each one's share, largest first: "acting 61%, idle 39%"."""
     total = sum(seconds.values()) or 1.0
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {spent / total:.0%}" for name, spent in ordered)

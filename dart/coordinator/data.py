@@ -133,10 +133,13 @@ class DataManager:
     # ---- orders ----
 
     async def next(self) -> Order | None:
+        waited = False
         while why := self._why_wait():
+            waited = True
             self._envs.usage.blame(EnvState.IDLE, why, time.monotonic())
             await self._changed.wait()
-        self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
+        if waited:
+            self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
         order, opened = self._book.next()
         self._running += 1
         if opened is not None:

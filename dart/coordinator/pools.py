@@ -69,10 +69,6 @@ class EnvPool:
                 return
         self._free.append(worker)
 
-    def busy(self, worker: str) -> int:
-        """Its environments that are within an episode."""
-        return sum(n for state, n in self.usage.counts(worker).items() if state not in (EnvState.IDLE, EnvState.LOST))
-
     def move(self, worker: Worker, old: EnvState, new: EnvState) -> None:
         """One of the worker's environments changes; after the worker is lost nothing does."""
         if self._live.get(worker.id) is worker:

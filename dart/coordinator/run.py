@@ -130,7 +130,7 @@ class Run:
         return self._training.seconds
 
     def status(self) -> cpb.GetStatusResponse:
-        busy = {worker.id: self.envs.busy(worker.id) for worker in self.fleet.of_role(pb.ROLE_ENV)}
+        busy = {worker.id: self.envs.usage.busy(worker.id) for worker in self.fleet.of_role(pb.ROLE_ENV)}
         busy |= {name: replica.busy for name, replica in self.policy.router.replicas.items()}
         syncing = {name for name, replica in self.policy.router.replicas.items() if not replica.serving}
         versions = self.sync.versions | {w.id: self.metrics.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}

@@ -122,6 +122,10 @@ class Ledger:
         account = self._all if worker is None else self._workers.get(worker, _Account())
         return {state: count for state, count in account.counts.items() if count}
 
+    def busy(self, worker: str) -> int:
+        """Its slots that are in a busy state now."""
+        return sum(count for state, count in self.counts(worker).items() if state in self._busy)
+
     def seconds(self, now: float, worker: str | None = None) -> dict[State, float]:
         """Slot-seconds in each state since `restart`."""
         return (self._all if worker is None else self._workers.get(worker, _Account())).seconds(now - self._origin)
