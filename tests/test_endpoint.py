@@ -64,7 +64,7 @@ class Chat(BaseHTTPRequestHandler):
     answers: list[int | str]
     asked: list[dict[str, Any]]
     key = "sk-right"
-    finish = "stop"
+    finish_reason = "stop"
 
     def do_GET(self) -> None:
         self._reply({"data": [{"id": "teacher"}]})
@@ -76,7 +76,7 @@ class Chat(BaseHTTPRequestHandler):
             self._reply({"error": "busy"}, answer)
         else:
             message = {"role": "assistant", "content": answer}
-            self._reply({"choices": [{"message": message, "finish_reason": self.finish}]})
+            self._reply({"choices": [{"message": message, "finish_reason": self.finish_reason}]})
 
     def _reply(self, value: dict[str, Any], status: int = 200) -> None:
         if self.headers.get("authorization") != f"Bearer {self.key}":
@@ -96,7 +96,7 @@ class Chat(BaseHTTPRequestHandler):
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     monkeypatch.setattr(endpoint_module, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(endpoint_module, "MOST_DELAY_SECONDS", 0.02)
-    Chat.answers, Chat.asked, Chat.finish = [], [], "stop"
+    Chat.answers, Chat.asked, Chat.finish_reason = [], [], "stop"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -139,7 +139,7 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
 
 
 async def test_words_that_the_token_limit_cut_off_are_no_turn(chat: Address) -> None:
-    Chat.answers, Chat.finish = ["Action: click(start_box='(001,002)')"] * 2, "length"
+    Chat.answers, Chat.finish_reason = ["Action: click(start_box='(001,002)')"] * 2, "length"
     prompt = build_prompt(CONFIG.agent, "do it", [], screen("a"))
     async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
         assert (await EndpointTurns(endpoint, pool, 40).generate(prompt)).truncated
