@@ -2,8 +2,9 @@
 
 The whole algorithm, without one piece at a time, and without all of them, on real MiniWoB tasks of mixed difficulty
 (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the scripted
-oracle made (`dart collect`), once for all runs. Several minutes per run; stop it and call it again as you like
-(`benchmarks.sweep`). Writes results/ablation.json and ablation.png, from whatever runs are finished.
+oracle made (`dart collect`), once for all runs. A run ends after as many environment steps as configs/ablation.yaml
+says, five minutes of two cores; stop it and call it again as you like (`benchmarks.sweep`). Writes
+results/ablation.json and ablation.png, from whatever runs are finished.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ WITHOUT = {
 }
 POOL_RUNS = Path("runs/ablation-pool")
 PER_TASK = 16
+BASE_EPISODES = 1000
 STALE = ("curation.max_staleness=8", "trainer.trajectories_per_update=16")
 """Many small updates behind a long queue: samples are four and more versions old."""
 SETTINGS = (
@@ -44,22 +46,24 @@ SETTINGS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training in a run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time: one per core that can be spared")
     parser.add_argument("--settings", default="", help="only these, by name, separated by commas")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
     wanted = options.settings.split(",") if options.settings else [setting.name for setting in SETTINGS]
     if unknown := set(wanted) - {setting.name for setting in SETTINGS}:
         parser.error(f"--settings {', '.join(unknown)}: known are {', '.join(s.name for s in SETTINGS)}")
+    base = sweep.evaluate_base("ablation", CONFIG, BASE_EPISODES)
     if not options.report:
         chosen = [setting for setting in SETTINGS if setting.name in wanted]
-        sweep.run_missing("ablation", CONFIG, chosen, range(options.seeds), options.minutes, pool())
+        sweep.run_missing("ablation", CONFIG, chosen, range(options.seeds), pool(), options.jobs)
     runs = sweep.finished("ablation", SETTINGS)
     if not runs:
         parser.error("no run is finished yet: leave --report out")
-    sweep.show(sweep.table(runs))
-    extra = {"steps_saved_at_equal_success": steps_saved(runs)}
-    print(sweep.write("ablation", CONFIG, runs, extra))
+    rows = sweep.table(runs, base)
+    sweep.show(rows, base)
+    results = {"base": base, "table": rows, "steps_saved_at_equal_success": steps_saved(runs)}
+    print(sweep.write("ablation", CONFIG, results))
     print(sweep.plot("ablation", runs, "Without one piece at a time"))
 
 

@@ -3,7 +3,8 @@
 The ladder of `benchmarks.efficiency` by `dart train`: real Chromium, vLLM, trainer and weight sync, on this machine.
 One thing is not as it would be: environments sleep after each reset and action (`environment.delay` in
 configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. Four minutes a
-run; stop it and call it again as you like (`benchmarks.sweep`). Writes results/efficiency_real.json.
+run (the config's `stop`); end it and call it again as you like (`benchmarks.sweep`). Writes
+results/efficiency_real.json.
 
 On a GPU machine: --config with a config of your own; the schedules are laid over it.
 """
@@ -43,7 +44,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each rung")
-    parser.add_argument("--minutes", type=float, default=4.0, help="of training in a run")
     parser.add_argument("--rungs", default="coupled,decoupled", help="by name, separated by commas; all: the ladder")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> None:
         parser.error(f"--rungs {', '.join(sorted(unknown))}: known are all, {', '.join(names)}")
     chosen = [rung for rung in rungs if rung.name in wanted]
     if not options.report:
-        sweep.run_missing(NAME, options.config, chosen, range(options.seeds), options.minutes)
+        sweep.run_missing(NAME, options.config, chosen, range(options.seeds))
     runs = sweep.finished(NAME, rungs)
     if not runs:
         parser.error("no run is finished yet: leave --report out")
@@ -68,7 +68,7 @@ def main() -> None:
         for row in rows:
             row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS if base[field]}
     slept = f"{sweep.REAL}; environments sleep after resets and actions (environment.delay in {options.config.name})"
-    print(sweep.write(NAME, options.config, {}, {"runs": rows}, slept))
+    print(sweep.write(NAME, options.config, {"runs": rows}, slept))
     show(rows)
 
 

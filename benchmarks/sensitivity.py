@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import sweep
-from benchmarks.ablation import CONFIG, pool
+from benchmarks.ablation import BASE_EPISODES, CONFIG, pool
 from benchmarks.sweep import Setting
 
 VALUES = {
@@ -29,16 +29,18 @@ SETTINGS = tuple(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each value")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training in a run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time: one per core that can be spared")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
+    base = sweep.evaluate_base("ablation", CONFIG, BASE_EPISODES)
     if not options.report:
-        sweep.run_missing("sensitivity", CONFIG, SETTINGS, range(options.seeds), options.minutes, pool())
+        sweep.run_missing("sensitivity", CONFIG, SETTINGS, range(options.seeds), pool(), options.jobs)
     runs = sweep.finished("ablation", (Setting("full", ()),)) | sweep.finished("sensitivity", SETTINGS)
     if not runs:
         parser.error("no run is finished yet: leave --report out")
-    sweep.show(sweep.table(runs))
-    print(sweep.write("sensitivity", CONFIG, runs, {"values": VALUES}))
+    rows = sweep.table(runs, base)
+    sweep.show(rows, base)
+    print(sweep.write("sensitivity", CONFIG, {"base": base, "table": rows, "values": VALUES}))
     print(sweep.plot("sensitivity", runs, "Other values than the paper's"))
 
 

@@ -3,6 +3,7 @@
 Real: everything (`dart train` in a process of its own: Chromium, vLLM, the trainer, weight sync). A finished run is a
 JSON file under results/NAME/; runs that are there are not made again, so a sweep can be stopped at any moment and goes
 on with what is missing. Seeds are the outer loop: whenever it is stopped, all settings have had about as many runs.
+The config's `stop` ends a run: with `stop.env_steps` a busy machine makes runs longer, and no worse.
 
 Success over a run is the mean over tasks of the success of each task's last roll-outs, so that settings which sample
 tasks or roll-outs in other proportions stay comparable; before and after are held-out episodes, the same for all.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from dart.coordinator.summary import machine, software
 
 RESULTS = Path(__file__).parent / "results"
 RESAMPLES = 2000
+HARD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +48,69 @@ def run_missing(
     config: Path,
     settings: Sequence[Setting],
     seeds: Sequence[int],
-    minutes: float,
     common: tuple[str, ...] = (),
+    jobs: int = 1,
 ) -> None:
-    """Make what is missing of `settings` × `seeds`; a run that fails is told and tried again next time.
+    """Make what is missing of `settings` × `seeds`, `jobs` at a time; a run that fails is told, and tried next time.
 
     `common`: overrides of all settings, behind which their own come.
     """
+    missing = []
     for seed in seeds:
         for setting in settings:
             path = RESULTS / name / f"{setting.name}-{seed}.json"
             if path.exists():
-                _check_same(path, config, minutes)
-                continue
-            began = time.monotonic()
-            print(f"{name}: {setting.name}, seed {seed} ...", end=" ", flush=True)
-            run = _train(config, setting, seed, minutes, common)
-            if run is None:
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(run) + "\n", encoding="utf-8")
-            success = run["after"]["mean"] if run["after"] else run["curve"][-1][2]
-            print(f"success {success:.1%}, {run['env_steps']} steps, {time.monotonic() - began:.0f} s", flush=True)
+                check_same(path, config)
+            else:
+                missing.append((setting, seed, path))
+
+    def make(setting: Setting, seed: int, path: Path) -> None:
+        began = time.monotonic()
+        run = _train(config, setting, seed, common)
+        if run is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(run) + "\n", encoding="utf-8")
+        success = run["after"]["mean"] if run["after"] else run["curve"][-1][2]
+        took = time.monotonic() - began
+        print(f"{name}: {setting.name}, seed {seed}: success {success:.1%}, {run['updates']} updates, "
+              f"{run['env_steps']} steps, {took:.0f} s", flush=True)  # fmt: skip
+
+    print(f"{name}: {len(missing)} runs to make, {jobs} at a time", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        for one in [pool.submit(make, *arguments) for arguments in missing]:
+            one.result()
 
 
-def _check_same(path: Path, config: Path, minutes: float) -> None:
-    """Runs of another config or length would be taken for these. Ends the program with a message."""
+def evaluate_base(name: str, config: Path, episodes: int) -> dict[str, Any]:
+    """Held-out success of the model that all runs begin with: measured once, kept in results/NAME/base.json."""
+    path = RESULTS / name / "base.json"
+    if path.exists():
+        check_same(path, config)
+        return json.loads(path.read_text(encoding="utf-8"))["success"]
+    folder = Path(tempfile.mkdtemp(prefix="dart-sweep-"))
+    overrides = (f"run.directory={folder}", f"evaluation.episodes={episodes}")
+    command = [sys.executable, "-m", "dart", "eval", str(config), "--quiet"]
+    subprocess.run([*command, *_set(overrides)], check=True, stdout=subprocess.DEVNULL)
+    (run,) = folder.iterdir()
+    success = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["success"]
+    shutil.rmtree(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"config_sha256": digest(config), "success": success}) + "\n", encoding="utf-8")
+    return success
+
+
+def _set(overrides: Sequence[str]) -> list[str]:
+    return [part for one in overrides for part in ("--set", one)]
+
+
+def check_same(path: Path, config: Path) -> None:
+    """What another config made would be taken for this one's. Ends the program with a message."""
     made = json.loads(path.read_text(encoding="utf-8"))
-    if (made["config_sha256"], made["minutes"]) != (digest(config), minutes):
+    if made["config_sha256"] != digest(config):
         raise SystemExit(
-            f"{path} was made with another {config.name} or --minutes {made['minutes']:g}: move {path.parent} away to "
-            "begin anew, or go back to what it was made with"
+            f"{path} was made with another {config.name}: move {path.parent} away to begin anew, or go back to what it "
+            "was made with"
         )
 
 
@@ -85,29 +120,22 @@ def digest(config: Path) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _train(config: Path, setting: Setting, seed: int, minutes: float, common: tuple[str, ...]) -> dict[str, Any] | None:
+def _train(config: Path, setting: Setting, seed: int, common: tuple[str, ...]) -> dict[str, Any] | None:
     folder = Path(tempfile.mkdtemp(prefix="dart-sweep-"))
-    overrides = (
-        *common,
-        *setting.overrides,
-        f"run.seed={seed}",
-        f"run.directory={folder}",
-        f"stop.train_seconds={minutes * 60}",
-    )
+    overrides = (*common, *setting.overrides, f"run.seed={seed}", f"run.directory={folder}")
     command = [sys.executable, "-m", "dart", "train", str(config), "--quiet"]
-    done = subprocess.run(
-        [*command, *(part for one in overrides for part in ("--set", one))], check=False, stdout=subprocess.DEVNULL
-    )
+    done = subprocess.run([*command, *_set(overrides)], check=False, stdout=subprocess.DEVNULL)
     if done.returncode:
-        print(f"exit code {done.returncode}; its run directory is kept: {folder}", flush=True)
+        print(f"{setting.name}, seed {seed}: exit code {done.returncode}; its run directory is kept: {folder}",
+              flush=True)  # fmt: skip
         return None
     (run,) = folder.iterdir()
     read = _read(run)
     shutil.rmtree(folder)
     if not read["curve"]:
-        print(f"no update in {minutes:g} minutes: too short to count", flush=True)
+        print(f"{setting.name}, seed {seed}: ended without an update: its stop is too early to count", flush=True)
         return None
-    made = {"setting": setting.name, "overrides": setting.overrides, "seed": seed, "minutes": minutes}
+    made = {"setting": setting.name, "overrides": setting.overrides, "seed": seed}
     return made | {"config_sha256": digest(config)} | read
 
 
@@ -133,7 +161,6 @@ def _read(run: Path) -> dict[str, Any]:
             "infrastructure_failures", "train_seconds", "machine", "versions", "env_utilisation", "rollout_utilisation",
             "trainer_utilisation", "trained_actions_per_minute", "sampled_actions_per_minute", "time")  # fmt: skip
     return {
-        "before": summary["success_before"],
         "after": summary["success_after"],
         "curve": curve,
         "entropy": [round(value, 4) for value in selected],
@@ -151,14 +178,22 @@ def finished(name: str, settings: Sequence[Setting]) -> dict[str, list[dict[str,
     return found
 
 
-def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def hard_tasks(base: Mapping[str, Any]) -> list[str]:
+    """Those that the base policy solves in at most HARD of its episodes."""
+    return [task for task, rate in base["per_task"].items() if rate["mean"] <= HARD]
+
+
+def table(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row per setting: means over runs with 95 % intervals."""
+    hard = hard_tasks(base)
     return [
         {
             "setting": name,
             "runs": len(made),
-            "before": _mean([run["before"]["mean"] for run in made]),
             "after": _mean([run["after"]["mean"] for run in made]),
+            "after_hard": _mean(
+                [statistics.fmean(run["after"]["per_task"][task]["mean"] for task in hard) for run in made]
+            ),
             "per_task_after": {
                 task: statistics.fmean(run["after"]["per_task"][task]["mean"] for run in made)
                 for task in made[0]["after"]["per_task"]
@@ -166,6 +201,11 @@ def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
             "env_steps": _mean([run["env_steps"] for run in made]),
             "trajectories": _mean([run["trajectories"] for run in made]),
             "updates": _mean([run["updates"] for run in made]),
+            "steps_per_update": _mean([run["env_steps"] / run["updates"] for run in made]),
+            "seconds": _mean([run["train_seconds"] for run in made]),
+            "trajectories_failed": _mean([run["dropped"].get("all failed", 0) for run in made]),
+            "trajectories_succeeded": _mean([run["dropped"].get("all succeeded", 0) for run in made]),
+            "staleness": _mean([run["staleness"]["mean"] for run in made]),
             "steps_per_trajectory": _mean([run["env_steps"] / run["trajectories"] for run in made]),
             "pooled": _mean([run["pooled"] for run in made]),
         }
@@ -188,8 +228,7 @@ REAL = "real: Chromium, vLLM, trainer and weight sync on this machine"
 def write(
     name: str,
     config: Path,
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    extra: Mapping[str, Any],
+    results: Mapping[str, Any],
     what: str = REAL,
 ) -> Path:
     """results/NAME.json. `what`: what was real and what was not."""
@@ -201,7 +240,7 @@ def write(
         "versions": software(),
         "date": time.strftime("%Y-%m-%d"),
         "config": config.name,
-        "results": ({"table": table(runs)} if runs else {}) | dict(extra),
+        "results": dict(results),
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
@@ -238,15 +277,20 @@ def plot(name: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str)
     return path
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
+def show(rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table("setting", "runs", "held-out before", "after", "env steps", "steps/trajectory", "updates", "pooled")
+    hard = hard_tasks(base)
+    rate = statistics.fmean(base["per_task"][task]["mean"] for task in hard) if hard else 0.0
+    print(f"base policy: {base['mean']:.1%} held out in {base['episodes']} episodes; {', '.join(hard)} {rate:.1%}")
+    shown = Table("setting", "runs", "held-out success", "hard tasks", "updates", "env steps/update",
+                  "steps/trajectory", "staleness", "pooled", "seconds")  # fmt: skip
     for row in rows:
-        shown.add_row(row["setting"], str(row["runs"]), _percent(row["before"]), _percent(row["after"]),
-                      f"{row['env_steps']['mean']:.0f}", f"{row['steps_per_trajectory']['mean']:.2f}",
-                      f"{row['updates']['mean']:.0f}", f"{row['pooled']['mean']:.0f}")  # fmt: skip
+        shown.add_row(row["setting"], str(row["runs"]), _percent(row["after"]), _percent(row["after_hard"]),
+                      f"{row['updates']['mean']:.0f}", f"{row['steps_per_update']['mean']:.0f}",
+                      f"{row['steps_per_trajectory']['mean']:.2f}", f"{row['staleness']['mean']:.1f}",
+                      f"{row['pooled']['mean']:.0f}", f"{row['seconds']['mean']:.0f}")  # fmt: skip
     Console().print(shown)
 
 

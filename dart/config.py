@@ -286,18 +286,22 @@ class Sync(Section):
 class Stop(Section):
     updates: Positive | None = None
     train_seconds: Seconds | None = None
+    env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
     success_rate: Fraction | None = Field(None, description="Of the last `window` training trajectories.")
     window: Positive = 512
 
     @model_validator(mode="after")
     def _some(self) -> Stop:
-        if self.updates is None and self.train_seconds is None and self.success_rate is None:
-            raise ValueError("nothing ends the run: set at least one of updates, train_seconds, success_rate")
+        if all(end is None for end in (self.updates, self.train_seconds, self.env_steps, self.success_rate)):
+            raise ValueError(
+                "nothing ends the run: set at least one of updates, train_seconds, env_steps, success_rate"
+            )
         return self
 
 
 class Evaluation(Section):
     episodes: int = Field(200, ge=0, description="Held-out episodes before and after training; 0 for none.")
+    before: bool = Field(True, description="false: only after training, for runs that begin with the same weights.")
     samples: Positive = Field(
         1, description="Episodes per instance (task and seed) in `dart eval`; before and after training it is one."
     )

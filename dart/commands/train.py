@@ -167,10 +167,11 @@ def not_a_run(directory: Path) -> UserError:
 def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:
     """What a person wants to know at the end."""
     before, after = summary["success_before"], summary["success_after"]
-    if before and after:
-        click.echo(f"held-out success {percent(before)} -> {percent(after)}")
+    if after:
+        click.echo("held-out success " + " -> ".join(percent(rate) for rate in (before, after) if rate))
         for task, rate in after["per_task"].items():
-            click.echo(f"  {task:24s} {before['per_task'][task]['mean']:4.0%} -> {rate['mean']:4.0%}")
+            then = f"{before['per_task'][task]['mean']:4.0%} -> " if before else ""
+            click.echo(f"  {task:24s} {then}{rate['mean']:4.0%}")
     click.echo(
         f"{summary['updates']} updates, {summary['trajectories']} trajectories, {summary['env_steps']} steps in "
         f"{summary['train_seconds']:.0f} s; environments busy {summary['env_utilisation']:.0%}, "

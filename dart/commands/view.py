@@ -107,6 +107,7 @@ class View:
         shares = [
             self._run.metrics.updates / stop.updates if stop.updates else 0.0,
             self._run.train_seconds / stop.train_seconds if stop.train_seconds else 0.0,
+            self._run.metrics.env_steps / stop.env_steps if stop.env_steps else 0.0,
         ]
         return min(1.0, max(shares))
 

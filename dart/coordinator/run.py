@@ -232,7 +232,7 @@ class Run:
 
     async def _trained(self) -> dict[str, Any]:
         episodes = self.config.evaluation.episodes
-        if episodes and not self._start.update and "before" not in self.evaluations:
+        if episodes and self.config.evaluation.before and not self._start.update and "before" not in self.evaluations:
             await self._evaluate("before", episodes)
         await self.ranks.complete()
         self._phase("training")

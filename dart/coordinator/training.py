@@ -178,6 +178,7 @@ class Training:
             self._drained
             or (stop.updates and metrics.updates >= stop.updates)
             or (stop.train_seconds and self.seconds >= stop.train_seconds)
+            or (stop.env_steps and metrics.env_steps >= stop.env_steps)
             or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
         )
 
