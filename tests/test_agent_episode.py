@@ -8,10 +8,20 @@ import pytest
 
 from dart.agent.episode import EpisodeSpec, run_episode
 from dart.agent.grammar import make_grammar
-from dart.agent.prompt import Prompt
 from dart.config import Agent
 from dart.core.action import Action, Click, Finish, Point, Wait
-from dart.core.types import Generation, Image, Observation, Task, Termination, Text, Tokens, Trajectory, VersionSpan
+from dart.core.types import (
+    Generation,
+    Image,
+    Observation,
+    Prompt,
+    Task,
+    Termination,
+    Text,
+    Tokens,
+    Trajectory,
+    VersionSpan,
+)
 
 AGENT = Agent(prompt="minimal", resize_multiple=1, min_pixels=1, history_screenshots=2)
 SPEC = EpisodeSpec("t1", "g1", Task("world", "count", 3), step_limit=4, success_threshold=0.5, agent=AGENT)

@@ -23,7 +23,6 @@ from test_coordinator_data import Rig
 
 from dart import config
 from dart.agent.grammar import make_grammar
-from dart.agent.prompt import Prompt
 from dart.agent.vocabulary import vocabulary_digest
 from dart.cli import main
 from dart.coordinator.collecting import Collection, OracleTurns, teacher
@@ -37,7 +36,7 @@ from dart.coordinator.start import Start
 from dart.core.action import Click, Point
 from dart.core.groups import Order
 from dart.core.quota import Quota
-from dart.core.types import Image, Task
+from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.dataset import write_dataset
@@ -166,7 +165,7 @@ async def test_what_the_grammar_has_no_words_for_is_told() -> None:
         session = EnvSession(envs, await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
         turns = OracleTurns(session, pool, make_grammar(CONFIG.agent), 40)
         with pytest.raises(UserError, match=r"agent\.grammar: the oracle's next action has no words"):
-            await turns.generate(Prompt((screen(),), (screen(),)))
+            await turns.generate(Prompt((Block((screen(),)),)))
 
 
 async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
@@ -179,7 +178,7 @@ async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
         command.ClearField("forced_text")
         return replica(command)
 
-    prompt = Prompt((screen(),), (screen(),))
+    prompt = Prompt((Block((screen(),)),))
     async with fleet(rollout=forgetful) as (_, pool):
         with pytest.raises(InfrastructureError, match="37 sampled tokens with 36 log-probabilities, not 37"):
             await pool.generate(prompt, 1.0, 40, None)

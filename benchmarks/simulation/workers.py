@@ -1,7 +1,7 @@
 """Workers without machines: they take the coordinator's commands and answer each after the time that `timings` gives.
 
 A simulated worker is admitted to the fleet as a real one is, and stands where its stream's queue would: a command that
-the coordinator sends arrives at `put_nowait`, and the answer goes to `Worker.receive`, as protobuf messages both ways.
+the coordinator sends arrives at `put`, and the answer goes to `Worker.receive`, as protobuf messages both ways.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SimulatedWorker:
         self._fleet = fleet
         fleet.became_ready(self.worker, pb.Ready(slots=slots, **ready))
 
-    def put_nowait(self, message: pb.SessionResponse) -> None:
+    def put(self, message: pb.SessionResponse) -> None:
         # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
         kind = message.WhichOneof("body")
         if kind == "bye":

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from dart.agent.prompt import Prompt
-from dart.core.types import Image, Markup, Text, Tokens
+from dart.core.types import Image, Markup, Prompt, Text, Tokens
 
 _MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|vision_start\|>|<\|vision_end\|>)")
 _ROLE = re.compile(r"(system|user|assistant)\n")

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from dart import config
 from dart.agent.grammar import Grammar, ParseError
-from dart.agent.prompt import Prompt, Turn, build_prompt
+from dart.agent.prompt import Conversation, Turn
 from dart.core.action import Action, Finish
-from dart.core.types import Generation, Image, Observation, Step, Task, Termination, Trajectory
+from dart.core.types import Generation, Image, Observation, Prompt, Step, Task, Termination, Trajectory
 
 
 class Env(Protocol):
@@ -49,16 +49,16 @@ async def run_episode(
     started = clock()
     observation = await env.reset(spec.task)
     instruction = observation.instruction
-    turns: list[Turn] = []
+    conversation = Conversation(spec.agent, instruction)
     steps: list[Step] = []
     termination: Termination | None = None
     while termination is None:
         image = observation.image
-        prompt = build_prompt(spec.agent, instruction, turns, image)
+        prompt = conversation.prompt(image)
         generation = await policy.generate(prompt)
         action, parse_error = _parse(generation, grammar, image)
         steps.append(Step(len(steps), prompt.images, generation, action, parse_error))
-        turns.append(Turn(image, generation.token_ids, generation.truncated))
+        conversation.add(Turn(image, generation.token_ids, generation.truncated))
         if action is None:
             termination = Termination.UNPARSABLE
             continue

@@ -7,13 +7,13 @@ does not slide, the parts of step k are a prefix of the parts of step k+1, which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dart import config
 from dart.agent.parsing import STOP_TOKEN
 from dart.agent.templates import TEMPLATES
-from dart.core.types import Image, Markup, PromptPart, Text, Tokens
+from dart.core.types import Block, Image, Markup, Prompt, PromptPart, Text, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +26,59 @@ class Turn:
     """The token limit ended it: there is no stop token, the template adds one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    parts: tuple[PromptPart, ...]
-    images: tuple[Image, ...]
-    """Those in `parts`, oldest first; the last is this step's observation."""
+class Conversation:
+    """The turns of an episode so far, and the prompt that follows from them.
 
-
-def build_prompt(agent: config.Agent, instruction: str, turns: Sequence[Turn], observation: Image) -> Prompt:
-    """The prompt after `turns`, oldest first.
-
-    It has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, this one
+    A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, this one
     included. A turn whose screenshot is too old is still there as text; one that is older than that is left out whole.
     """
-    template = TEMPLATES[agent.prompt]
-    shown = turns[max(0, len(turns) - agent.history_turns) :]
-    first_with_image = len(shown) + 1 - agent.history_screenshots
 
-    parts: list[PromptPart] = [Markup(template.before_instruction), Text(instruction)]
-    markup = template.after_instruction
-    images: list[Image] = []
-    for index, turn in enumerate(shown):
-        if index >= first_with_image:
-            parts += [Markup(markup + template.before_image), turn.image]
-            images.append(turn.image)
+    def __init__(self, agent: config.Agent, instruction: str) -> None:
+        self._agent, self._template = agent, TEMPLATES[agent.prompt]
+        self._turns: list[Turn] = []
+        self._instruction = Block((Markup(self._template.before_instruction), Text(instruction)))
+        self._blocks: dict[tuple[int, bool, bool], Block] = {}
+
+    def add(self, turn: Turn) -> None:
+        self._turns.append(turn)
+
+    def prompt(self, observation: Image) -> Prompt:
+        """After the turns that were added."""
+        agent, template, count = self._agent, self._template, len(self._turns)
+        first = max(0, count - agent.history_turns)
+        first_with_image = count + 1 - agent.history_screenshots
+        turns = [self._block(i, i >= first_with_image, i == first) for i in range(first, count)]
+        now = (
+            Markup(self._before(count, count == first) + template.before_image),
+            observation,
+            Markup(template.after_image + template.before_turn),
+        )
+        return Prompt((self._instruction, *turns, Block(now)))
+
+    def _block(self, index: int, with_image: bool, first: bool) -> Block:
+        key = (index, with_image, first)
+        if (known := self._blocks.get(key)) is not None:
+            return known
+        template, turn = self._template, self._turns[index]
+        parts: tuple[PromptPart, ...] = ()
+        markup = self._before(index, first)
+        if with_image:
+            parts = (Markup(markup + template.before_image), turn.image)
             markup = template.after_image
-        parts += [Markup(markup + template.before_turn), Tokens(turn.token_ids)]
-        markup = (STOP_TOKEN if turn.truncated else "") + template.after_turn
-    parts += [
-        Markup(markup + template.before_image),
-        observation,
-        Markup(template.after_image + template.before_turn),
-    ]
-    return Prompt(tuple(parts), (*images, observation))
+        parts += (Markup(markup + template.before_turn), Tokens(turn.token_ids))
+        self._blocks[key] = block = Block(parts)
+        return block
+
+    def _before(self, index: int, first: bool) -> str:
+        """What ends the turn, or the instruction, that stands before this turn."""
+        if first:
+            return self._template.after_instruction
+        return (STOP_TOKEN if self._turns[index - 1].truncated else "") + self._template.after_turn
+
+
+def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:
+    """The prompt after `turns`, oldest first."""
+    conversation = Conversation(agent, instruction)
+    for turn in turns:
+        conversation.add(turn)
+    return conversation.prompt(observation)

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dart.agent.grammar import Grammar, make_grammar
-from dart.agent.prompt import Prompt
 from dart.config import Config
 from dart.coordinator.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.episodes import Writer
@@ -23,7 +22,7 @@ from dart.coordinator.pools import EnvSession, RolloutPool
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.groups import Order
 from dart.core.quota import Quota
-from dart.core.types import Generation, Trajectory
+from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import COLLECTED, GroupKind, GroupState

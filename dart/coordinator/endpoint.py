@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from dart.agent.chat import chat_messages
-from dart.agent.prompt import Prompt
 from dart.coordinator.job import Address
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.sessions import InfrastructureError
-from dart.core.types import Generation
+from dart.core.types import Generation, Prompt
 from dart.errors import UserError
 from dart.wire.channel import read_token
 

@@ -14,12 +14,11 @@ from typing import Protocol
 
 from dart.agent.episode import EpisodeSpec, Policy, run_episode
 from dart.agent.grammar import make_grammar
-from dart.agent.prompt import Prompt
 from dart.config import Config
 from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
 from dart.coordinator.sessions import InfrastructureError, Worker
 from dart.core.groups import Order
-from dart.core.types import Generation, Trajectory
+from dart.core.types import Generation, Prompt, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dart.agent.prompt import Prompt
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
 from dart.core.action import Action
 from dart.core.groups import Order
 from dart.core.routing import Replica, Router
-from dart.core.types import Generation, Image, Observation, Task
+from dart.core.types import Generation, Observation, Prompt, Task
 from dart.core.usage import EnvState, Ledger, ReplicaState
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (
@@ -27,8 +26,8 @@ from dart.wire.convert import (
     action_to_proto,
     generation_from_proto,
     observation_from_proto,
-    part_to_proto,
     task_to_proto,
+    write_prompt,
 )
 
 GENERATE_ATTEMPTS = 5
@@ -180,9 +179,9 @@ class RolloutPool:
                     assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
                     sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
                     forced_text=forced_text,
-                    prompt=[part_to_proto(part, with_data=False) for part in prompt.parts],
                 )
                 message = pb.SessionResponse(generate=request)
+                write_prompt(message.generate, prompt)
                 _fill_screenshots(message.generate, prompt, worker, with_data)
                 reply = await worker.call(message)
                 self.requests += 1
@@ -293,7 +292,10 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
 
 def _fill_screenshots(request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
     """The bytes of those screenshots that the worker does not hold; `with_data`: of all."""
-    for place, part in enumerate(prompt.parts):
-        if isinstance(part, Image) and (with_data or not worker.holds_image(part.sha256)):
-            worker.sent_image(part.sha256)
-            request.prompt[place].image.data = part.data
+    start = 0
+    for block in prompt.blocks:
+        for place, image in block.images:
+            if with_data or not worker.holds_image(image.sha256):
+                worker.sent_image(image.sha256)
+                request.prompt[start + place].image.data = image.data
+        start += len(block.parts)

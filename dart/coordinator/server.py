@@ -29,6 +29,7 @@ from dart.wire.channel import (
     read_file,
     read_token,
 )
+from dart.wire.outbox import BATCHES, each
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         try:
             config_json = self._check(hello)
         except Rejected as error:
-            await context.write(pb.SessionResponse(reject=pb.Reject(reason=str(error), remedy=error.remedy)))
+            reject = pb.Reject(reason=str(error), remedy=error.remedy)
+            await context.write(pb.SessionResponse(reject=reject).SerializeToString())
             return
         worker, resumed = self._fleet.admit(hello)
         await context.write(
@@ -82,8 +84,9 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                     heartbeat_seconds=self._settings.heartbeat_seconds,
                     run_id=self._run_id,
                     resumed=resumed,
+                    capabilities=[BATCHES],
                 )
-            )
+            ).SerializeToString()
         )
         worker.connections += 1
         worker.last_heard = time.monotonic()
@@ -117,29 +120,30 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         written = time.monotonic()
 
         async def read() -> None:
-            async for message in requests:
+            async for received in requests:
                 worker.last_heard = time.monotonic()
-                match message.WhichOneof("body"):
-                    case "bye":
-                        worker.said_goodbye = True
-                        return
-                    case "ready":
-                        self._fleet.became_ready(worker, message.ready)
-                    case "heartbeat":
-                        pass
-                    case _:
-                        worker.receive(message)
+                for message in each(received):
+                    match message.WhichOneof("body"):
+                        case "bye":
+                            worker.said_goodbye = True
+                            return
+                        case "ready":
+                            self._fleet.became_ready(worker, message.ready)
+                        case "heartbeat":
+                            pass
+                        case _:
+                            worker.receive(message)
 
         async def write() -> None:
             nonlocal written
             while True:
-                message = await outbox.get()
+                encoded, goodbye = await outbox.take()
                 try:
-                    await context.write(message)
+                    await context.write(encoded)
                 except grpc.aio.BaseError:
                     return  # the stream has broken: the worker dials again
                 written = time.monotonic()
-                if message.WhichOneof("body") == "bye":
+                if goodbye:
                     worker.said_goodbye = True
                     # The worker hangs up when it has read this. Ending the stream here instead could reach it as a
                     # failed write, before the goodbye that it has not read yet.
@@ -150,8 +154,8 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
             """Something is written at least every `heartbeat_seconds`. A timer per message would cost more than it."""
             while True:
                 await asyncio.sleep(max(0.0, written + heartbeat_seconds - time.monotonic()) or heartbeat_seconds)
-                if time.monotonic() - written >= heartbeat_seconds and outbox.empty():
-                    outbox.put_nowait(pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+                if time.monotonic() - written >= heartbeat_seconds and not outbox:
+                    outbox.put(pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
 
         await first(read(), write(), beat(), worker.lost.wait())
 
@@ -163,6 +167,13 @@ async def first(*racers: Coroutine[Any, Any, Any]) -> None:
         _, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
             task.cancel()
+
+
+def _handler(sessions: CoordinatorService) -> grpc.GenericRpcHandler:
+    """As generated, but what is written is encoded already (`dart.wire.outbox`)."""
+    name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+    session = grpc.stream_stream_rpc_method_handler(sessions.Session, pb.SessionRequest.FromString, None)
+    return grpc.method_handlers_generic_handler(name, {"Session": session})
 
 
 class Server:
@@ -180,7 +191,7 @@ class Server:
 
     async def start(self, sessions: CoordinatorService, control: control_pb2_grpc.ControlServiceServicer) -> None:
         """Bind and serve. Raises UserError when the port is taken."""
-        session_pb2_grpc.add_CoordinatorServiceServicer_to_server(sessions, self._server)
+        self._server.add_generic_rpc_handlers((_handler(sessions),))
         control_pb2_grpc.add_ControlServiceServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [

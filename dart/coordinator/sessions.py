@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dart.v1 import session_pb2 as pb
+from dart.wire.outbox import BATCHES, Outbox
 from dart.wire.role import Command
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Worker:
     ready: pb.Ready = field(default_factory=pb.Ready)
     last_heard: float = 0.0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    outbox: asyncio.Queue[pb.SessionResponse] = field(default_factory=asyncio.Queue)
+    outbox: Outbox[pb.SessionResponse] = field(default_factory=Outbox)
     stale_replies: int = 0
     said_goodbye: bool = False
     _pending: dict[Key, _Pending] = field(default_factory=dict)
@@ -86,6 +87,10 @@ class Worker:
     def slots(self) -> int:
         return self.ready.slots
 
+    @property
+    def takes_batches(self) -> bool:
+        return BATCHES in self.hello.capabilities
+
     async def call(self, *commands: Command | pb.SessionResponse) -> Any:
         """Send a command (or the pages of one) and return the reply to it, or to its last page.
 
@@ -101,7 +106,7 @@ class Worker:
         pending = _Pending(messages, asyncio.get_running_loop().create_future())
         self._pending[key] = pending
         for message in messages:
-            self.outbox.put_nowait(message)
+            self.outbox.put(message)
         try:
             return await pending.reply
         finally:
@@ -110,7 +115,7 @@ class Worker:
     def tell(self, command: Command) -> None:
         """Send a command that has no reply (Abort)."""
         if self.state != "lost":
-            self.outbox.put_nowait(self._number(command))
+            self.outbox.put(self._number(command))
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come: forget its sequence."""
@@ -149,10 +154,10 @@ class Worker:
 
     def resume(self) -> None:
         """The same instance is back: send what has no answer again."""
-        self.outbox = asyncio.Queue()
+        self.outbox = Outbox(self.takes_batches)
         for pending in self._pending.values():
             for message in pending.messages:
-                self.outbox.put_nowait(message)
+                self.outbox.put(message)
 
     def lose(self, why: str) -> None:
         self.state = "lost"
@@ -208,6 +213,7 @@ class Fleet:
             if other.id == hello.worker_id and other.connections == 0:
                 self.lose(other, "another instance took its name")
         worker = Worker(hello, next(self._epochs), last_heard=time.monotonic())
+        worker.outbox = Outbox(worker.takes_batches)
         self.workers[hello.instance_id] = worker
         return worker, False
 
@@ -240,4 +246,4 @@ class Fleet:
 
     def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
         for worker in list(self.workers.values()) if workers is None else workers:
-            worker.outbox.put_nowait(message)
+            worker.outbox.put(message)

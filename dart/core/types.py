@@ -6,7 +6,7 @@ They are plain and frozen; who owns their changing state (statistics, groups, fe
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dart.core.action import Action
@@ -159,3 +159,33 @@ class Tokens:
 
 PromptPart = Markup | Text | Tokens | Image
 """Parts are tokenised one by one: what has become tokens is never tokenised again."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Parts that stand together, the same object in every prompt of the episode that has them."""
+
+    parts: tuple[PromptPart, ...]
+    images: tuple[tuple[int, Image], ...] = field(init=False)
+    """Those among the parts, with their places."""
+    encoded: bytes | None = None
+    """As `dart.wire.convert` wrote it: a turn is encoded once in an episode, not once in every later prompt."""
+
+    def __post_init__(self) -> None:
+        self.images = tuple((place, part) for place, part in enumerate(self.parts) if isinstance(part, Image))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a turn follows from."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def parts(self) -> tuple[PromptPart, ...]:
+        return tuple(part for block in self.blocks for part in block.parts)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Oldest first; the last is this step's observation."""
+        return tuple(image for block in self.blocks for _, image in block.images)

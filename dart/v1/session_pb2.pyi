@@ -51,7 +51,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved")
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class SessionRequest(_message.Message):
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SENT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SAVED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     heartbeat: Heartbeat
@@ -78,10 +79,11 @@ class SessionRequest(_message.Message):
     trained: Trained
     weights_sent: WeightsSent
     checkpoint_saved: CheckpointSaved
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ...) -> None: ...
+    batch: _containers.RepeatedCompositeFieldContainer[SessionRequest]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint")
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint", "batch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class SessionResponse(_message.Message):
     TRAIN_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     reject: Reject
     heartbeat: Heartbeat
@@ -110,7 +113,8 @@ class SessionResponse(_message.Message):
     train_batch: TrainBatch
     send_weights: SendWeights
     save_checkpoint: SaveCheckpoint
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ...) -> None: ...
+    batch: _containers.RepeatedCompositeFieldContainer[SessionResponse]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
@@ -145,18 +149,20 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "config_json", "heartbeat_seconds", "run_id", "resumed")
+    __slots__ = ("epoch", "config_json", "heartbeat_seconds", "run_id", "resumed", "capabilities")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     config_json: str
     heartbeat_seconds: float
     run_id: str
     resumed: bool
-    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: _Optional[bool] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("reason", "remedy")

@@ -7,7 +7,6 @@ to be: `write_image`, `write_sample`.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from dart.core import action as a
@@ -135,17 +134,23 @@ def task_from_proto(message: tpb.Task) -> t.Task:
     return t.Task(message.suite, message.name, message.seed)
 
 
+def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
+    """All parts, screenshots without their bytes.
+
+    Messages that stand one behind the other are read as one, and lists in them grow (the encoding's definition says
+    so): a block is encoded once, and a prompt of many turns is one join and one parse.
+    """
+    for block in prompt.blocks:
+        if block.encoded is None:
+            parts = [part_to_proto(part, with_data=False) for part in block.parts]
+            block.encoded = spb.Generate(prompt=parts).SerializeToString()
+    into.MergeFromString(b"".join([block.encoded for block in prompt.blocks if block.encoded]))
+
+
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
-    """The message may be one that other prompts have too: copy it, never change it."""
-    if isinstance(part, t.Image):
-        return spb.PromptPart(image=image_to_proto(part, with_data))
-    return _words_to_proto(part)
-
-
-@lru_cache(maxsize=8192)
-def _words_to_proto(part: t.Markup | t.Text | t.Tokens) -> spb.PromptPart:
-    """Kept: the template's parts are the same in all prompts, and a turn's are in those of all later turns."""
     match part:
+        case t.Image():
+            return spb.PromptPart(image=image_to_proto(part, with_data))
         case t.Markup(text):
             return spb.PromptPart(markup=text)
         case t.Text(text):

@@ -23,8 +23,8 @@ import grpc
 
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
-from dart.v1 import session_pb2_grpc
 from dart.wire.channel import PROTOCOL_VERSION, Dial
+from dart.wire.outbox import BATCHES, Outbox, each
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class _Session:
     preparing: asyncio.Task[pb.Ready] | None = None
     ready: pb.Ready | None = None
     config_json: str = ""
-    outbox: asyncio.Queue[pb.SessionRequest] = field(default_factory=asyncio.Queue)
+    outbox: Outbox[pb.SessionRequest] = field(default_factory=Outbox)
     """Bounded by the coordinator's credits: one reply per command, plus heartbeats while the stream lives."""
     running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     replies: OrderedDict[str, tuple[Key, pb.SessionRequest]] = field(default_factory=OrderedDict)
@@ -135,18 +135,18 @@ def _brief(error: Exception) -> str:
 async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> str:
     """One connection's life. Returns the reason of a Bye; raises StreamLostError or AioRpcError when it breaks."""
     async with options.dial.channel() as channel:
-        call = session_pb2_grpc.CoordinatorServiceStub(channel).Session(metadata=options.dial.metadata)
+        call = _session_call(channel)(metadata=options.dial.metadata)
         hello = pb.Hello(
             worker_id=options.worker_id,
             instance_id=session.instance_id,
             role=session.role.role,
-            capabilities=options.capabilities,
+            capabilities=[*options.capabilities, BATCHES],
             last_epoch=session.epoch,
             protocol_version=PROTOCOL_VERSION,
             rank=options.rank,
             world_size=options.world_size,
         )
-        await call.write(pb.SessionRequest(hello=hello))
+        await call.write(pb.SessionRequest(hello=hello).SerializeToString())
         first = await call.read()
         if first is grpc.aio.EOF:
             raise StreamLostError("the coordinator closed the stream before its welcome")
@@ -156,8 +156,14 @@ async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event
         return await _converse(session, call, first.welcome.heartbeat_seconds, options, stop, tasks)
 
 
+def _session_call(channel: grpc.aio.Channel) -> Any:
+    """As the generated stub's Session, but what is written is encoded already (`dart.wire.outbox`)."""
+    name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+    return channel.stream_stream(f"/{name}/Session", None, pb.SessionResponse.FromString)
+
+
 async def _welcomed(session: _Session, welcome: pb.Welcome) -> None:
-    session.outbox = asyncio.Queue()
+    session.outbox = Outbox(BATCHES in welcome.capabilities)
     session.welcomed = time.monotonic()
     if session.epoch and not welcome.resumed:
         # Another coordinator, or one that gave this worker up: what was held is void.
@@ -207,13 +213,13 @@ class _Stream:
 
     async def write(self) -> None:
         while True:
-            message = await self.session.outbox.get()
+            encoded, goodbye = await self.session.outbox.take()
             try:
-                await self.call.write(message)
+                await self.call.write(encoded)
             except grpc.aio.AioRpcError:
                 return  # the reader knows better what this means: a goodbye may be on its way
             self.written = time.monotonic()
-            if message.WhichOneof("body") == "bye":
+            if goodbye:
                 self.said_goodbye.set()
 
     async def beat(self) -> None:
@@ -221,8 +227,8 @@ class _Stream:
         outbox, interval = self.session.outbox, self.heartbeat_seconds
         while True:
             await asyncio.sleep(max(0.0, self.written + interval - time.monotonic()) or interval)
-            if time.monotonic() - self.written >= interval and outbox.empty():
-                outbox.put_nowait(pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+            if time.monotonic() - self.written >= interval and not outbox:
+                outbox.put(pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
 
     async def listen(self) -> None:
         """Raises StreamLostError when the coordinator has been silent for too long."""
@@ -238,24 +244,25 @@ class _Stream:
         if session.preparing is None:
             session.preparing = self.tasks.create_task(session.role.prepare(session.config_json))
         session.ready = await asyncio.shield(session.preparing)
-        session.outbox.put_nowait(pb.SessionRequest(ready=session.ready))
+        session.outbox.put(pb.SessionRequest(ready=session.ready))
 
     async def read(self) -> str:
         while True:
-            message = await self.call.read()
+            received = await self.call.read()
             self.heard = time.monotonic()
-            if message is grpc.aio.EOF:
+            if received is grpc.aio.EOF:
                 raise StreamLostError("closed without a goodbye")
-            body = message.WhichOneof("body")
-            if body == "bye":
-                return str(message.bye.reason)
-            if body not in (None, "heartbeat", "welcome", "reject"):
-                _accept(self.session, getattr(message, body), self.tasks)
+            for message in each(received):
+                body = message.WhichOneof("body")
+                if body == "bye":
+                    return str(message.bye.reason)
+                if body not in (None, "heartbeat", "welcome", "reject"):
+                    _accept(self.session, getattr(message, body), self.tasks)
 
     async def stopped(self, stop: asyncio.Event) -> str:
         await stop.wait()
         # Through the outbox: a call takes one write at a time.
-        self.session.outbox.put_nowait(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        self.session.outbox.put(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
         await self.said_goodbye.wait()
         await self.call.done_writing()
         return "stopped"
@@ -295,7 +302,7 @@ def _accept(session: _Session, command: Command, tasks: asyncio.TaskGroup) -> No
     key = (assignment.assignment_id, assignment.attempt, assignment.sequence)
     last_key, last_reply = session.replies.get(assignment.assignment_id, (None, None))
     if last_reply is not None and last_key == key:
-        session.outbox.put_nowait(last_reply)
+        session.outbox.put(last_reply)
     elif key not in session.running:
         session.running[key] = tasks.create_task(_carry_out(session, command, key))
 
@@ -329,4 +336,4 @@ async def _carry_out(session: _Session, command: Command, key: Key) -> None:
     # Twice the credits: everything that can be unanswered, and what has just been answered.
     if len(session.replies) > 2 * max(session.ready.slots if session.ready else 0, 32):
         session.replies.popitem(last=False)
-    session.outbox.put_nowait(message)
+    session.outbox.put(message)

@@ -1,0 +1,86 @@
+"""What goes out together is what waited together, in order, and any reader of the protocol can take it apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart.v1 import session_pb2 as pb
+from dart.wire import outbox
+from dart.wire.outbox import FULL_BYTES, Outbox, each
+
+
+def observed(number: int, size: int = 0) -> pb.SessionRequest:
+    message = pb.SessionRequest(observed=pb.Observed(assignment=pb.Assignment(assignment_id=str(number))))
+    message.observed.image.data = bytes(size)
+    return message
+
+
+async def drained(box: Outbox[pb.SessionRequest]) -> list[tuple[pb.SessionRequest, bool]]:
+    made = []
+    while box:
+        encoded, goodbye = await box.take()
+        made.append((pb.SessionRequest.FromString(encoded), goodbye))
+    return made
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 127, 128, 300, 70_000, FULL_BYTES]), min_size=1, max_size=40), st.booleans())
+def test_everything_arrives_once_and_in_order(sizes: list[int], batches: bool) -> None:
+    async def run() -> None:
+        box: Outbox[pb.SessionRequest] = Outbox(batches)
+        sent = [observed(number, size) for number, size in enumerate(sizes)]
+        for message in sent:
+            box.put(message)
+        received = [message for message, _ in await drained(box)]
+        assert [one for message in received for one in each(message)] == sent
+        for message in received:
+            assert message.ByteSize() < 2 * FULL_BYTES + 1000
+        if not batches:
+            assert received == sent
+        elif sum(sizes) + 40 * len(sizes) < FULL_BYTES:
+            assert len(received) == 1
+
+    asyncio.run(run())
+
+
+async def test_a_batch_is_what_protobuf_would_have_written() -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(batches=True)
+    sent = [observed(number, 200) for number in range(3)]
+    for message in sent:
+        box.put(message)
+    encoded, _ = await box.take()
+    assert encoded == pb.SessionRequest(batch=sent).SerializeToString()
+
+
+async def test_one_message_is_no_batch() -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(batches=True)
+    box.put(observed(1))
+    assert await box.take() == (observed(1).SerializeToString(), False)
+
+
+async def test_nothing_follows_a_goodbye_in_its_batch() -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(batches=True)
+    for message in (observed(1), pb.SessionRequest(bye=pb.Bye()), observed(2)):
+        box.put(message)
+    (first, goodbye), (second, last) = await drained(box)
+    assert [message.WhichOneof("body") for message in each(first)] == ["observed", "bye"]
+    assert goodbye
+    assert not last
+    assert second == observed(2)
+
+
+async def test_a_reader_that_waits_is_woken() -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(batches=True)
+    taking = asyncio.create_task(box.take())
+    await asyncio.sleep(0)
+    box.put(observed(1))
+    box.put(observed(2))
+    encoded, _ = await taking
+    assert len(pb.SessionRequest.FromString(encoded).batch) == 2
+
+
+def test_long_lengths_are_written_as_protobuf_writes_them() -> None:
+    assert [outbox._varint(n).hex() for n in (0, 127, 128, 300, 1 << 20)] == ["00", "7f", "8001", "ac02", "808040"]
