@@ -162,16 +162,60 @@ def test_budget_always_lets_a_batch_fill() -> None:
 
 
 def test_router_capacity_then_affinity_then_version() -> None:
+    def made(busy: int = 0) -> Router:
+        router = Router()
+        router.join(Replica("a", 4, 1, busy=busy))
+        router.join(Replica("b", 4, 2))
+        return router
+
+    def chosen(router: Router, affinity: str | None = None) -> str | None:
+        replica = router.take(affinity)
+        return replica.id if replica else None
+
+    assert chosen(made()) == "b"
+    assert chosen(made(busy=2), "a") == "a"
+    assert chosen(made(busy=3), "a") == "b"
+    assert chosen(made(busy=4), "a") == "b"
+    router = made(busy=3)
+    router.set_serving(router.replicas["b"], False)
+    assert [chosen(router), chosen(router, "a")] == ["a", None]
+
+
+ROUTED = st.lists(st.tuples(st.sampled_from(["take", "back", "serve", "stop", "version", "leave", "join"]),
+                            st.integers(0, 3)), max_size=120)  # fmt: skip
+
+
+@given(ROUTED)
+def test_the_router_chooses_as_a_pass_over_all_replicas_would(events: list[tuple[str, int]]) -> None:
     router = Router()
-    router.replicas = {"a": Replica("a", 4, 1), "b": Replica("b", 4, 2)}
-    assert router.pick().id == "b"  # type: ignore[union-attr]
-    assert router.pick("a").id == "a"  # type: ignore[union-attr]
-    router.replicas["a"].busy = 3
-    assert router.pick("a").id == "b"  # type: ignore[union-attr]
-    router.replicas["b"].serving = False
-    assert router.pick().id == "a"  # type: ignore[union-attr]
-    router.replicas["a"].busy = 4
-    assert router.pick("a") is None
+    taken: list[Replica] = []
+    version = 0
+    for event, number in events:
+        name = "abcd"[number]
+        replica = router.replicas.get(name)
+        match event:
+            case "join":
+                router.join(Replica(name, 3, version))
+            case "leave":
+                router.leave(name)
+            case "take":
+                with_room = [r for r in router.replicas.values() if r.serving and r.busy < r.slots]
+                least = min(((r.busy, -r.version) for r in with_room), default=None)
+                before = {r.id: (r.busy, -r.version) for r in with_room}
+                picked = router.take()
+                assert (picked is None) == (least is None)
+                if picked:
+                    assert before[picked.id] == least
+                    taken.append(picked)
+            case "back" if taken:
+                router.give_back(taken.pop())
+            case "serve" | "stop" if replica:
+                router.set_serving(replica, event == "serve")
+            case "version" if replica:
+                version += 1
+                router.set_version(replica, version)
+        assert router.free == sum(r.slots - r.busy for r in router.replicas.values() if r.serving)
+        assert len(router._line) <= 64 + 4 * 4
 
 
 def test_sync_rolls_one_at_a_time_and_skips_to_the_newest() -> None:

@@ -163,7 +163,7 @@ def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
     assert envs.usage.counts() == {EnvState.IDLE: 3}
     assert policy.usage.counts() == {ReplicaState.IDLE: 1}
     assert ranks.usage.counts() == {TrainerState.IDLE: 1}
-    assert policy.router.pick() is not None
+    assert policy.router.free
     fleet.lose(both["rollout"][1], "silent")
-    assert policy.router.pick() is None
+    assert not policy.router.free
     assert policy.usage.counts() == {ReplicaState.LOST: 1}

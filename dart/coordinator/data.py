@@ -85,6 +85,10 @@ class DataManager:
     def waiting_groups(self) -> int:
         return len(self._feed)
 
+    @property
+    def waiting_trajectories(self) -> int:
+        return self._feed.waiting_trajectories
+
     def submit(self, task: Task) -> None:
         self._book.sampler.submit(task)
 

@@ -206,17 +206,17 @@ class RolloutPool:
     def set_serving(self, replica_id: str, serving: bool) -> None:
         """Take a replica out of the rotation for a weight update, or put it back."""
         if replica := self.router.replicas.get(replica_id):
-            replica.serving = serving
+            self.router.set_serving(replica, serving)
             self._account(replica)
             self._rotated()
             self._wake()
 
     def set_version(self, replica_id: str, version: int) -> None:
         if replica := self.router.replicas.get(replica_id):
-            replica.version = version
+            self.router.set_version(replica, version)
 
     async def _take(self, affinity: str | None) -> Replica:
-        while (replica := self.router.pick(affinity)) is None:
+        while (replica := self.router.take(affinity)) is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
@@ -225,13 +225,11 @@ class RolloutPool:
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
-        replica.busy += 1
         self._account(replica)
         return replica
 
     def _give_back(self, replica: Replica) -> None:
-        replica.busy -= 1
-        if self.router.replicas.get(replica.id) is not replica:
+        if not self.router.give_back(replica):
             return  # the replica left, and took its time with it
         self._account(replica)
         self._wake()
@@ -249,7 +247,7 @@ class RolloutPool:
             self.usage.move(replica.id, old, state, time.monotonic())
 
     def _wake(self) -> None:
-        free = sum(r.slots - r.busy for r in self.router.replicas.values() if r.serving)
+        free = self.router.free
         while self._waiting and free > 0:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -260,7 +258,7 @@ class RolloutPool:
         if worker.role != pb.ROLE_ROLLOUT:
             return
         self._workers[worker.id] = worker
-        self.router.replicas[worker.id] = Replica(worker.id, worker.slots, worker.ready.weight_version)
+        self.router.join(Replica(worker.id, worker.slots, worker.ready.weight_version))
         now = time.monotonic()
         if self.usage.counts(worker.id):
             self.usage.left(worker.id, now)
@@ -274,7 +272,8 @@ class RolloutPool:
             return
         if self._workers.get(worker.id) is not worker:
             return  # another instance of this name has taken its place
-        del self._workers[worker.id], self.router.replicas[worker.id]
+        del self._workers[worker.id]
+        self.router.leave(worker.id)
         self.usage.lost(worker.id, ReplicaState.LOST, time.monotonic(), for_good=worker.said_goodbye)
         self._rotated()
 

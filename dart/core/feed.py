@@ -6,11 +6,11 @@ either wholly in one batch or dropped as stale, never split and never given twic
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dart.core.curation import staleness
 from dart.core.types import Step, Trajectory
 
 
@@ -37,22 +37,29 @@ class Sample:
 class Feed:
     def __init__(self, trajectories_per_update: int, max_staleness: int) -> None:
         self._size, self._max_staleness = trajectories_per_update, max_staleness
-        self._waiting: deque[ReleasedGroup] = deque()
+        self._waiting: deque[tuple[int, ReleasedGroup]] = deque()
+        """(weight version of the group's oldest token, group)."""
+        self._oldest = math.inf
+        """The least of those versions, so that nothing is gone through while nothing is stale."""
         self.waiting_trajectories = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, group: ReleasedGroup) -> None:
-        self._waiting.append(group)
+        oldest = min(trajectory.oldest_version for trajectory in group.trajectories)
+        self._waiting.append((oldest, group))
+        self._oldest = min(self._oldest, oldest)
         self.waiting_trajectories += len(group.trajectories)
 
     def drop_stale(self, trainer_version: int) -> list[ReleasedGroup]:
         """Take out the groups with a trajectory past the staleness bound."""
-        stale = [g for g in self._waiting if self._worst(g, trainer_version) > self._max_staleness]
-        for group in stale:
-            self._waiting.remove(group)
-            self.waiting_trajectories -= len(group.trajectories)
+        bound = trainer_version - self._max_staleness
+        if self._oldest >= bound:
+            return []
+        stale = [group for oldest, group in self._waiting if oldest < bound]
+        self._waiting = deque(entry for entry in self._waiting if entry[0] >= bound)
+        self._removed(stale)
         return stale
 
     def take(self, least: int | None = None) -> list[ReleasedGroup] | None:
@@ -65,15 +72,15 @@ class Feed:
         batch: list[ReleasedGroup] = []
         count = 0
         while self._waiting and count < self._size:
-            group = self._waiting.popleft()
+            _, group = self._waiting.popleft()
             batch.append(group)
             count += len(group.trajectories)
-        self.waiting_trajectories -= count
+        self._removed(batch)
         return batch
 
-    @staticmethod
-    def _worst(group: ReleasedGroup, trainer_version: int) -> int:
-        return max(staleness(trainer_version, trajectory) for trajectory in group.trajectories)
+    def _removed(self, groups: Sequence[ReleasedGroup]) -> None:
+        self.waiting_trajectories -= sum(len(group.trajectories) for group in groups)
+        self._oldest = min((oldest for oldest, _ in self._waiting), default=math.inf)
 
 
 def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:

@@ -63,12 +63,9 @@ class GroupBook:
         self._plan = plan
         self._number = first_number
         self._open: dict[str, Group] = {}
-        self._with_next: deque[Group] = deque()
-
-    @property
-    def open_trajectories(self) -> int:
+        self.open_trajectories = 0
         """Roll-outs that open groups still hold or owe."""
-        return sum(group.planned for group in self._open.values())
+        self._with_next: deque[Group] = deque()
 
     @property
     def open_groups(self) -> int:
@@ -99,6 +96,7 @@ class GroupBook:
         if not group.complete:
             return None
         del self._open[group.id]
+        self.open_trajectories -= group.planned
         return group
 
     def failed(self, order: Order) -> Order:
@@ -122,8 +120,7 @@ class GroupBook:
         group.retry.extend(Order(name, group_id, task, step_limit, 2) for name in names if name not in done)
         if group.complete:
             return group
-        self._open[group_id] = group
-        self._with_next.append(group)
+        self._enter(group)
         return None
 
     def _open_group(self) -> Group:
@@ -131,6 +128,10 @@ class GroupBook:
         plan = self._plan(task)
         group = Group(f"g{self._number:06d}", task, plan.rollouts, plan.step_limit, plan.why)
         self._number += 1
-        self._open[group.id] = group
-        self._with_next.append(group)
+        self._enter(group)
         return group
+
+    def _enter(self, group: Group) -> None:
+        self._open[group.id] = group
+        self.open_trajectories += group.planned
+        self._with_next.append(group)
