@@ -8,7 +8,7 @@ SUDO   := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT    := chromium-headless-shell fonts-liberation
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser demo references test test-fast lint types imports proto proto-check bench clean
+.PHONY: help install browser demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
 
 help: ## What can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,18 @@ build/references/installed: $(VENV)/installed
 	touch $@
 
 references: build/references/installed ## Two other implementations of the equations, to compare with.
+
+# In an environment of their own: the project needs none of them. benchmarks.transport says which could not be installed.
+PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop
+
+build/peers/installed:
+	rm -rf build/peers
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --upgrade pip
+	for package in $(PEERS); do build/peers/bin/python -m pip install --quiet $$package || echo "without $$package"; done
+	touch $@
+
+peers: build/peers/installed ## What benchmarks.transport compares with.
 
 test: install references ## All tests, the real browser and the real engine included.
 	$(PY) -m pytest
@@ -73,8 +85,15 @@ proto-check: $(VENV)/installed ## The protocol is well-formed, unbroken, and its
 	$(PY) -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
 	for file in build/proto/dart/v1/*; do cmp $$file dart/v1/$$(basename $$file) || { echo "run make proto"; exit 1; }; done
 
-bench: install ## Measure; results go to benchmarks/results.
+bench: install ## Measure what takes minutes; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path
+	$(PY) -m benchmarks.decisions
+	$(PY) -m benchmarks.sessions
+	$(PY) -m benchmarks.efficiency
+	$(PY) -m benchmarks.report
+
+bench-check: install ## Has something become clearly slower than what benchmarks/results/check.json has?
+	$(PY) -m benchmarks.check
 
 clean:
 	rm -rf build $(VENV)

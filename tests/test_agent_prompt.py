@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart.agent.prompt import Turn, build_prompt
+from dart.agent.prompt import Conversation, Turn, build_prompt
 from dart.agent.templates import TEMPLATES
 from dart.config import Agent
 from dart.core.types import Image, Markup, PromptPart, Text, Tokens
@@ -140,3 +140,19 @@ def test_without_sliding_each_prompt_begins_with_the_one_before(settings: tuple[
     next_one = build_prompt(agent(name), "go", turns(count + 1), SCREENS[count + 1]).parts
     assert next_one[: len(one)] == one
     assert next_one[len(one)] == Tokens((1000 + count, STOP))
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(SETTINGS, st.sets(st.integers(0, 10)))
+def test_a_conversation_that_goes_on_says_what_one_made_at_once_says(
+    settings: tuple[str, int, int, int], cut_off: set[int]
+) -> None:
+    name, screenshots, history, count = settings
+    past = [Turn(turn.image, turn.token_ids, number in cut_off) for number, turn in enumerate(turns(count))]
+    conversation = Conversation(agent(name, screenshots, history), "go")
+    for number in range(count + 1):
+        going_on = conversation.prompt(SCREENS[number])
+        at_once = build_prompt(agent(name, screenshots, history), "go", past[:number], SCREENS[number])
+        assert (going_on.parts, going_on.images) == (at_once.parts, at_once.images)
+        if number < count:
+            conversation.add(past[number])

@@ -165,7 +165,7 @@ async def test_what_the_grammar_has_no_words_for_is_told() -> None:
         session = EnvSession(envs, await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
         turns = OracleTurns(session, pool, make_grammar(CONFIG.agent), 40)
         with pytest.raises(UserError, match=r"agent\.grammar: the oracle's next action has no words"):
-            await turns.generate(Prompt((Block((screen(),)),)))
+            await turns.generate(Prompt((Block((screen(),)),), (screen(),)))
 
 
 async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
@@ -178,7 +178,7 @@ async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
         command.ClearField("forced_text")
         return replica(command)
 
-    prompt = Prompt((Block((screen(),)),))
+    prompt = Prompt((Block((screen(),)),), (screen(),))
     async with fleet(rollout=forgetful) as (_, pool):
         with pytest.raises(InfrastructureError, match="37 sampled tokens with 36 log-probabilities, not 37"):
             await pool.generate(prompt, 1.0, 40, None)

@@ -13,6 +13,7 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
+from dart.commands.train import collect_seldom
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
@@ -50,6 +51,7 @@ COUPLED = Schedule("batch", "synchronous", "all")
 
 def simulate(set_up: SetUp, schedule: Schedule, timings: Timings, hours: float, seed: int = 0) -> dict[str, Any]:
     """The run's summary.json, with `real_seconds`, what the simulation took."""
+    collect_seldom()
     began = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         summary = virtual_time.run(_run(_config(set_up, schedule, hours, seed), Path(folder), timings, set_up, seed))

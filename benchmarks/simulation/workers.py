@@ -51,7 +51,11 @@ class SimulatedWorker:
         """Answer a command, `seconds` from now, with the one message that `reply` names."""
         (name, body), *_ = reply.items()
         body.assignment.CopyFrom(command.assignment)
-        self._loop.call_later(seconds, self.worker.receive, pb.SessionRequest(**{name: body}))
+        message = pb.SessionRequest(**{name: body})
+        if seconds:
+            self._loop.call_later(seconds, self.worker.receive, message)
+        else:
+            self._loop.call_soon(self.worker.receive, message)
 
 
 class SimulatedEnvs(SimulatedWorker):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dart import config
 from dart.agent.parsing import STOP_TOKEN
 from dart.agent.templates import TEMPLATES
-from dart.core.types import Block, Image, Markup, Prompt, PromptPart, Text, Tokens
+from dart.core.types import Block, Image, Markup, Prompt, Text, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +31,52 @@ class Conversation:
 
     A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, this one
     included. A turn whose screenshot is too old is still there as text; one that is older than that is left out whole.
+    A block is made once and is then in every prompt that has it.
     """
 
     def __init__(self, agent: config.Agent, instruction: str) -> None:
         self._agent, self._template = agent, TEMPLATES[agent.prompt]
-        self._turns: list[Turn] = []
         self._instruction = Block((Markup(self._template.before_instruction), Text(instruction)))
-        self._blocks: dict[tuple[int, bool, bool], Block] = {}
+        self._turns: list[Turn] = []
+        self._pictured: list[Block] = []
+        """Two for each turn: what stands before its tokens, its screenshot included, and the tokens."""
+        self._written: list[Block] = []
+        """The same without screenshots, as far as they have been needed."""
+        self._now: Block | None = None
 
     def add(self, turn: Turn) -> None:
+        shown = self._now
+        if shown is None or shown.images[0][1] is not turn.image:
+            shown = self._before(len(self._turns), turn.image)
+        self._pictured += (shown, Block((Tokens(turn.token_ids),)))
         self._turns.append(turn)
 
     def prompt(self, observation: Image) -> Prompt:
         """After the turns that were added."""
-        agent, template, count = self._agent, self._template, len(self._turns)
+        agent, count = self._agent, len(self._turns)
         first = max(0, count - agent.history_turns)
-        first_with_image = count + 1 - agent.history_screenshots
-        turns = [self._block(i, i >= first_with_image, i == first) for i in range(first, count)]
-        now = (
-            Markup(self._before(count, count == first) + template.before_image),
-            observation,
-            Markup(template.after_image + template.before_turn),
+        pictured = min(count, max(first, count + 1 - agent.history_screenshots))
+        for index in range(len(self._written) // 2, pictured):
+            self._written += (self._before(index), self._pictured[2 * index + 1])
+        blocks = self._written[2 * first : 2 * pictured] + self._pictured[2 * pictured :]
+        if blocks and first > 0:
+            # The turn before it has slid out: it follows the instruction now.
+            blocks[0] = self._before(0, self._turns[first].image if first == pictured else None)
+        self._now = self._before(count if blocks else 0, observation)
+        images = (*(turn.image for turn in self._turns[pictured:]), observation)
+        return Prompt((self._instruction, *blocks, self._now), images)
+
+    def _before(self, index: int, image: Image | None = None) -> Block:
+        """What stands between the turn before this one, or the instruction, and this one's tokens."""
+        template = self._template
+        markup = template.after_instruction
+        if index > 0:
+            markup = (STOP_TOKEN if self._turns[index - 1].truncated else "") + template.after_turn
+        if image is None:
+            return Block((Markup(markup + template.before_turn),))
+        return Block(
+            (Markup(markup + template.before_image), image, Markup(template.after_image + template.before_turn))
         )
-        return Prompt((self._instruction, *turns, Block(now)))
-
-    def _block(self, index: int, with_image: bool, first: bool) -> Block:
-        key = (index, with_image, first)
-        if (known := self._blocks.get(key)) is not None:
-            return known
-        template, turn = self._template, self._turns[index]
-        parts: tuple[PromptPart, ...] = ()
-        markup = self._before(index, first)
-        if with_image:
-            parts = (Markup(markup + template.before_image), turn.image)
-            markup = template.after_image
-        parts += (Markup(markup + template.before_turn), Tokens(turn.token_ids))
-        self._blocks[key] = block = Block(parts)
-        return block
-
-    def _before(self, index: int, first: bool) -> str:
-        """What ends the turn, or the instruction, that stands before this turn."""
-        if first:
-            return self._template.after_instruction
-        return (STOP_TOKEN if self._turns[index - 1].truncated else "") + self._template.after_turn
 
 
 def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:

@@ -180,12 +180,9 @@ class Prompt:
     """What a turn follows from."""
 
     blocks: tuple[Block, ...]
+    images: tuple[Image, ...]
+    """Those in the blocks, oldest first; the last is this step's observation."""
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:
         return tuple(part for block in self.blocks for part in block.parts)
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """Oldest first; the last is this step's observation."""
-        return tuple(image for block in self.blocks for _, image in block.images)

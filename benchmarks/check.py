@@ -1,0 +1,100 @@
+"""Has something become slower? `make bench-check`: the cheap benchmarks, against what they measured when recorded.
+
+Ratios alone are compared, each taken within one run, because machines differ and are noisy; and a check fails only on
+a clear drop. Simulated time has no noise, so there a small one is clear. `--record` writes results/check.json anew:
+after a change that is meant, with the change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks import decisions, efficiency, step_path
+from dart.coordinator.summary import machine, software, write_json
+
+RECORD = Path(__file__).parent / "results" / "check.json"
+SIMULATED_HOURS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`least`: the share of the recorded value below which it has dropped; 1/x is how far a cost may grow."""
+
+    name: str
+    value: float
+    least: float
+    higher_is_better: bool = True
+
+    def dropped(self, recorded: float) -> bool:
+        worse = self.value / recorded if self.higher_is_better else recorded / self.value
+        return worse < self.least
+
+
+def measure() -> list[Check]:
+    made = []
+    paths = uvloop.run(step_path.measure(3.0, 64))
+    made += [Check(f"step path over raw gRPC, {name}", row["ratio_to_raw"], 0.6) for name, row in paths.items()]
+    small, large = (asyncio.run(decisions.decide(*size, 4000)) for size in (decisions.SIZES[0], decisions.SIZES[-1]))
+    for name in ("begin", "finish", "route"):
+        growth = large[name]["p50"] / small[name]["p50"]
+        made.append(Check(f"decision to {name} at 10,000 environments over 100", round(growth, 2), 0.4, False))
+    rungs = [
+        efficiency.simulate(efficiency.SYNC_FIGURE, efficiency.LADDER[rung], efficiency.Timings(), SIMULATED_HOURS)
+        for rung in ("decoupled", "coupled")
+    ]
+    for name in efficiency.RATIOS:
+        made.append(
+            Check(f"decoupled over coupled, simulated, {name}", round(rungs[0][name] / rungs[1][name], 3), 0.95)
+        )
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="these values are what later ones are compared with")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    checks = measure()
+    if options.record:
+        _record(checks)
+        return
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
+    missing = [check.name for check in checks if check.name not in recorded]
+    if missing:
+        sys.exit(f"{RECORD} has no {', '.join(missing)}: record anew with --record")
+    dropped = [check for check in checks if check.dropped(recorded[check.name])]
+    for check in checks:
+        mark = "DROPPED" if check in dropped else "ok"
+        print(f"{mark:8s}{check.name:60s} {check.value:8.3f}, recorded {recorded[check.name]:.3f}")
+    if dropped:
+        sys.exit(f"{len(dropped)} of {len(checks)} have clearly become worse")
+
+
+def _record(checks: list[Check]) -> None:
+    results: dict[str, Any] = {check.name: check.value for check in checks}
+    write_json(
+        RECORD,
+        {
+            "name": "check",
+            "real_or_simulated": "ratios of short runs of other benchmarks, which say what of them is real",
+            "machine": machine(),
+            "versions": software(),
+            "date": time.strftime("%Y-%m-%d"),
+            "results": results,
+        },
+    )
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
