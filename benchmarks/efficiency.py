@@ -3,9 +3,10 @@
 The real coordinator, scheduler, curation and protocol messages, on a virtual clock; environments, replicas and the
 trainer are timing models (`benchmarks.simulation.timings` has every number with its source). Coupled is batch-wise
 sampling, synchronous training and all replicas updated at once; decoupled is DART's. Between them each of the three is
-changed alone, on the paper's two set-ups. Then the same at 1,000 and 10,000 environments, with adaptive data curation,
-and with a coupled baseline whose batch is as large as the cluster: it keeps more environments busy, and makes fewer and
-larger updates. Writes results/efficiency.json.
+changed alone, on the paper's two set-ups. Then with adaptive data curation; with a coupled baseline whose batch is as
+large as the cluster, which keeps more environments busy and makes fewer and larger updates; with smaller and larger
+trainers; and at 1,000 and 10,000 environments. Runs that are there already are kept, so it can be stopped and called
+again; --anew forgets them. Writes results/efficiency.json.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
@@ -27,18 +29,20 @@ RESULT = Path(__file__).parent / "results" / "efficiency.json"
 KEPT = (
     "env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",
     "sampled_actions_per_minute", "trajectories", "env_steps", "updates", "trained", "dropped", "staleness",
-    "infrastructure_failures", "train_seconds", "time", "real_seconds",
+    "infrastructure_failures", "train_seconds", "time", "real_seconds", "cpu_seconds",
 )  # fmt: skip
-LARGE_HOURS = 2.0
-"""Of 1,000 and more environments: a dozen episodes each."""
-RATIOS = ("env_utilisation", "rollout_utilisation", "trained_actions_per_minute")
-PAPER = {"env_utilisation": 5.5, "rollout_utilisation": 1.6, "trained_actions_per_minute": 1.9}
+LARGE_HOURS = {1000: 2.0, 10_000: 0.75}
+"""Environments → hours at most: a dozen episodes each, or five."""
+RATIOS = tuple(report.PAPER)
 
 SYNC_FIGURE = SetUp("80 environments, 4 replicas", 80, 4)
 FULL_RUN = SetUp("180 environments, 8 replicas", 180, 8)
-LARGER_TRAINER = replace(FULL_RUN, name="180 environments, 8 replicas, 16 training GPUs")
-TRAINING_GPUS = {LARGER_TRAINER.name: 16}
-"""Where it is not the paper's 8."""
+LARGER_TRAINERS = (12, 16, 18, 20, 24)
+"""Training GPUs, where the paper has 8."""
+BALANCED = 18
+"""About as many as 180 environments need."""
+LARGE_STALENESS = 8
+"""180 environments hold three batches in flight, and as many again wait while the trainer works on one."""
 LADDER = {
     "coupled": COUPLED,
     "coupled, but task-wise sampling": replace(COUPLED, sampling="task"),
@@ -58,19 +62,24 @@ def filled(set_up: SetUp) -> SetUp:
     return replace(set_up, trajectories_per_update=groups * set_up.rollouts)
 
 
+def with_trainer(gpus: int) -> SetUp:
+    """The paper's environments and replicas, with a trainer of so many GPUs."""
+    return replace(FULL_RUN, name=f"180 environments, {gpus} training GPUs", max_staleness=LARGE_STALENESS)
+
+
 def scaled(environments: int) -> tuple[SetUp, Timings]:
-    """The larger trainer's set-up with so many environments, and replicas, trainer and batch grown with them."""
+    """The balanced cluster with so many environments: replicas, trainer and batch grow with them."""
     times = environments / FULL_RUN.environments
     return (
         replace(
-            FULL_RUN,
+            with_trainer(BALANCED),
             name=f"{environments:,} environments",
             environments=environments,
             replicas=round(FULL_RUN.replicas * times),
             trajectories_per_update=round(FULL_RUN.trajectories_per_update * times / 8) * 8,
             tasks=max(FULL_RUN.tasks, 1000),
         ),
-        _timings(16 * times),
+        _timings(BALANCED * times),
     )
 
 
@@ -83,34 +92,50 @@ def _timings(training_gpus: float) -> Timings:
 
 def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
     """(rung, set-up, schedule, timings, hours)."""
-    for set_up in (SYNC_FIGURE, FULL_RUN, LARGER_TRAINER):
-        timings = _timings(TRAINING_GPUS.get(set_up.name, 8))
+    yield "decoupled, a day", SYNC_FIGURE, DECOUPLED, _timings(8), 24.0
+    for set_up, gpus in ((SYNC_FIGURE, 8), (with_trainer(BALANCED), BALANCED)):
+        timings = _timings(gpus)
         for rung, schedule in LADDER.items():
             yield rung, set_up, schedule, timings, hours
         yield "coupled, with a batch that fills the environments", filled(set_up), COUPLED, timings, hours
         for rung in ("coupled", "decoupled"):
-            curated = replace(set_up, curation=True)
-            yield f"{rung}, with curation", curated, LADDER[rung], timings, hours
-    for environments in (1000, 10_000):
+            yield f"{rung}, with curation", replace(set_up, curation=True), LADDER[rung], timings, hours
+    for gpus in (8, *(gpus for gpus in LARGER_TRAINERS if gpus != BALANCED)):
+        for rung in ("coupled", "decoupled"):
+            yield rung, with_trainer(gpus), LADDER[rung], _timings(gpus), hours
+    for environments, longest in LARGE_HOURS.items():
         set_up, timings = scaled(environments)
         for rung in ("coupled", "decoupled"):
-            yield rung, set_up, LADDER[rung], timings, min(hours, LARGE_HOURS)
+            yield rung, set_up, LADDER[rung], timings, min(hours, longest)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=6.0, help="of cluster time in each run")
+    parser.add_argument("--anew", action="store_true", help="keep no run of an earlier call")
     parser.add_argument("--only", default="", help="set-ups whose name contains this")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # every desktop that fails would be told
     results: list[dict[str, Any]] = []
+    known = (
+        [] if options.anew or not RESULT.exists() else json.loads(RESULT.read_text(encoding="utf-8"))["results"]["runs"]
+    )
     for rung, set_up, schedule, timings, hours in runs(options.hours):
         if options.only not in set_up.name:
             continue
-        summary = simulate(set_up, schedule, timings, hours)
-        row = {"set_up": set_up.name, "rung": rung, "hours": hours} | {name: summary[name] for name in KEPT}
+        identity = {"set_up": set_up.name, "rung": rung, "hours": hours}
+        row = next((row for row in known if {name: row[name] for name in identity} == identity), None)
+        if row is None:
+            summary = simulate(set_up, schedule, timings, hours)
+            row = identity | {name: summary[name] for name in KEPT}
+            print(json.dumps(identity | {name: row[name] for name in (*RATIOS, "real_seconds")}), flush=True)
         results.append(row)
-        print(json.dumps({name: row[name] for name in ("set_up", "rung", *RATIOS, "real_seconds")}), flush=True)
+        _write(results)
+    show(results)
+    print(RESULT)
+
+
+def _write(results: list[dict[str, Any]]) -> None:
     for row in results:
         like = "coupled, with curation" if row["rung"].endswith("with curation") else "coupled"
         if base := next((one for one in results if one["set_up"] == row["set_up"] and one["rung"] == like), None):
@@ -123,11 +148,9 @@ def main() -> None:
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
-            "results": {"paper": PAPER, "timings": asdict(Timings()), "runs": results},
+            "results": {"timings": asdict(Timings()), "runs": results},
         },
     )
-    show(results)
-    print(RESULT)
 
 
 def show(results: list[dict[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 Real: the coordinator's server, sessions, pools, episode coroutine, grammar, prompt builder; gRPC over loopback; an env
 worker and a roll-out worker in processes of their own, speaking the project's protocol.
-Simulated: what those two answer (a fixed screenshot of random bytes, a fixed token sequence), at once. No store.
+Simulated: what those two answer (a fixed screenshot of random bytes, a fixed token sequence), at once
+(`benchmarks.instant`). No store.
 
 A step is two round trips through the coordinator: observe → generate, act → observe. The raw ceiling is the same
 number of small round trips on bidirectional grpc.aio streams with one peer process and nothing behind them.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,73 +24,16 @@ from typing import Any
 import grpc
 import uvloop
 
-from dart import config
+from benchmarks.instant import InstantPolicy, coordinator, settings  # noqa: F401 - benchmarks.sessions takes it here
 from dart.coordinator.episodes import sample
-from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.server import CoordinatorService, Server
-from dart.coordinator.sessions import Fleet, InfrastructureError
+from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.summary import machine, software
 from dart.core.groups import Order
 from dart.core.types import Task, Trajectory
-from dart.v1 import control_pb2_grpc
-from dart.v1 import session_pb2 as pb
-from dart.v1 import trajectory_pb2 as tpb
-from dart.wire.channel import OPTIONS, Dial
-from dart.wire.convert import image_to_proto
-from dart.wire.role import Command, Reply
-from dart.wire.worker import WorkerOptions, serve
+from dart.wire.channel import OPTIONS
 
-TEXT = "Action: click(start_box='(045,120)')"
 ITSELF = (sys.executable, "-m", "benchmarks.step_path")
 RAW_METHOD = "/benchmark.Raw/Echo"
-
-
-class InstantEnv:
-    """Answers with the same screenshot at once."""
-
-    role = pb.ROLE_ENV
-
-    def __init__(self, slots: int, image_bytes: int) -> None:
-        from dart.core.types import Image
-
-        self._slots = slots
-        self._image = image_to_proto(Image.of(os.urandom(image_bytes), "image/png", 160, 224))
-
-    async def prepare(self, config_json: str) -> pb.Ready:
-        return pb.Ready(slots=self._slots)
-
-    async def handle(self, command: Command) -> Reply | None:
-        if isinstance(command, pb.Release):
-            return pb.Released()
-        return pb.Observed(image=self._image, instruction="Click the button.")
-
-    async def close(self) -> None:
-        pass
-
-
-class InstantPolicy:
-    """Answers with the same tokens at once."""
-
-    role = pb.ROLE_ROLLOUT
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-
-    async def prepare(self, config_json: str) -> pb.Ready:
-        return pb.Ready(slots=self._slots, engine_ranks=1, image_cache_entries=64)
-
-    async def handle(self, command: Command) -> Reply | None:
-        return pb.Generated(
-            prompt_token_ids=range(90),
-            token_ids=range(12),
-            logprobs=[-0.1] * 12,
-            versions=[tpb.VersionSpan(version=0, start=0, end=12)],
-            text=TEXT,
-            finish_reason=pb.FINISH_REASON_STOP,
-        )
-
-    async def close(self) -> None:
-        pass
 
 
 class Source:
@@ -117,40 +60,15 @@ class Source:
         raise error
 
 
-def settings() -> config.Config:
-    return config.Config.model_validate(
-        {
-            "model": {"path": "none"},
-            "agent": {"prompt": "minimal", "history_screenshots": 2, "resize_multiple": 32, "min_pixels": 1024},
-            "environment": {"tasks": {"names": ["instant"]}},
-            "stop": {"updates": 1},
-        }
-    )
-
-
 async def step_path(seconds: float, slots: int, image_bytes: int) -> float:
     """Steps per second through the whole coordinator."""
     made = settings()
-    fleet = Fleet(60.0)
-    envs, policy = EnvPool(fleet), RolloutPool(fleet)
-    both = asyncio.Event()
-    fleet.on_ready.append(lambda _: both.set() if len(fleet.workers) == 2 else None)
-    server = Server(made.server)
-    await server.start(
-        CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
-    )
-    workers = [await _worker(kind, server.address, slots, image_bytes) for kind in ("env", "rollout")]
-    try:
-        await both.wait()
+    env = ("env", "--slots", str(slots), "--image-bytes", str(image_bytes))
+    async with coordinator(made, env, ("rollout", "--slots", str(slots))) as parts:
         source = Source(seconds, 30)
         began = time.perf_counter()
-        await sample(source, envs, policy, made)
+        await sample(source, parts.envs, parts.policy, made)
         return source.steps / (time.perf_counter() - began)
-    finally:
-        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
-        for worker in workers:
-            await worker.wait()
-        await server.stop()
 
 
 async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
@@ -196,16 +114,6 @@ async def echo_peer(payload: int) -> None:
     await server.wait_for_termination()
 
 
-async def _worker(kind: str, address: str, slots: int, image_bytes: int) -> asyncio.subprocess.Process:
-    arguments = ["--worker", kind, "--address", address, "--slots", str(slots), "--image-bytes", str(image_bytes)]
-    return await asyncio.create_subprocess_exec(*ITSELF, *arguments)
-
-
-async def work(kind: str, address: str, slots: int, image_bytes: int) -> None:
-    role = InstantEnv(slots, image_bytes) if kind == "env" else InstantPolicy(slots)
-    await serve(role, WorkerOptions(Dial(address), kind), asyncio.Event())
-
-
 async def measure(seconds: float, slots: int) -> dict[str, Any]:
     results = {}
     for name, image_bytes, payload in (("no_pixels", 64, 64), ("pixels_200kb", 200_000, 200_000)):
@@ -225,15 +133,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_path.json")
-    for hidden in ("--worker", "--address", "--peer"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--image-bytes", type=int, default=64, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.peer:
         uvloop.run(echo_peer(int(given.peer)))
-        return
-    if given.worker:
-        uvloop.run(work(given.worker, given.address, given.slots, given.image_bytes))
         return
     results = uvloop.run(measure(given.seconds, given.slots))
     record = {

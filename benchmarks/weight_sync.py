@@ -33,6 +33,8 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # no child uses what it forks: gRPC need not say so each time
+
 import uvloop
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +50,10 @@ TARGETS = {"pause_over_link_at_most": 1.3, "others_throughput_at_least": 0.98}
 SCHEDULES = ("rolling", "all")
 MODES = ("drain", "keep", "abort")
 LOOK_SECONDS = 120.0
+WIDTH = 140
+"""Characters of the widest table."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch's own variable: large tensors in huge pages. It reaches the processes, and the figures."""
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 Row = dict[str, Any]
@@ -60,7 +66,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="updates that are counted in each cell")
     parser.add_argument("--transport", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--slots", type=int, default=8, help="of a replica")
-    parser.add_argument("--request-seconds", type=float, default=0.2, help="of sleep, on average; half to one and a half")
+    parser.add_argument(
+        "--request-seconds", type=float, default=0.2, help="of sleep, on average; half to one and a half"
+    )
     parser.add_argument("--before-seconds", type=float, default=1.0, help="of throughput to compare with")
     parser.add_argument("--relay", type=_counts, default="4,8", help="numbers of replicas; none: leave it out")
     parser.add_argument("--relay-size", type=_sizes, default="128MB")
@@ -77,6 +85,8 @@ def main() -> None:
         report = uvloop.run(_measure(options))
     except CrewError as error:
         parser.exit(1, f"weight_sync: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"weight_sync: stopped; {options.out} has the cells that were finished\n")
     _show(report["results"])
     print(options.out)
     if failed := [row for row in report["results"]["not_measured"] if row["failed"]]:
@@ -100,9 +110,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         report = _report(options, there)
         results = report["results"]
         counts = _with_gpus(options, there) if options.transport == "nccl" else None
-        how = How(
-            options.repeats, options.slots, options.request_seconds, options.before_seconds, options.transport
-        )  # fmt: skip
+        how = How(options.repeats, options.slots, options.request_seconds, options.before_seconds, options.transport)
         console = Console(stderr=True)
 
         async def take(into: str, about: Row, needed: float, replicas: int, measuring: Awaitable[Row]) -> None:
@@ -133,7 +141,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             for size in options.relay_size:
                 for count in options.relay:
                     measuring = relay.measure(crew, size, count, options.repeats, options.transport)
-                    needed = relay.memory(size, count)
+                    needed = cell.memory_needed(size, count, staged=count)
                     await take("relay", {"bytes": size, "replicas": count}, needed, count, measuring)
         return report
     finally:
@@ -158,6 +166,7 @@ def _report(options: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any
                 "slots": options.slots,
                 "request_seconds": options.request_seconds,
                 "clients_per_slot": cell.CLIENTS_PER_SLOT,
+                "huge_pages": os.environ.get(HUGE_PAGES) == "1",
             },
             "sync": [],
             "relay": [],
@@ -195,11 +204,12 @@ def _load_average() -> list[float]:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
+    console.width = max(console.width, WIDTH)
     if results["sync"]:
         table = Table(
             "MB", "replicas", "schedule", "mode", "link s", "MB/s", "pause s", "waiting", "transfer", "rest",
-            "pause / link", "without waiting", "others", "all serve s",
-            title="weight sync: medians; the link is a plain send of the same bytes",
+            "pause/link", "no waiting", "others", "all serve s",
+            title="weight sync, medians: a pause and its parts; over the link, a plain send; the others' throughput",
         )  # fmt: skip
         for row in results["sync"]:
             table.add_row(*_cells(row))

@@ -67,7 +67,7 @@ class Members:
 
 @dataclass(slots=True)
 class Usage:
-    """Peaks in bytes, sums over all processes. What processes share counts in each of them for `rss`, once for `pss`."""
+    """Peaks in bytes, sums over all processes. What processes share counts in each for `rss`, and once for `pss`."""
 
     rss: int = 0
     pss: int = 0
@@ -88,7 +88,7 @@ def run(command: Sequence[str], folder: Path, limit_seconds: float) -> dict[str,
     """
     value = secrets.token_hex(8)
     members = Members(f"{VARIABLE}={value}")
-    with tempfile.TemporaryDirectory(prefix="dart-", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(prefix="transport-", ignore_cleanup_errors=True) as temporary:
         child = subprocess.Popen(
             command, cwd=folder, env=dict(os.environ) | {VARIABLE: value, "TMPDIR": temporary},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -114,13 +114,14 @@ def _watch(child: subprocess.Popen[str], members: Members, limit_seconds: float)
     pids: list[int] = []
     while True:
         told, ended = _next(lines, others)
-        if "measuring" in told:
+        state = told.pop("state", "")
+        if state == "measuring":
+            spent = -_processor_seconds(members.look())
+        elif state == "measured":
             pids = members.look()
-            spent = _processor_seconds(pids)
-        elif told:
-            pids = members.look()
-            spent = _processor_seconds(pids) - spent
+            spent += _processor_seconds(pids)
             usage.look(pids, shares=True)
+        elif state == "result":
             return told | {
                 "peak_rss_mb": round(usage.rss / 1e6, 1),
                 "peak_pss_mb": round(usage.pss / 1e6, 1),

@@ -20,6 +20,8 @@ ENVIRONMENTS = 32
 """That step at once."""
 AHEAD = 8
 """Whole trajectories on their way at once."""
+LEAST = 3
+"""Ends that make a measurement."""
 MARK = "transport:"
 """Begins a line of standard output that is for `benchmarks.transport`."""
 
@@ -49,20 +51,28 @@ def touch(data: Any) -> int:
 
 class Tally:
     """Counts what ends within the measurement. It begins with the first end after the warm-up, which is not counted,
-    and ends with the last one before the deadline, so that what is counted fills it exactly."""
+    and ends with the last one before the deadline, so that what is counted fills it exactly. Where too little has
+    ended by then, it goes on, but not longer than twice as long."""
 
     def __init__(self, warm: float, seconds: float) -> None:
         self._warm_until = time.perf_counter() + warm
         self._deadline = self._warm_until + seconds
+        self._last_deadline = self._deadline + seconds
         self._began: float | None = None
         self._ended = 0.0
+        self._closed = False
+        self._counted = 0
         self._waits: list[float] = []
         self.steps = 0
         self.trajectories = 0
 
     @property
     def over(self) -> bool:
-        return time.perf_counter() >= self._deadline
+        now = time.perf_counter()
+        if not self._closed and now >= (self._deadline if self._counted >= LEAST else self._last_deadline):
+            self._closed = True
+            tell(state="measured")
+        return self._closed
 
     @property
     def left(self) -> float:
@@ -72,13 +82,14 @@ class Tally:
     def ended(self, began: float | None = None, steps: int = 0, trajectories: int = 0) -> None:
         """So much has ended now; `began` (of `time.perf_counter`): when what is timed did."""
         now = time.perf_counter()
-        if now < self._warm_until or now >= self._deadline:
+        if self.over or now < self._warm_until:
             return
         if self._began is None:
             self._began = self._ended = now
-            tell(measuring=True)
+            tell(state="measuring")
             return
         self._ended = now
+        self._counted += 1
         self.steps += steps
         self.trajectories += trajectories
         if began is not None:
@@ -88,6 +99,7 @@ class Tally:
         """Tell `benchmarks.transport`."""
         waits = sorted(self._waits)
         tell(
+            state="result",
             seconds=self._ended - self._began if self._began is not None else 0.0,
             steps=self.steps,
             trajectories=self.trajectories,

@@ -181,7 +181,7 @@ def whole(variant: str, warm: float, seconds: float) -> None:
 def small(variant: str, warm: float, seconds: float) -> None:
     """Many calls under way at once; asked for and taken a hundred at a time, which is faster than one by one."""
     with cluster():
-        actors = _actors(Environments, int(variant.split()[0]), shared.SMALL_BYTES)
+        actors = _actors(Environments, int(variant.split(maxsplit=1)[0]), shared.SMALL_BYTES)
         ask = [actor.step.remote for actor in actors]
 
         def begin() -> tuple[list[Any], float]:

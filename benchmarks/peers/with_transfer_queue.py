@@ -27,7 +27,8 @@ from tensordict import TensorDict
 CORES = 8
 """For Ray's scheduler: its actors ask for one each, whatever they use."""
 PARTITION, FIELD = "train", "screenshots"
-BATCHES_UNDER_WAY = 2
+LEAST_UNDER_WAY = 2
+"""Batches: one is put while another is taken."""
 
 
 class Producer:
@@ -63,8 +64,9 @@ class Consumer:
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
-    """Two batches are under way: one is put while the other is taken."""
-    batch = int(variant.split()[0])
+    """As many trajectories are under way as with the others, and two batches at least."""
+    batch = int(variant.split(maxsplit=1)[0])
+    under_way_at_once = max(LEAST_UNDER_WAY, shared.AHEAD // batch)
     with with_ray.cluster(CORES):
         transfer_queue.init()
         remote = ray.remote(num_cpus=0)
@@ -76,7 +78,7 @@ def whole(variant: str, warm: float, seconds: float) -> None:
             return consumer.take.remote(producer.put.remote(next(numbers)))
 
         tally = shared.Tally(warm, seconds)
-        under_way = deque(begin() for _ in range(BATCHES_UNDER_WAY))
+        under_way = deque(begin() for _ in range(under_way_at_once))
         while not tally.over:
             count, began = ray.get(under_way.popleft())
             # All processes' clock is the machine's.

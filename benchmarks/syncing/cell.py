@@ -29,6 +29,7 @@ from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
+from dart.workers.weights.transfer import BUCKET_BYTES
 
 TOKENS = 32
 """Of a request, on average."""
@@ -36,9 +37,14 @@ CLIENTS_PER_SLOT = 1.25
 LINK_TIMES = 3
 SLOWEST_BYTES_PER_SECOND = 20e6
 """A transfer that is slower than this counts as hung."""
-SURROUNDINGS_BYTES = 500e6
-"""Of the processes beside their tensors."""
+PROCESS_BYTES = 150e6
+"""Of a process beside its tensors."""
 PARTS = ("pause", "waiting", "transfer", "join", "receive", "load", "rest")
+
+
+def memory_needed(size: int, replicas: int, staged: int) -> float:
+    """The trainer's tensors and each replica's, what `staged` of them have received, their and the sender's buckets."""
+    return size * (1 + replicas + staged) + BUCKET_BYTES * 2 * staged + PROCESS_BYTES * (1 + replicas)
 
 
 class CellError(Exception):
@@ -54,9 +60,8 @@ class Setting:
 
     @property
     def memory(self) -> float:
-        """Bytes that it needs: the trainer's tensors, each replica's, what is staged at once, buffers."""
-        staged = self.replicas if self.schedule == "all" else 1
-        return self.bytes * (1 + self.replicas + staged) + (64 << 20) * 2 * staged + SURROUNDINGS_BYTES
+        """Bytes that it needs at most."""
+        return memory_needed(self.bytes, self.replicas, self.replicas if self.schedule == "all" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,4 +321,3 @@ def reasons(error: BaseException) -> list[str]:
     if isinstance(error, BaseExceptionGroup):
         return [reason for inside in error.exceptions for reason in reasons(inside)]
     return [str(error) or type(error).__name__]
-

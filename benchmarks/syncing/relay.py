@@ -11,22 +11,18 @@ project's do, and the first round of each order, which opens them, is not counte
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import statistics
 import time
 from typing import Any
 
-from benchmarks.syncing.cell import SLOWEST_BYTES_PER_SECOND, SURROUNDINGS_BYTES, CellError, reasons
+from benchmarks.syncing.cell import SLOWEST_BYTES_PER_SECOND, CellError, reasons
 from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
 from benchmarks.syncing.plan import tensor_list
 
 Order = dict[int, list[int]]
 """Who sends to whom, one after the other; 0 is the trainer."""
-
-
-def memory(size: int, replicas: int) -> float:
-    """Bytes that it needs: everybody's tensors, and everything staged at once."""
-    return size * (1 + 2 * replicas) + (64 << 20) * 2 * replicas + SURROUNDINGS_BYTES
 
 
 def relay_order(replicas: int) -> Order:
@@ -49,10 +45,11 @@ async def measure(crew: Crew, size: int, replicas: int, repeats: int, transport:
         for number in range(1 + repeats):
             for name, times in seconds.items():
                 order = relay_order(replicas) if name == "relay" else {0: list(range(1, 1 + replicas))}
-                whole, first = await relaying.spread(order, at_once=name == "at_once")
+                ends = await relaying.spread(order, at_once=name == "at_once")
                 if number:
-                    times.append(whole)
-                    singles += [first] if name == "in_turn" else []
+                    times.append(ends[-1])
+                if number and name == "in_turn":
+                    singles += [end - began for began, end in itertools.pairwise([0.0, *ends])]
         await relaying.drop()
     except* (CrewError, TimeoutError) as errors:
         raise CellError("; ".join(dict.fromkeys(reasons(errors)))) from None
@@ -93,8 +90,8 @@ class _Relaying:
         if len({answer["checksum"] for answer in sums}) != 1:
             raise CrewError("not all hold the same bytes")
 
-    async def spread(self, order: Order, at_once: bool) -> tuple[float, float]:
-        """A new version goes to all: seconds until the last holds it, and of the first transfer."""
+    async def spread(self, order: Order, at_once: bool) -> list[float]:
+        """A new version goes to all: seconds until each holds it, the first first."""
         self._version += 1
         await self._members[0].ask("mark", self._limit, version=self._version % 256)
         began = time.monotonic()
@@ -113,7 +110,7 @@ class _Relaying:
                         await send(source, target)
 
             tasks.create_task(pass_on(0))
-        return max(ends) - began, ends[0] - began
+        return sorted(end - began for end in ends)
 
     async def _transfer(self, source: int, target: int) -> float:
         """When the target held everything."""

@@ -68,7 +68,7 @@ def checksum(weights: Weights) -> int:
 
 
 class Receiver(Protocol):
-    """A replica's end of its group. Blocks: call it in a thread. Raises TransferError, after which the group is left."""
+    """A replica's end of its group. Blocks: call it in a thread. Raises TransferError; the group is left then."""
 
     def take(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> Received: ...
 
@@ -205,8 +205,8 @@ class RandomTrainer:
         if self._senders is not None:
             await self._senders.close()
         if self._weights:
-            held = marked(self._weights, self._version)
-            self._say({"event": "held", "who": self._name, "checksum": await asyncio.to_thread(checksum, held)})
+            contents = await asyncio.to_thread(checksum, marked(self._weights, self._version))
+            self._say({"event": "held", "who": self._name, "checksum": contents})
         self._weights, self._snapshots, self._senders = {}, Snapshots(), None
 
 
@@ -287,7 +287,9 @@ class SleepingReplica:
         if self._receiver is not None:
             await asyncio.to_thread(self._receiver.close)
         if self._weights:
-            self._say({"event": "held", "who": self._name, "checksum": await asyncio.to_thread(checksum, self._weights)})
+            self._say(
+                {"event": "held", "who": self._name, "checksum": await asyncio.to_thread(checksum, self._weights)}
+            )
         self._weights, self._receiver, self._engine = {}, None, None
 
 

@@ -14,12 +14,16 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dart import config
+from dart.agent.prompt import build_prompt
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.sessions import InfrastructureError
-from dart.core.types import Block, Prompt, Text
+from dart.core.types import Image
 from dart.core.usage import EnvState
 
 AGAIN_SECONDS = 0.05
+SCREEN = Image.of(b"a screenshot", "image/png", 160, 224)
+"""Of all prompts: its bytes go to each replica once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Load:
 
     def __init__(self, policy: RolloutPool, mean_tokens: int) -> None:
         self._policy, self._mean = policy, mean_tokens
-        self._prompt = Prompt((Block((Text("What next?"),)),))
+        self._prompt = build_prompt(config.Agent(prompt="minimal"), "Click the button.", (), SCREEN)
         self.served: list[Served] = []
         self.failed = 0
 

@@ -1,0 +1,221 @@
+"""Workers that answer at once, in processes of their own, and a coordinator for them: what benchmarks of it share.
+
+Real: the project's protocol, gRPC over loopback, the workers' end of a session (`dart.wire.worker`), the coordinator's
+server, sessions and pools.
+Simulated: what the workers answer (a screenshot of random bytes, a fixed token sequence), and that it takes no time.
+
+`python -m benchmarks.instant ROLE …` is such a worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from benchmarks.peers.shared import Screenshots, touch
+from dart import config
+from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.server import CoordinatorService, Server
+from dart.coordinator.sessions import Fleet
+from dart.core.types import Image, Observation
+from dart.v1 import control_pb2_grpc
+from dart.v1 import session_pb2 as pb
+from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.channel import Dial
+from dart.wire.convert import image_to_proto, observation_to_proto
+from dart.wire.role import Command, Reply, WorkerRole
+from dart.wire.worker import WorkerOptions, serve
+
+TEXT = "Action: click(start_box='(045,120)')"
+INSTRUCTION = "Click the button."
+MEDIA_TYPE, WIDTH, HEIGHT = "image/png", 160, 224
+PROMPT_TOKENS, TOKENS = 90, 12
+"""Of an answer of the policy."""
+IMAGE_CACHE_ENTRIES = 64
+READY_SECONDS, GOODBYE_SECONDS = 60.0, 15.0
+
+
+class InstantEnv:
+    """Answers with the same screenshot at once."""
+
+    role = pb.ROLE_ENV
+
+    def __init__(self, slots: int, image_bytes: int) -> None:
+        self._slots = slots
+        self._image = image_to_proto(Image.of(os.urandom(image_bytes), MEDIA_TYPE, WIDTH, HEIGHT))
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=self._slots)
+
+    async def handle(self, command: Command) -> Reply | None:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        return pb.Observed(image=self._image, instruction=INSTRUCTION)
+
+    async def close(self) -> None:
+        pass
+
+
+class FreshEnv(InstantEnv):
+    """A new screenshot each time, with its digest; every second episode succeeds.
+
+    As the real worker does, it sends none after an episode's last action.
+    """
+
+    def __init__(self, slots: int, image_bytes: int) -> None:
+        super().__init__(slots, image_bytes)
+        self._screenshots = Screenshots(image_bytes)
+        self._episodes = 0
+
+    async def handle(self, command: Command) -> Reply | None:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        if isinstance(command, pb.Act) and command.last:
+            self._episodes += 1
+            return pb.Observed(done=True, reward=float(self._episodes % 2))
+        image = Image.of(self._screenshots.next(), MEDIA_TYPE, WIDTH, HEIGHT)
+        return observation_to_proto(Observation(image, INSTRUCTION), 0.0)
+
+
+class InstantPolicy:
+    """Answers with the same tokens at once. `image_cache_entries`: screenshots that it says it keeps; it keeps none."""
+
+    role = pb.ROLE_ROLLOUT
+
+    def __init__(self, slots: int, image_cache_entries: int = IMAGE_CACHE_ENTRIES) -> None:
+        self._slots, self._image_cache_entries = slots, image_cache_entries
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=self._slots, engine_ranks=1, image_cache_entries=self._image_cache_entries)
+
+    async def handle(self, command: Command) -> Reply | None:
+        return pb.Generated(
+            prompt_token_ids=range(PROMPT_TOKENS),
+            token_ids=range(TOKENS),
+            logprobs=[-0.1] * TOKENS,
+            versions=[tpb.VersionSpan(version=0, start=0, end=TOKENS)],
+            text=TEXT,
+            finish_reason=pb.FINISH_REASON_STOP,
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+class InstantTrainer:
+    """Keeps the pages of a batch until the last is there, as the real worker does; then reads all screenshots."""
+
+    role = pb.ROLE_TRAIN
+
+    def __init__(self) -> None:
+        self._pages: list[pb.TrainBatch] = []
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=1)
+
+    async def handle(self, command: Command) -> Reply | None:
+        assert isinstance(command, pb.TrainBatch)
+        self._pages.append(command)
+        if len(self._pages) < command.pages:
+            return None
+        pages, self._pages = self._pages, []
+        for page in pages:
+            for sample in page.samples:
+                for image in sample.images:
+                    touch(image.data)
+        return pb.Trained(update=command.update, weight_version=command.update)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The parts that a benchmark drives."""
+
+    envs: EnvPool
+    policy: RolloutPool
+    ranks: TrainerRanks
+
+
+def settings(**sections: dict[str, Any]) -> config.Config:
+    """Of a run whose model nobody loads; `sections` of the config are laid over it."""
+    made: dict[str, dict[str, Any]] = {
+        "model": {"path": "none"},
+        "agent": {"prompt": "minimal", "history_screenshots": 2, "resize_multiple": 32, "min_pixels": 1024},
+        "environment": {"tasks": {"names": ["instant"]}},
+        "stop": {"updates": 1},
+    }
+    for name, section in sections.items():
+        made[name] = made.get(name, {}) | section
+    return config.Config.model_validate(made)
+
+
+@asynccontextmanager
+async def coordinator(made: config.Config, *workers: Sequence[str]) -> AsyncIterator[Coordinator]:
+    """A coordinator that listens, with these workers (arguments of `python -m benchmarks.instant`) ready."""
+    fleet = Fleet(60.0)
+    parts = Coordinator(EnvPool(fleet), RolloutPool(fleet), TrainerRanks(fleet, 1))
+    ready = asyncio.Event()
+    fleet.on_ready.append(lambda _: ready.set() if len(fleet.workers) == len(workers) else None)
+    server = Server(made.server)
+    await server.start(
+        CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
+    )
+    started = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.instant", *arguments, "--address", server.address
+        )
+        for arguments in workers
+    ]
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await ready.wait()
+        yield parts
+    finally:
+        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+        for process in started:
+            try:
+                async with asyncio.timeout(GOODBYE_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+        await server.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("role", choices=["env", "fresh-env", "rollout", "train"])
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--image-bytes", type=int, default=64)
+    parser.add_argument("--image-cache-entries", type=int, default=IMAGE_CACHE_ENTRIES)
+    given = parser.parse_args()
+    role: WorkerRole
+    match given.role:
+        case "env":
+            role = InstantEnv(given.slots, given.image_bytes)
+        case "fresh-env":
+            role = FreshEnv(given.slots, given.image_bytes)
+        case "rollout":
+            role = InstantPolicy(given.slots, given.image_cache_entries)
+        case _:
+            role = InstantTrainer()
+    uvloop.run(_serve(role, given.address, given.role))
+
+
+async def _serve(role: WorkerRole, address: str, name: str) -> None:
+    await serve(role, WorkerOptions(Dial(address), name), asyncio.Event())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""This project as a contender of `benchmarks.transport`, with every part of the coordinator that a step passes.
+
+Real: server, sessions, pools, episodes, the data manager with its groups, curation and feed, SQLite and screenshots on
+the disk, the trainer's pages. Simulated: what the workers answer, at once (`benchmarks.instant`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from benchmarks import instant
+from benchmarks.instant import coordinator, settings
+from benchmarks.peers import shared
+from benchmarks.step_path import Source
+from dart import config
+from dart.coordinator.data import DataManager
+from dart.coordinator.episodes import Writer, sample
+from dart.coordinator.metrics import Metrics
+from dart.coordinator.pools import EnvSession, RolloutPool
+from dart.core.feed import ReleasedGroup
+from dart.core.groups import Order
+from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
+from dart.store.database import Database, sqlite_url
+
+SMALL_SLOTS = 64
+LOOK_SECONDS = 0.05
+# As in a run that says nothing about them.
+HISTORY, IMAGE_CACHE_ENTRIES = config.Agent().history_screenshots, config.Rollout().image_cache_entries
+
+
+class TimedTurns:
+    """The policy's turns (`dart.agent.episode.Policy`), which tell the tally of each step.
+
+    A step is from one prompt to the next: generate, parse, act, observe.
+    """
+
+    def __init__(self, env: EnvSession, pool: RolloutPool, made: config.Config, tally: shared.Tally) -> None:
+        self._env, self._pool, self._tally = env, pool, tally
+        self._temperature, self._max_tokens = made.rollout.temperature, made.rollout.max_tokens
+        self._replica: str | None = None
+        self._began: float | None = None
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        if self._began is not None:
+            self._tally.ended(self._began, steps=1)
+        self._began = time.perf_counter()
+        generation, self._replica = await self._pool.generate(
+            prompt, self._temperature, self._max_tokens, self._replica, enter=self._env.enter
+        )
+        return generation
+
+
+def _timed(pool: RolloutPool, made: config.Config, tally: shared.Tally) -> Writer:
+    return lambda env: TimedTurns(env, pool, made, tally)
+
+
+class CountedData(DataManager):
+    """Counts trajectories when they are stored. The environments' first ones are shorter, each by another number of
+    steps, so that later ones do not end all at once."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.tally: shared.Tally | None = None
+        self.stored = self.stored_steps = 0
+        self._first = itertools.count()
+
+    async def next(self) -> Order | None:
+        order = await super().next()
+        number = next(self._first)
+        if order is None or number >= shared.ENVIRONMENTS:
+            return order
+        return replace(order, step_limit=shared.STEPS - number * shared.STEPS // shared.ENVIRONMENTS)
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        await super().finished(order, trajectory)
+        self.stored += 1
+        self.stored_steps += len(trajectory.steps)
+        if self.tally is not None:
+            self.tally.ended(trajectories=1)
+
+
+def _config() -> config.Config:
+    """Groups of 8 and 30 steps always, a batch that is one group, and so many of them allowed that no environment
+    waits for the trainer.
+
+    By default a batch is 64 trajectories, and the coordinator keeps their screenshots in memory until it is trained
+    on: 576 MB of these, more than any peer is asked to hold.
+    """
+    return settings(
+        agent={"history_screenshots": HISTORY},
+        curation={
+            "step_limit": shared.STEPS,
+            "dynamic_rollouts": {"enabled": False},
+            "dynamic_length": {"enabled": False},
+            "pool": {"enabled": False},
+            "task_preference": 0.0,
+            "max_staleness": 8,
+        },
+        trainer={"trajectories_per_update": 8},
+    )
+
+
+def _fresh_workers() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    slots = ("--slots", str(shared.ENVIRONMENTS))
+    return (
+        ("fresh-env", *slots, "--image-bytes", str(shared.SCREENSHOT_BYTES)),
+        ("rollout", *slots, "--image-cache-entries", str(IMAGE_CACHE_ENTRIES)),
+    )
+
+
+async def _steps(warm: float, seconds: float) -> None:
+    made = _config()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        async with await Database.open(sqlite_url(folder / "run.db"), folder / "blobs") as database:
+            await database.start_run("bench", "bench", {}, started=time.time())
+            metrics = Metrics(folder / "metrics.jsonl", made.stop.window)
+            async with coordinator(made, *_fresh_workers()) as parts:
+                data = CountedData(made, database, metrics, "bench", 1, parts.envs)
+                await data.prepare()
+                tally = data.tally = shared.Tally(warm, seconds)
+                writer = _timed(parts.policy, made, tally)
+                async with _background(
+                    sample(data, parts.envs, parts.policy, made, writer), _train(data), metrics.write_events(database)
+                ):
+                    while not tally.over:  # noqa: ASYNC110 - a clock decides
+                        await asyncio.sleep(tally.left or LOOK_SECONDS)
+                    busy = parts.envs.usage.utilisation(time.monotonic())
+            metrics.close()
+            # What was under way in the end may be stored as well.
+            in_database = (await database.totals()).trajectories
+            blobs = sum(len(files) for _, _, files in os.walk(folder / "blobs"))
+            if in_database < data.stored or blobs < data.stored_steps:
+                raise RuntimeError(
+                    f"{data.stored} trajectories of {data.stored_steps} steps were counted as stored, and there are "
+                    f"{in_database} and {blobs} screenshots"
+                )
+            trained = metrics.fates["trained"]
+            tally.report(
+                stored_trajectories=in_database,
+                stored_screenshots=blobs,
+                trained=trained,
+                dropped=metrics.fates.total() - trained,
+                environments_busy=round(busy, 3),
+                trajectories_per_batch=made.trainer.trajectories_per_update,
+            )
+
+
+@asynccontextmanager
+async def _background(*work: Coroutine[Any, Any, Any]) -> Any:
+    """Cancelled at the end of the block; what fails ends the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _train(data: DataManager) -> None:
+    """Take batch after batch as trained on, at once; no version is made of them."""
+    for number in itertools.count(1):
+        batch = await data.next_batch(0)
+        await data.consumed(batch, number, 0)
+
+
+async def _whole(history: int, warm: float, seconds: float) -> None:
+    """A batch is one group. As in a run that was not resumed, its screenshots are in memory."""
+    group = _group(history)
+    async with coordinator(settings(), ("train",)) as parts:
+        await parts.ranks.complete()
+        tally = shared.Tally(warm, seconds)
+        number = 0
+        while not tally.over:
+            number += 1
+            began = time.perf_counter()
+            await parts.ranks.update(number, [group])
+            tally.ended(began, steps=shared.STEPS * len(group.trajectories), trajectories=len(group.trajectories))
+        tally.report(trajectories_per_handover=len(group.trajectories))
+
+
+def _group(history: int) -> ReleasedGroup:
+    """`history`: screenshots in a prompt, the step's own included."""
+    task = Task("bench", "instant")
+    members = []
+    for number, screenshots in enumerate(shared.trajectories(), 1):
+        images = [Image.of(data, instant.MEDIA_TYPE, instant.WIDTH, instant.HEIGHT) for data in screenshots]
+        generation = Generation(
+            tuple(range(instant.PROMPT_TOKENS)),
+            tuple(range(instant.TOKENS)),
+            (-0.1,) * instant.TOKENS,
+            (VersionSpan(0, 0, instant.TOKENS),),
+            instant.TEXT,
+        )
+        steps = tuple(
+            Step(index, tuple(images[max(0, index + 1 - history) : index + 1]), generation, None)
+            for index in range(len(images))
+        )
+        members.append(
+            Trajectory(
+                id=f"g-{number}",
+                group_id="g",
+                task=task,
+                instruction=instant.INSTRUCTION,
+                steps=steps,
+                termination=Termination.STEP_LIMIT,
+                reward=float(number % 2),
+                success=bool(number % 2),
+                step_limit=shared.STEPS,
+                started=0.0,
+                finished=1.0,
+            )
+        )
+    return ReleasedGroup("g", tuple(members), tuple(1.0 if one.success else -1.0 for one in members))
+
+
+async def _small(warm: float, seconds: float) -> None:
+    made = settings()
+    slots = ("--slots", str(SMALL_SLOTS))
+    env = ("env", *slots, "--image-bytes", str(shared.SMALL_BYTES))
+    async with coordinator(made, env, ("rollout", *slots)) as parts:
+        tally = shared.Tally(warm, seconds)
+        source = Source(tally.left, shared.STEPS)
+        await sample(source, parts.envs, parts.policy, made, _timed(parts.policy, made, tally))
+        tally.report(round_trips_per_step=2)
+
+
+def steps(variant: str, warm: float, seconds: float) -> None:
+    """Trajectory after trajectory in 32 environments, each stored, its group judged, and taken as trained on."""
+    uvloop.run(_steps(warm, seconds))
+
+
+def whole(variant: str, warm: float, seconds: float) -> None:
+    """Batches of 8 trajectories for the trainer; a prompt has its step's screenshot alone, as with the peers."""
+    uvloop.run(_whole(1, warm, seconds))
+
+
+def whole_with_history(variant: str, warm: float, seconds: float) -> None:
+    """The same with as many screenshots in a prompt as the default is."""
+    uvloop.run(_whole(HISTORY, warm, seconds))
+
+
+def small(variant: str, warm: float, seconds: float) -> None:
+    """The step path of `benchmarks.step_path`, without a store."""
+    uvloop.run(_small(warm, seconds))
+
+
+if __name__ == "__main__":
+    shared.run({"steps": steps, "whole": whole, "whole_with_history": whole_with_history, "small": small})

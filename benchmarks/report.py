@@ -1,0 +1,160 @@
+"""The tables in README.md and docs/, from the JSON that the benchmarks wrote: `python -m benchmarks.report`.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; nobody writes there by hand. A test fails when a page does
+not say what the results say. What has no results yet is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "efficiency.md")
+PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
+    "env_utilisation": (0.122, 0.677),
+    "rollout_utilisation": (0.296, 0.467),
+    "trained_actions_per_minute": (22.6, 43.6),
+}
+
+
+def results(name: str) -> Any:
+    """Of results/NAME.json; None where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def headline() -> str | None:
+    """Coupled against decoupled: the paper, in simulated time, and with every part real."""
+    rows = [_compared("the paper", *({name: PAPER[name][side] for name in PAPER} for side in (0, 1)))]
+    if (found := results("efficiency")) is not None:
+        rows += [_compared(f"simulated, {set_up}", *pair) for set_up, pair in _pairs(found["runs"], "set_up")]
+    if (found := results("efficiency_real")) is not None:
+        rows += [
+            _compared("real, on two cores", *pair)
+            for _, pair in _pairs([row | {"set_up": ""} for row in found["runs"]], "set_up")
+        ]
+    return table(("", "environments busy", "replicas busy", "actions trained on per minute"), rows)
+
+
+def _pairs(rows: Sequence[dict[str, Any]], by: str) -> Iterator[tuple[str, tuple[dict[str, Any], dict[str, Any]]]]:
+    """(set-up, (its coupled row, its decoupled row))."""
+    for name in dict.fromkeys(row[by] for row in rows):
+        of = {row["rung"]: row for row in rows if row[by] == name}
+        if {"coupled", "decoupled"} <= set(of):
+            yield name, (of["coupled"], of["decoupled"])
+
+
+def _compared(name: str, coupled: dict[str, float], decoupled: dict[str, float]) -> list[str]:
+    cells = [name]
+    for field in PAPER:
+        one, other = coupled[field], decoupled[field]
+        written = (f"{one:.0f}", f"{other:.0f}") if other > 1 else (f"{one:.1%}", f"{other:.1%}")
+        cells.append(f"{written[0]} → {written[1]} ({other / one:.1f} ×)")
+    return cells
+
+
+def ladder() -> str | None:
+    if (found := results("efficiency")) is None:
+        return None
+    rows = []
+    for row in found["runs"]:
+        over = row.get("over_coupled", {})
+        rows.append(
+            [row["set_up"], row["rung"], f"{row['env_utilisation']:.1%}", f"{row['rollout_utilisation']:.1%}",
+             f"{row['trainer_utilisation']:.1%}", f"{row['trained_actions_per_minute']:.0f}",
+             ", ".join(f"{ratio:.1f} ×" for ratio in over.values())]
+        )  # fmt: skip
+    head = ("set-up", "schedule", "environments", "replicas", "trainer", "actions/min trained", "over coupled")
+    return table(head, rows)
+
+
+def real() -> str | None:
+    if (found := results("efficiency_real")) is None:
+        return None
+    rows = [
+        [row["rung"], f"{row['env_utilisation']:.1%}", f"{row['rollout_utilisation']:.1%}",
+         f"{row['trainer_utilisation']:.1%}", f"{row['trained_actions_per_minute']:.0f}", f"{row['success']:.1%}",
+         ", ".join(f"{ratio:.1f} ×" for ratio in row.get("over_coupled", {}).values())]
+        for row in found["runs"]
+    ]  # fmt: skip
+    head = ("schedule", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
+            "over coupled")  # fmt: skip
+    return table(head, rows)
+
+
+def targets() -> str | None:
+    """The coordinator's own costs against what they may be."""
+    rows = []
+    if path := results("step_path"):
+        for name, what, least in (("no_pixels", "without pixels", "1/3"), ("pixels_200kb", "with 200 KB", "1/2")):
+            row = path[name]
+            rows.append(
+                [f"step path over raw gRPC, {what}", f"≥ {least}",
+                 f"{row['ratio_to_raw']:.2f} ({row['steps_per_second']:,} steps/s)"]
+            )  # fmt: skip
+    if found := results("decisions"):
+        last = found["sizes"][-1]
+        growth = found["largest_over_smallest"]
+        for name, what in (("begin", "which roll-out begins"), ("finish", "what becomes of a trajectory"),
+                           ("route", "which replica takes a request")):  # fmt: skip
+            rows.append(
+                [f"deciding {what}, at {last['environments']:,} environments and {last['tasks']:,} tasks", "≤ 50 µs",
+                 f"median {last[name]['p50']:.1f} µs, mean {last[name]['mean']:.1f} µs; "
+                 f"{growth[name]:.1f} × the median at 100 environments"]
+            )  # fmt: skip
+    if found := results("sessions"):
+        rows += [
+            [f"{found['sessions']:,} open environments", "< 2 GB",
+             f"{found['coordinator_mb']:,} MB, {found['steps_per_second']:,.0f} steps/s"],
+            ["a step's delay there, p99", "≤ 100 ms",
+             f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
+        ]  # fmt: skip
+    return table(("what", "target", "measured"), rows) if rows else None
+
+
+TABLES: dict[str, Callable[[], str | None]] = {
+    "headline": headline,
+    "ladder": ladder,
+    "real": real,
+    "targets": targets,
+}
+
+
+def rendered(page: str) -> str:
+    """The page with its tables as the results are now. Raises KeyError for a table that is not known."""
+
+    def fill(found: re.Match[str]) -> str:
+        made = TABLES[found[1]]()
+        return found[0] if made is None else f"<!-- {found[1]} -->\n{made}\n<!-- /{found[1]} -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", fill, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
+    options = parser.parse_args()
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        if (made := rendered(page)) == page:
+            continue
+        if options.check:
+            sys.exit(f"{path} does not say what benchmarks/results says: run python -m benchmarks.report")
+        path.write_text(made, encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
