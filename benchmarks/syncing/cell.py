@@ -149,7 +149,7 @@ async def _updates(
     fleet = Fleet(60.0)
     policy, ranks = RolloutPool(fleet), TrainerRanks(fleet, 1)
     metrics = Metrics(folder / "metrics.jsonl", 1)
-    sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)  # type: ignore[arg-type]
+    sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)
     together = setting.schedule == "all"
     sync = WeightSync(sync_settings, fleet, policy, ranks, database, metrics, together=together)
     rotation, load = Rotation(policy), Load(policy, TOKENS)

@@ -35,7 +35,7 @@ from dart.wire.channel import Dial
 from dart.wire.worker import WorkerOptions, serve
 from dart.workers.weights.transfer import Sender, make_sender
 
-ROLES = {"train": RandomTrainer, "rollout": SleepingReplica}
+ROLES: dict[str, Any] = {"train": RandomTrainer, "rollout": SleepingReplica}
 Command = dict[str, Any]
 
 

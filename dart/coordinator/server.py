@@ -172,7 +172,7 @@ async def first(*racers: Coroutine[Any, Any, Any]) -> None:
 def _handler(sessions: CoordinatorService) -> grpc.GenericRpcHandler:
     """As generated, but what is written is encoded already (`dart.wire.outbox`)."""
     name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-    session = grpc.stream_stream_rpc_method_handler(sessions.Session, pb.SessionRequest.FromString, None)
+    session: Any = grpc.stream_stream_rpc_method_handler(sessions.Session, pb.SessionRequest.FromString, None)
     return grpc.method_handlers_generic_handler(name, {"Session": session})
 
 

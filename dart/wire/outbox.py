@@ -66,7 +66,7 @@ def each(message: Message) -> Iterator[Message]:
 
 
 def _goodbye(message: pb.SessionRequest | pb.SessionResponse) -> bool:
-    return message.WhichOneof("body") == "bye"
+    return bool(message.WhichOneof("body") == "bye")
 
 
 def _joined(encoded: list[bytes]) -> bytes:
