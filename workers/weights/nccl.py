@@ -34,6 +34,7 @@ class NcclSender:
         if self._engine is not None and self._group_id == group.group_id:
             return
         self.close()
+        self._source.device = _device()
         info = NCCLTrainerInitInfo(
             master_address=group.host, master_port=group.port, world_size=group.world_size, rank=0
         )
@@ -70,7 +71,7 @@ class NcclSender:
             torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
             try:
                 outcome.append(work())
-            except (RuntimeError, ValueError, OSError) as error:
+            except (RuntimeError, ValueError, OSError, AssertionError) as error:
                 failure.append(error)
 
         thread = threading.Thread(target=run, daemon=True, name="nccl-transfer")
@@ -83,17 +84,26 @@ class NcclSender:
         raise TransferError(f"{what}: {reason}")
 
 
+def _device() -> Any:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    return torch.device(accelerator.type if accelerator else "cpu", torch.accelerator.current_device_index())
+
+
 class _Snapshot(WeightSource):  # type: ignore[misc]
     """The tensors of the transfer in progress."""
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Any]] = []
+        self.device: Any = None
 
     def metadata(self) -> list[Any]:
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self.tensors)
+        # A snapshot is in host memory, where training leaves it alone; NCCL sends from the accelerator's.
+        return ((name, tensor.to(self.device, non_blocking=True)) for name, tensor in self.tensors)
 
 
 class _NoClient:
