@@ -78,8 +78,13 @@ def run_missing(
 
     print(f"{name}: {len(missing)} runs to make, {jobs} at a time", flush=True)
     with ThreadPoolExecutor(jobs) as pool:
-        for one in [pool.submit(make, *arguments) for arguments in missing]:
-            one.result()
+        try:
+            for one in [pool.submit(make, *arguments) for arguments in missing]:
+                one.result()
+        except BaseException:
+            # Those under way end by themselves: Ctrl-C is theirs, too.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def evaluate_base(name: str, config: Path, episodes: int) -> dict[str, Any]:

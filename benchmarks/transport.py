@@ -40,7 +40,7 @@ from dart.coordinator.summary import machine, software, write_json
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "transport.json"
 PEERS = ROOT / "build" / "peers" / "bin" / "python"
-PACKAGES = ("ray", "TransferQueue", "pyzmq", "torch", "tensordict", "numpy", "uvloop")
+PACKAGES = ("ray", "TransferQueue", "pyzmq", "torch", "tensordict", "numpy")
 OURS = "ours"
 START_SECONDS = 240.0
 """For a contender to come up and to end."""
@@ -272,12 +272,14 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         table = Table("contender", *columns.values(), *ratios.values(), title=part)
         for name, row in rows.items():
             if "error" in row:
-                table.add_row(f"{name}: {row['error']}")
                 continue
             over = row.get("over_ours", {})
             label = f"{name} ({row['variant']})" if row["variant"] else name
             table.add_row(label, *(_shown(row.get(one)) for one in columns), *(_shown(over.get(one)) for one in ratios))
         console.print(table)
+        for name, row in rows.items():
+            if "error" in row:
+                console.print(f"{part}/{name}: {row['error']}", markup=False)
 
 
 def _shown(value: float | None) -> str:

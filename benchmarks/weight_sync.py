@@ -13,8 +13,8 @@ A pause is the time that a replica is out of the rotation, as the coordinator se
 requests in flight), transfer (joining the group, receiving, loading) and the rest (messages; with schedule all, the
 wait for the other replicas). The link is a plain torch.distributed send of the same bytes between the same two
 processes, before and after each cell; figures over the link are multiples of its time. The first update of a cell, in
-which groups are joined, is reported by itself. Others' throughput: tokens that the other replicas made during a pause
-over what they made before it in as much time (`benchmarks/syncing/watch.py`).
+which groups are joined, is reported by itself. Others' throughput: what the other replicas served during a pause over
+what they had served before it in as much time (`benchmarks/syncing/watch.py`).
 
 The smallest size is measured with all schedules and modes, the others with drain alone. `relay` compares the order of
 transfers (`benchmarks/syncing/relay.py`); nothing of it is in the project. On loopback a transfer costs processor time

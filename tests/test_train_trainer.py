@@ -56,6 +56,17 @@ def test_update_raises_good_actions_and_lowers_bad_ones(folder: Path) -> None:
     assert metrics["entropy"] > 0
 
 
+def test_a_screenshot_whose_bytes_are_with_another_sample_is_the_same(folder: Path) -> None:
+    image = screenshot(0)
+    whole = [sample("a", "go", "12", 1.0, [image]), sample("b", "stop", "98", -1.0, [image])]
+    once = [pb.Sample.FromString(one.SerializeToString()) for one in whole]
+    once[0].images[0].ClearField("data")
+    trainers = Trainer(settings(folder)), Trainer(settings(folder))
+    for trainer, samples in zip(trainers, (whole, once), strict=True):
+        trainer.update(samples, *totals(samples))
+    assert same_weights(trainers[0].snapshot(), trainers[1].snapshot())
+
+
 def test_a_rescored_sample_weighs_as_if_it_had_just_been_sampled(folder: Path) -> None:
     image = screenshot(0)
     with_log_probs = sample("pooled", "go", "12", 1.0, [image], logprob=-0.001)

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
 from benchmarks.syncing.plan import Scene, tensor_list
-from benchmarks.syncing.watch import Load, Pause, Rotation, Served, tokens_within
+from benchmarks.syncing.watch import Load, Pause, Rotation, Served, served_within
 from dart import config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import RolloutPool
@@ -193,7 +193,12 @@ async def _updates(
     return Seen(
         updates=updates,
         pauses=rotation.pauses,
-        served=load.served,
+        served=[
+            Served(event["who"], *stretch)
+            for event in told
+            if event["event"] == "served"
+            for stretch in event["stretches"]
+        ],
         times={(event["who"], event["version"]): event["times"] for event in told if event["event"] == "updated"},
         failed_requests=load.failed,
         failed_transfers=sum(json.loads(line)["event"] == "sync_failed" for line in lines),
@@ -231,6 +236,7 @@ def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
     link = statistics.median(seen.link_seconds)
     seconds = {part: _median(_parts(seen, pause)[part] for pause in later) for part in PARTS}
     names = set(_names(setting)[1:])
+    last = max(pause.back for pause in seen.pauses)  # What is under way at the end of the cell is ended, too.
     return {
         "bytes": size,
         "replicas": setting.replicas,
@@ -250,8 +256,9 @@ def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
             "pause_without_waiting": round((seconds["pause"] - seconds["waiting"]) / link, 2),
             "transfer": round(seconds["transfer"] / link, 2),
         },
-        "requests_per_second_before": round(_rate_before(seen, names), 1),
+        "requests_per_second_before": round(_rate_before(seen, names) / how.request_seconds, 1),
         "others_throughput": _others(seen, names, by_update) if setting.schedule == "rolling" else None,
+        "requests_thrown_away": sum(one.thrown_away and one.ended <= last for one in seen.served),
         "failed_requests": seen.failed_requests,
         "failed_transfers": seen.failed_transfers,
     }
@@ -288,13 +295,13 @@ def _until_all_serve(seen: Seen, number: int) -> float:
 
 
 def _rate_before(seen: Seen, names: set[str]) -> float:
+    """Seconds of sleep in a second."""
     spans = [update.before for update in seen.updates]
-    made = sum(tokens_within(seen.served, names, *span) for span in spans)
-    return made / TOKENS / sum(end - start for start, end in spans)
+    return sum(served_within(seen.served, names, *span) for span in spans) / sum(end - start for start, end in spans)
 
 
 def _others(seen: Seen, names: set[str], by_update: list[list[Pause]]) -> float | None:
-    """What the other replicas made during each pause over what they had made before in as much time; the first not."""
+    """What the other replicas served during each pause over what they had before in as much time; the first not."""
     if len(names) == 1:
         return None
     made = expected = 0.0
@@ -302,8 +309,8 @@ def _others(seen: Seen, names: set[str], by_update: list[list[Pause]]) -> float 
         start, end = update.before
         for pause in pauses:
             others = names - {pause.replica}
-            made += tokens_within(seen.served, others, pause.out, pause.back)
-            rate = tokens_within(seen.served, others, start, end) / (end - start)
+            made += served_within(seen.served, others, pause.out, pause.back)
+            rate = served_within(seen.served, others, start, end) / (end - start)
             expected += rate * (pause.back - pause.out)
     return round(made / expected, 4)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 START_SECONDS = 120.0
 END_SECONDS = 10.0
+LINE_BYTES = 1 << 20
+"""Of a member's answer, at most."""
 MEMBER = (sys.executable, "-m", "benchmarks.syncing.member")
 
 
@@ -34,8 +36,9 @@ class Member:
     async def start(cls, index: int) -> Member:
         # A session of its own: Ctrl-C reaches the parent alone, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
-            *MEMBER, str(index), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+            *MEMBER, str(index), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True, limit=LINE_BYTES,
+        )  # fmt: skip
         return cls(index, process)
 
     async def ask(self, do: str, seconds: float, **command: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The gate is the project's own. A request of n tokens sleeps for n times the time of a token. An update closes the gate,
 then, by its mode: keep freezes the requests in flight and lets them go on afterwards, drain waits for them, abort ends
-them. What `update` does is written beside `Engine.update`, in the same order; it has no cache to forget, and vLLM's
-own 20 ms of waiting in `pause_generation` are left out.
+them. `update` follows `Engine.update` step by step; there is no cache to forget, and vLLM's own 20 ms of waiting in
+`pause_generation` are left out.
 """
 
 from __future__ import annotations
@@ -55,12 +55,16 @@ class Times:
 Received = tuple[float, float, float]
 """When the group was joined, the bytes were here, the tensors held them."""
 
+Stretch = tuple[float, float, float, bool]
+"""A slot was at a request, from and to when; how much of the request's sleep that was; whether it was thrown away."""
+
 
 @dataclass(slots=True)
 class SleepingEngine:
     slots: int
     token_seconds: float
     version: int = 0
+    stretches: list[Stretch] = field(default_factory=list)
     _gate: Gate = field(default_factory=Gate)
     _running: dict[str, _Request] = field(default_factory=dict)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +82,7 @@ class SleepingEngine:
         try:
             await done
         finally:
-            self._freeze(request)
+            self._freeze(request, thrown_away=done.cancelled() or done.exception() is not None)
             del self._running[request_id]
             if not self._running:
                 self._empty.set()
@@ -127,11 +131,14 @@ class SleepingEngine:
         request.began = time.monotonic()
         request.timer = asyncio.get_running_loop().call_later(request.left, _finish, request)
 
-    def _freeze(self, request: _Request) -> None:
+    def _freeze(self, request: _Request, thrown_away: bool = False) -> None:
         if request.timer is not None:
             request.timer.cancel()
             request.timer = None
-            request.left = max(0.0, request.left - (time.monotonic() - request.began))
+            now = time.monotonic()
+            slept = min(request.left, now - request.began)
+            request.left -= slept
+            self.stretches.append((request.began, now, slept, thrown_away))
 
 
 def _finish(request: _Request) -> None:

@@ -27,6 +27,8 @@ from dart.workers.weights.transfer import TensorSpec, TransferError, specs_from_
 
 MODES = {wpb.PAUSE_MODE_KEEP: "keep", wpb.PAUSE_MODE_DRAIN: "drain", wpb.PAUSE_MODE_ABORT: "abort"}
 RANDOM_ELEMENTS = 1 << 20
+LINE = 256
+"""Stretches told in one line."""
 
 Weights = dict[str, torch.Tensor]
 Say = Callable[[dict[str, Any]], None]
@@ -287,9 +289,11 @@ class SleepingReplica:
         if self._receiver is not None:
             await asyncio.to_thread(self._receiver.close)
         if self._weights:
-            self._say(
-                {"event": "held", "who": self._name, "checksum": await asyncio.to_thread(checksum, self._weights)}
-            )
+            contents = await asyncio.to_thread(checksum, self._weights)
+            self._say({"event": "held", "who": self._name, "checksum": contents})
+        stretches = self._engine.stretches if self._engine is not None else []
+        for start in range(0, len(stretches), LINE):
+            self._say({"event": "served", "who": self._name, "stretches": stretches[start : start + LINE]})
         self._weights, self._receiver, self._engine = {}, None, None
 
 

@@ -1,9 +1,8 @@
-"""What the coordinator's side sees of an update: who is out of the rotation from when to when, and who serves how much.
+"""What is seen of an update: who is out of the rotation from when to when, and who serves how much.
 
-A request has a number of tokens, and its sleep is as long. How much of them fell into a span of time is taken as the
-share of the request's own time, from its being sent to its answer, that lay in the span. So a span may be shorter than
-a request, and what slows requests or leaves slots empty shows, while their lengths and the moments at which they end
-do not.
+Replicas tell when each of their slots was at a request. What a replica served in a span of time is the sleep that
+falls into it: a slot that is empty, because messages are late, adds nothing, and a span may be shorter than a request.
+Sleep that an update in mode abort makes in vain counts until then; it is counted by itself, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from dart.agent.prompt import build_prompt
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.types import Image
-from dart.core.usage import EnvState
 
 AGAIN_SECONDS = 0.05
 SCREEN = Image.of(b"a screenshot", "image/png", 160, 224)
@@ -55,19 +53,23 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Served:
+    """A slot of a replica was at a request, for `sleep` of the request's seconds."""
+
     replica: str
     began: float
     ended: float
-    tokens: int
-
-    def tokens_within(self, start: float, end: float) -> float:
-        overlap = min(end, self.ended) - max(start, self.began)
-        return self.tokens * overlap / (self.ended - self.began) if overlap > 0 else 0.0
+    sleep: float
+    thrown_away: bool
 
 
-def tokens_within(served: Iterable[Served], replicas: set[str], start: float, end: float) -> float:
-    """What these replicas made in a span."""
-    return sum(one.tokens_within(start, end) for one in served if one.replica in replicas)
+def served_within(served: Iterable[Served], replicas: set[str], start: float, end: float) -> float:
+    """Seconds of sleep, of all slots of these replicas, in a span."""
+    made = 0.0
+    for one in served:
+        overlap = min(end, one.ended) - max(start, one.began)
+        if overlap > 0 and one.replica in replicas:
+            made += one.sleep * overlap / (one.ended - one.began)
+    return made
 
 
 class Load:
@@ -80,27 +82,17 @@ class Load:
     def __init__(self, policy: RolloutPool, mean_tokens: int) -> None:
         self._policy, self._mean = policy, mean_tokens
         self._prompt = build_prompt(config.Agent(prompt="minimal"), "Click the button.", (), SCREEN)
-        self.served: list[Served] = []
         self.failed = 0
 
     async def client(self, number: int) -> None:
         """Runs until cancelled."""
         lengths = random.Random(number)
         replica: str | None = None
-        sent = 0.0
-
-        def enter(state: EnvState) -> None:
-            nonlocal sent
-            if state is EnvState.GENERATING:
-                sent = time.monotonic()
-
         await asyncio.sleep(lengths.random() * AGAIN_SECONDS)
         while True:
             tokens = lengths.randint(self._mean // 2, self._mean * 3 // 2)
             try:
-                _, replica = await self._policy.generate(self._prompt, 1.0, tokens, replica, enter=enter)
+                _, replica = await self._policy.generate(self._prompt, 1.0, tokens, replica)
             except InfrastructureError:
                 self.failed += 1
                 await asyncio.sleep(AGAIN_SECONDS)
-            else:
-                self.served.append(Served(replica, sent, time.monotonic(), tokens))

@@ -31,6 +31,8 @@ IMAGE_BYTES, NAME_BYTES = 128, 1024
 
 
 TRAINER = "trainer"
+IMAGES_ONCE = "images_once"
+"""The capability of a train worker that finds a screenshot's bytes in another sample of the update."""
 
 
 class TrainerLost(UserError):
@@ -72,21 +74,13 @@ class TrainerRanks:
         shares = balance(samples, self._size)
 
         def pages(rank: int) -> list[pb.SessionResponse]:
-            made = []
-            cut = _pages(shares[rank])
-            for page, content in enumerate(cut):
-                batch = pb.TrainBatch(
-                    assignment=pb.Assignment(assignment_id=f"u{number}", attempt=1),
-                    update=number,
-                    page=page,
-                    pages=len(cut),
-                    total_samples=len(samples),
-                    total_tokens=tokens,
-                )
-                message = pb.SessionResponse(train_batch=batch)
-                for one in content:
-                    write_sample(message.train_batch.samples.add(), one.trajectory, one.step, one.advantage)
-                made.append(message)
+            once = IMAGES_ONCE in self._ranks[rank].hello.capabilities
+            made = _pages(shares[rank], once)
+            for page, message in enumerate(made):
+                batch = message.train_batch
+                batch.assignment.assignment_id, batch.assignment.attempt = f"u{number}", 1
+                batch.update, batch.page, batch.pages = number, page, len(made)
+                batch.total_samples, batch.total_tokens = len(samples), tokens
             return made
 
         replies = await self._all(pages, f"u{number}")
@@ -167,24 +161,31 @@ class TrainerRanks:
             self.lost.set()
 
 
-def _pages(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Samples for messages of at most PAGE_BYTES each; at least one page, which may be empty."""
-    pages: list[list[Sample]] = [[]]
+def _pages(samples: Sequence[Sample], once: bool) -> list[pb.SessionResponse]:
+    """Messages of at most PAGE_BYTES each, at least one, which may be empty.
+
+    `once`: a screenshot's bytes are with the first sample alone that has it; the steps of a trajectory share most.
+    """
+    pages = [pb.SessionResponse(train_batch=pb.TrainBatch())]
+    held: set[bytes] = set()
     size = 0
     for sample in samples:
-        weight = _most_bytes(sample)
-        if pages[-1] and size + weight > PAGE_BYTES:
-            pages.append([])
+        weight = _most_bytes(sample, held)
+        if size and size + weight > PAGE_BYTES:
+            pages.append(pb.SessionResponse(train_batch=pb.TrainBatch()))
             size = 0
-        pages[-1].append(sample)
+        into = pages[-1].train_batch.samples.add()
+        write_sample(into, sample.trajectory, sample.step, sample.advantage, held)
         size += weight
+        if once:
+            held.update(image.sha256 for image in sample.step.images)
     return pages
 
 
-def _most_bytes(sample: Sample) -> int:
+def _most_bytes(sample: Sample, held: set[bytes]) -> int:
     """Of its message: screenshots, five bytes a token at most, four a log-probability, names and numbers."""
     generation = sample.step.generation
-    images = sum(len(image.data) + IMAGE_BYTES for image in sample.step.images)
+    images = sum(IMAGE_BYTES + (0 if image.sha256 in held else len(image.data)) for image in sample.step.images)
     return images + 5 * sample.tokens + 4 * len(generation.logprobs) + 32 * len(generation.versions) + NAME_BYTES
 
 

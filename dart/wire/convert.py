@@ -7,6 +7,7 @@ to be: `write_image`, `write_sample`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dart.core import action as a
@@ -245,7 +246,10 @@ def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float) ->
     return message
 
 
-def write_sample(into: spb.Sample, trajectory: t.Trajectory, step: t.Step, advantage: float) -> None:
+def write_sample(
+    into: spb.Sample, trajectory: t.Trajectory, step: t.Step, advantage: float, held: Collection[bytes] = ()
+) -> None:
+    """`held`: digests of screenshots whose bytes the receiver has."""
     g = step.generation
     into.trajectory_id, into.group_id, into.step_index = trajectory.id, trajectory.group_id, step.index
     into.advantage = advantage
@@ -254,5 +258,5 @@ def write_sample(into: spb.Sample, trajectory: t.Trajectory, step: t.Step, advan
     into.logprobs.extend(g.logprobs)
     into.versions.extend(spans_to_proto(g.versions))
     for image in step.images:
-        write_image(into.images.add(), image)
+        write_image(into.images.add(), image, image.sha256 not in held)
     into.rescore = bool(trajectory.pooled_from) and not g.logprobs

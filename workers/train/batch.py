@@ -9,8 +9,9 @@ by length and cut into *micro-batches* by padded tokens. Padding is on the right
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 
 import torch
 
@@ -115,8 +116,11 @@ class MicroBatch:
         return replace(self, steps=steps, **moved)
 
 
-def read_sample(sample: pb.Sample, layout: Layout) -> Step:
-    """Check one sample. Raises SampleError that names it; nothing is filled in, clipped or left out."""
+def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, ipb.Image] = MappingProxyType({})) -> Step:
+    """Check one sample. Raises SampleError that names it; nothing is filled in, clipped or left out.
+
+    `held`: the update's screenshots by digest; their bytes are with one of the samples that have them.
+    """
     name = f"sample {sample.trajectory_id}/{sample.step_index}"
     prompt, response = tuple(sample.prompt_token_ids), tuple(sample.token_ids)
     behaviour = tuple(sample.logprobs)
@@ -152,7 +156,7 @@ def read_sample(sample: pb.Sample, layout: Layout) -> Step:
         rescore=sample.rescore,
         versions=tuple(versions),
         advantage=sample.advantage,
-        images=tuple(sample.images),
+        images=tuple(held.get(image.sha256, image) for image in sample.images),
     )
 
 

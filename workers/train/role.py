@@ -40,7 +40,7 @@ class TrainRole:
     """One rank. Implements `dart.wire.role.WorkerRole`."""
 
     role = pb.ROLE_TRAIN
-    capabilities = ("rescore",)
+    capabilities = ("rescore", "images_once")
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))

@@ -131,7 +131,8 @@ class Trainer:
         problem: TrainError | None = None
         minibatches: list[list[batches.Row]] = [[] for _ in range(settings.minibatches)]
         try:
-            steps = [batches.read_sample(sample, self.layout) for sample in samples]
+            held = {image.sha256: image for sample in samples for image in sample.images if image.data}
+            steps = [batches.read_sample(sample, self.layout, held) for sample in samples]
             minibatches = self._deal(batches.make_rows(steps, settings.microbatch_tokens))
         except TrainError as error:
             problem = error
