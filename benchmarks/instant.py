@@ -27,6 +27,7 @@ from dart.coordinator.ranks import TrainerRanks
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
 from dart.core.types import Image, Observation
+from dart.process import keep_memory
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
@@ -115,6 +116,7 @@ class InstantTrainer:
     """Keeps the pages of a batch until the last is there, as the real worker does; then reads all screenshots."""
 
     role = pb.ROLE_TRAIN
+    capabilities = ("images_once",)
 
     def __init__(self) -> None:
         self._pages: list[pb.TrainBatch] = []
@@ -210,11 +212,13 @@ def main() -> None:
             role = InstantPolicy(given.slots, given.image_cache_entries)
         case _:
             role = InstantTrainer()
+    keep_memory()
     uvloop.run(_serve(role, given.address, given.role))
 
 
 async def _serve(role: WorkerRole, address: str, name: str) -> None:
-    await serve(role, WorkerOptions(Dial(address), name), asyncio.Event())
+    options = WorkerOptions(Dial(address), name, capabilities=getattr(role, "capabilities", ()))
+    await serve(role, options, asyncio.Event())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sweep import HARD
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "efficiency.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "efficiency.md", ROOT / "docs" / "ablation.md")
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
     "rollout_utilisation": (0.296, 0.467),
@@ -124,11 +126,104 @@ def targets() -> str | None:
     return table(("what", "target", "measured"), rows) if rows else None
 
 
+_PARTS = {
+    "steps": "30 steps of 300 KB, step by step, 32 environments",
+    "whole": "30 steps of 300 KB, handed over as one",
+    "small": "64 bytes, there and back",
+}
+
+
+def transport() -> str | None:
+    """Ours beside the peers."""
+    if (found := results("transport")) is None:
+        return None
+    rows = []
+    for part, title in _PARTS.items():
+        rate = "round_trips_per_second" if part == "small" else "trajectories_per_second"
+        for name, row in found.get(part, {}).items():
+            label = f"{name} ({row['variant']})" if row.get("variant") else name
+            if "error" in row:
+                rows.append([title, label, row["error"], "", "", ""])
+                continue
+            processor = row.get("processor_ms_per_step") or row["processor_us_per_round_trip"] / 1000
+            rows.append(
+                [title, label, f"{row[rate]:,.0f}", f"{row['over_ours'][rate]:.2f}", f"{processor:.2f}",
+                 f"{row['peak_rss_mb']:,.0f}"]
+            )  # fmt: skip
+    head = ("what", "by", "trajectories, or round trips, per second", "of ours", "processor ms per step or trip",
+            "memory, MB")  # fmt: skip
+    return table(head, rows)
+
+
+def weight_sync() -> str | None:
+    if (found := results("weight_sync")) is None:
+        return None
+    rows = []
+    for row in found["sync"]:
+        seconds, others = row["seconds"], row["others_throughput"]
+        rows.append(
+            [f"{row['bytes'] / 1e6:,.1f} MB", str(row["replicas"]), f"{row['schedule']}, {row['mode']}",
+             f"{seconds['pause']:.2f} s ({seconds['waiting']:.2f}, {seconds['transfer']:.2f})",
+             f"{row['over_link']['transfer']:.1f} ×" if "transfer" in row["over_link"] else "",
+             "" if others is None else f"{others:.1%}", f"{row['all_serve_seconds']:.2f} s"]
+        )  # fmt: skip
+    head = ("weights", "replicas", "schedule, mode", "pause (requests waited for, transfer)", "transfer over link",
+            "others' throughput", "until all serve")  # fmt: skip
+    return table(head, rows)
+
+
+def relay() -> str | None:
+    if (found := results("weight_sync")) is None or not found["relay"]:
+        return None
+    rows = [
+        [f"{row['bytes'] / 1e6:,.0f} MB", str(row["replicas"]),
+         *(f"{row['seconds'][order]:.2f} s" for order in ("in_turn", "at_once", "relay"))]
+        for row in found["relay"]
+    ]  # fmt: skip
+    return table(("weights", "replicas", "the trainer sends in turn", "to all at once", "relay"), rows)
+
+
+def ablation() -> str | None:
+    return _settings("ablation")
+
+
+def sensitivity() -> str | None:
+    return _settings("sensitivity")
+
+
+def _settings(name: str) -> str | None:
+    if (found := results(name)) is None:
+        return None
+    rows = [
+        [row["setting"], str(row["runs"]), _interval(row["after"]), _interval(row["after_hard"]),
+         f"{row['updates']['mean']:.0f}", f"{row['steps_per_update']['mean']:.0f}",
+         f"{row['staleness']['mean']:.1f}", f"{row['pooled']['mean']:.0f}"]
+        for row in found["table"]
+    ]  # fmt: skip
+    base = found["base"]
+    hard = [rate["mean"] for rate in base["per_task"].values() if rate["mean"] <= HARD]
+    rows.insert(0, ["(base policy)", "", f"{base['mean']:.1%}", f"{sum(hard) / len(hard):.1%}", "", "", "", ""])
+    head = ("setting", "runs", "held-out success", "on the hard tasks", "updates", "environment steps per update",
+            "staleness", "pooled")  # fmt: skip
+    return table(head, rows)
+
+
+def _interval(value: dict[str, Any]) -> str:
+    if value["low"] is None:
+        return f"{value['mean']:.1%}"
+    return f"{value['mean']:.1%} ({value['low']:.1%} to {value['high']:.1%})"
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,
     "real": real,
     "targets": targets,
+    "transport": transport,
+    "weight_sync": weight_sync,
+    "relay": relay,
+    "ablation": ablation,
+    "sensitivity": sensitivity,
 }
 
 

@@ -24,7 +24,9 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.step_path import InstantPolicy, Source, settings
+from benchmarks.instant import InstantPolicy, settings
+from benchmarks.step_path import Source
+from dart.commands.train import collect_seldom
 from dart.coordinator.episodes import sample
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.server import CoordinatorService, Server
@@ -45,6 +47,8 @@ STEP_SECONDS = (2.0, 10.0)
 PER_PROCESS = 1250
 DIALLED_AT_ONCE = 50
 WAIT_SECONDS = 300.0
+WARM_UP_SECONDS = 15.0
+"""All environments begin at the same moment here; delays count when they have drifted apart."""
 
 
 class Apart(Dial):
@@ -63,6 +67,7 @@ class SlowEnv:
         self._image = image_to_proto(Image.of(bytes(image_bytes), "image/png", 1920, 1080))
         self._delays = delays
         self._answered = 0.0
+        self._began = 0.0
 
     async def prepare(self, config_json: str) -> pb.Ready:
         return pb.Ready(slots=1)
@@ -70,7 +75,8 @@ class SlowEnv:
     async def handle(self, command: Command) -> Reply | None:
         if isinstance(command, pb.Release):
             return pb.Released()
-        if isinstance(command, pb.Act):
+        self._began = self._began or time.perf_counter()
+        if isinstance(command, pb.Act) and time.perf_counter() - self._began > WARM_UP_SECONDS:
             self._delays.append(1000 * (time.perf_counter() - self._answered))
         await asyncio.sleep(random.uniform(*STEP_SECONDS))
         self._answered = time.perf_counter()
@@ -180,6 +186,7 @@ def main() -> None:
     parser.add_argument("--fleet", help=argparse.SUPPRESS)
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    collect_seldom()  # in all processes, as the coordinator does; a thousand workers in one process are ours alone
     if options.fleet:
         uvloop.run(be_fleet(options.fleet, options.sessions, options.image_bytes))
         return

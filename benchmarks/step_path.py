@@ -24,12 +24,13 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.instant import InstantPolicy, coordinator, settings  # noqa: F401 - benchmarks.sessions takes it here
+from benchmarks.instant import coordinator, settings
 from dart.coordinator.episodes import sample
 from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.summary import machine, software
 from dart.core.groups import Order
 from dart.core.types import Task, Trajectory
+from dart.process import collect_seldom, keep_memory
 from dart.wire.channel import OPTIONS
 
 ITSELF = (sys.executable, "-m", "benchmarks.step_path")
@@ -138,6 +139,8 @@ def main() -> None:
     if given.peer:
         uvloop.run(echo_peer(int(given.peer)))
         return
+    collect_seldom()
+    keep_memory()
     results = uvloop.run(measure(given.seconds, given.slots))
     record = {
         "name": "step_path",

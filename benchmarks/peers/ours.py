@@ -31,12 +31,19 @@ from dart.coordinator.pools import EnvSession, RolloutPool
 from dart.core.feed import ReleasedGroup
 from dart.core.groups import Order
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
+from dart.process import collect_seldom, keep_memory
 from dart.store.database import Database, sqlite_url
 
 SMALL_SLOTS = 64
 LOOK_SECONDS = 0.05
 # As in a run that says nothing about them.
 HISTORY, IMAGE_CACHE_ENTRIES = config.Agent().history_screenshots, config.Rollout().image_cache_entries
+
+
+def as_the_coordinator() -> None:
+    """This process's settings are those of `dart train`."""
+    collect_seldom()
+    keep_memory()
 
 
 class TimedTurns:
@@ -237,21 +244,25 @@ async def _small(warm: float, seconds: float) -> None:
 
 def steps(variant: str, warm: float, seconds: float) -> None:
     """Trajectory after trajectory in 32 environments, each stored, its group judged, and taken as trained on."""
+    as_the_coordinator()
     uvloop.run(_steps(warm, seconds))
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
     """Batches of 8 trajectories for the trainer; a prompt has its step's screenshot alone, as with the peers."""
+    as_the_coordinator()
     uvloop.run(_whole(1, warm, seconds))
 
 
 def whole_with_history(variant: str, warm: float, seconds: float) -> None:
     """The same with as many screenshots in a prompt as the default is."""
+    as_the_coordinator()
     uvloop.run(_whole(HISTORY, warm, seconds))
 
 
 def small(variant: str, warm: float, seconds: float) -> None:
     """The step path of `benchmarks.step_path`, without a store."""
+    as_the_coordinator()
     uvloop.run(_small(warm, seconds))
 
 

@@ -13,10 +13,10 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
-from dart.commands.train import collect_seldom
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
+from dart.process import collect_seldom
 
 SLOTS_PER_WORKER = 10
 """Environments of one env worker."""

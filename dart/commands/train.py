@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from dart.coordinator.sources import POOL, SFT, check_sources
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
+from dart.process import collect_seldom, keep_memory
 from dart.store.database import Database, sqlite_url
 from dart.store.records import RunKind
 
@@ -76,16 +76,6 @@ def new_directory(config: Config, name: str) -> Path:
     raise UserError(f"run.directory: {base} and 999 others exist: remove some")
 
 
-def collect_seldom() -> None:
-    """Settings of the garbage collector for this process.
-
-    Trajectories are many small records that live for minutes and are in no cycles; going through them as often as
-    Python does by itself takes a sixth of the coordinator's time.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
 def run_in_loop(
     config: Config, directory: Path, job: Job, *, quiet: bool, resume: bool = False, local: bool = True
 ) -> dict[str, Any] | None:
@@ -93,6 +83,7 @@ def run_in_loop(
     import uvloop
 
     collect_seldom()
+    keep_memory()
     logging.basicConfig(
         filename=directory / "coordinator.log",
         level=logging.INFO,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
+from dart.process import keep_memory
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
@@ -40,6 +41,7 @@ def run_worker(
         raise UserError(f"--coordinator {address!r} is not HOST:PORT, for example 127.0.0.1:50051")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
+    keep_memory()
     options = WorkerOptions(
         dial=Dial(address, os.environ.pop(TOKEN_ENVIRONMENT, None), *tls),
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",

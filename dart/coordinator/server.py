@@ -34,6 +34,8 @@ from dart.wire.outbox import BATCHES, each
 log = logging.getLogger(__name__)
 
 HANG_UP_SECONDS = 2.0
+HEARTBEATS_PER_SECOND = 250
+"""Of all workers together, as far as `server.lost_after_seconds` allows."""
 ROLE_NAMES: dict[int, str] = {pb.ROLE_ENV: "env", pb.ROLE_ROLLOUT: "rollout", pb.ROLE_TRAIN: "train"}
 
 
@@ -76,12 +78,13 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
             await context.write(pb.SessionResponse(reject=reject).SerializeToString())
             return
         worker, resumed = self._fleet.admit(hello)
+        heartbeat_seconds = heartbeat_interval(self._settings, len(self._fleet.workers))
         await context.write(
             pb.SessionResponse(
                 welcome=pb.Welcome(
                     epoch=worker.epoch,
                     config_json=config_json,
-                    heartbeat_seconds=self._settings.heartbeat_seconds,
+                    heartbeat_seconds=heartbeat_seconds,
                     run_id=self._run_id,
                     resumed=resumed,
                     capabilities=[BATCHES],
@@ -91,7 +94,7 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         worker.connections += 1
         worker.last_heard = time.monotonic()
         try:
-            await self._converse(worker, request_iterator, context)
+            await self._converse(worker, request_iterator, context, heartbeat_seconds)
         finally:
             # Cancel, kill and half-close look alike: without Bye the worker may come back. Fleet.reap waits for it.
             worker.connections -= 1
@@ -114,9 +117,10 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         worker: Worker,
         requests: AsyncIterator[pb.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
+        heartbeat_seconds: float,
     ) -> None:
         """One stream's life; `worker.said_goodbye` is set when either end says Bye."""
-        outbox, heartbeat_seconds = worker.outbox, self._settings.heartbeat_seconds
+        outbox = worker.outbox
         written = time.monotonic()
 
         async def read() -> None:
@@ -158,6 +162,15 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                     outbox.put(pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
 
         await first(read(), write(), beat(), worker.lost.wait())
+
+
+def heartbeat_interval(settings: config.Server, workers: int) -> float:
+    """Seconds between one worker's heartbeats: more where there are thousands, which would else do little else.
+
+    Never so many that a live worker could be taken for a lost one.
+    """
+    safe = max(settings.heartbeat_seconds, settings.lost_after_seconds / 3)
+    return min(safe, max(settings.heartbeat_seconds, workers / HEARTBEATS_PER_SECOND))
 
 
 async def first(*racers: Coroutine[Any, Any, Any]) -> None:

@@ -1,0 +1,35 @@
+"""Settings of a process that moves screenshots and keeps trajectories."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _LARGE_BYTES = 512 << 20, 32 << 20
+
+
+def collect_seldom() -> None:
+    """Look for garbage cycles seldom, and among what is there now never.
+
+    Trajectories are many small records that live for minutes and are in no cycles. Going through them as often as
+    Python does by itself takes a sixth of the coordinator's time, and a pass over those of thousands of environments
+    holds every step up for a second. So new objects are looked at by the fifty thousand, and old ones hardly ever.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 1_000, 1_000)
+
+
+def keep_memory() -> None:
+    """Keep freed memory for the next screenshot. Where the C library is not glibc, nothing happens.
+
+    A screenshot is copied several times on its way through gRPC and protobuf. glibc gives such blocks back to the
+    system as soon as they are free, and then the system has to clear every page again for the next one.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
