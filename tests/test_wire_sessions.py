@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dart import config
-from dart.coordinator.server import CoordinatorService, Rejected, Server
+from dart.coordinator.server import CoordinatorService, Rejected, Server, heartbeat_interval
 from dart.coordinator.sessions import CommandFailed, Fleet, Worker, WorkerLost
 from dart.errors import UserError
 from dart.v1 import control_pb2_grpc, session_pb2_grpc
@@ -237,3 +237,10 @@ async def test_stop_says_goodbye() -> None:
         r.stop.set()
         assert await serving == "stopped"
         await worker.lost.wait()
+
+
+def test_heartbeats_grow_rarer_with_the_number_of_workers() -> None:
+    usual = config.Server(heartbeat_seconds=2.0, lost_after_seconds=15.0)
+    assert [heartbeat_interval(usual, workers) for workers in (1, 400, 1000, 100_000)] == [2.0, 2.0, 4.0, 5.0]
+    hurried = config.Server(heartbeat_seconds=2.0, lost_after_seconds=3.0)
+    assert heartbeat_interval(hurried, 100_000) == 2.0
