@@ -43,7 +43,7 @@ class Check:
 def measure() -> list[Check]:
     made = []
     paths = uvloop.run(step_path.measure(3.0, 64))
-    made += [Check(f"step path over raw gRPC, {name}", row["ratio_to_raw"], 0.6) for name, row in paths.items()]
+    made += [Check(f"step path over raw gRPC, {name}", row["ratio_to_raw"], 0.4) for name, row in paths.items()]
     small, large = (asyncio.run(decisions.decide(*size, 4000)) for size in (decisions.SIZES[0], decisions.SIZES[-1]))
     for name in ("begin", "finish", "route"):
         growth = large[name]["p50"] / small[name]["p50"]

