@@ -81,10 +81,9 @@ def run_missing(
         try:
             for one in [pool.submit(make, *arguments) for arguments in missing]:
                 one.result()
-        except BaseException:
-            # Those under way end by themselves: Ctrl-C is theirs, too.
+        finally:
+            # After Ctrl-C nothing new begins; what is under way has had it, too, and ends by itself.
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def evaluate_base(name: str, config: Path, episodes: int) -> dict[str, Any]:

@@ -316,7 +316,9 @@ class Checkpoint(Section):
 class Server(Section):
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535, description="0: any free port.")
-    heartbeat_seconds: Seconds = 2.0
+    heartbeat_seconds: Seconds = Field(
+        2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
+    )
     lost_after_seconds: Seconds = 15.0
     tls_certificate: Path | None = None
     tls_key: Path | None = None

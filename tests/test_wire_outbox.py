@@ -27,7 +27,10 @@ async def drained(box: Outbox[pb.SessionRequest]) -> list[tuple[pb.SessionReques
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([0, 1, 127, 128, 300, 70_000, FULL_BYTES]), min_size=1, max_size=40), st.booleans())
+@given(
+    st.lists(st.sampled_from([0, 1, 127, 128, 300, 70_000, 600_000, FULL_BYTES]), min_size=1, max_size=40),
+    st.booleans(),
+)
 def test_everything_arrives_once_and_in_order(sizes: list[int], batches: bool) -> None:
     async def run() -> None:
         box: Outbox[pb.SessionRequest] = Outbox(batches)
@@ -37,7 +40,7 @@ def test_everything_arrives_once_and_in_order(sizes: list[int], batches: bool) -
         received = [message for message, _ in await drained(box)]
         assert [one for message in received for one in each(message)] == sent
         for message in received:
-            assert message.ByteSize() < 2 * FULL_BYTES + 1000
+            assert message.ByteSize() < FULL_BYTES + 1000, "a large message goes alone, whatever waits with it"
         if not batches:
             assert received == sent
         elif sum(sizes) + 40 * len(sizes) < FULL_BYTES:

@@ -17,7 +17,7 @@ from dart.v1 import session_pb2 as pb
 BATCHES = "batches"
 """The capability of an end that reads batches."""
 FULL_BYTES = 1 << 20
-"""A batch that has grown to this takes no more: larger ones gain nothing, and messages have a limit."""
+"""Of a batch, at most: larger ones gain nothing, and what is put together must not pass a message's limit."""
 
 Message = TypeVar("Message", pb.SessionRequest, pb.SessionResponse)
 
@@ -28,10 +28,12 @@ class Outbox(Generic[Message]):
     def __init__(self, batches: bool = False) -> None:
         self._batches = batches
         self._waiting: deque[Message] = deque()
+        self._encoded: tuple[Message, bytes] | None = None
+        """The next message, which the last batch had no room for."""
         self._reader: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (self._encoded is not None)
 
     def put(self, message: Message) -> None:
         self._waiting.append(message)
@@ -39,7 +41,7 @@ class Outbox(Generic[Message]):
             self._reader.set_result(None)
 
     async def get(self) -> Message:
-        """The next message, alone. One reader at a time."""
+        """The next message, alone. One reader at a time, which does not `take` as well."""
         while not self._waiting:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -47,13 +49,22 @@ class Outbox(Generic[Message]):
 
     async def take(self) -> tuple[bytes, bool]:
         """(the next messages, encoded as one, whether the last says goodbye)."""
-        message = await self.get()
-        encoded = [message.SerializeToString()]
-        size = len(encoded[0])
-        while self._batches and self._waiting and size < FULL_BYTES and not _goodbye(message):
-            message = self._waiting.popleft()
-            encoded.append(message.SerializeToString())
-            size += len(encoded[-1])
+        if self._encoded is not None:
+            (message, first), self._encoded = self._encoded, None
+        else:
+            message = await self.get()
+            first = message.SerializeToString()
+        encoded = [first]
+        size = len(first)
+        while self._batches and self._waiting and not _goodbye(message):
+            following = self._waiting.popleft()
+            content = following.SerializeToString()
+            size += len(content)
+            if size > FULL_BYTES:
+                self._encoded = (following, content)
+                break
+            message = following
+            encoded.append(content)
         return (encoded[0] if len(encoded) == 1 else _joined(encoded)), _goodbye(message)
 
 
