@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,10 +26,12 @@ from benchmarks.peers.shared import Screenshots, touch
 from dart import config
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.screenshots import Screenshots as StoredScreenshots
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
 from dart.core.types import Image, Observation
 from dart.process import keep_memory
+from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
@@ -35,6 +39,7 @@ from dart.wire.channel import Dial
 from dart.wire.convert import image_to_proto, observation_to_proto
 from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
+from dart.workers.shared import SharedScreenshots
 
 TEXT = "Action: click(start_box='(045,120)')"
 INSTRUCTION = "Click the button."
@@ -53,9 +58,11 @@ class InstantEnv:
     def __init__(self, slots: int, image_bytes: int) -> None:
         self._slots = slots
         self._image = image_to_proto(Image.of(os.urandom(image_bytes), MEDIA_TYPE, WIDTH, HEIGHT))
+        self._shared: SharedScreenshots | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        return pb.Ready(slots=self._slots)
+        self._shared = _shared(config_json)
+        return pb.Ready(slots=self._slots, shares_blobs=self._shared is not None)
 
     async def handle(self, command: Command) -> Reply | None:
         if isinstance(command, pb.Release):
@@ -84,21 +91,34 @@ class FreshEnv(InstantEnv):
             self._episodes += 1
             return pb.Observed(done=True, reward=float(self._episodes % 2))
         image = Image.of(self._screenshots.next(), MEDIA_TYPE, WIDTH, HEIGHT)
+        if self._shared is not None:
+            image = await asyncio.to_thread(self._shared.put, image)
         return observation_to_proto(Observation(image, INSTRUCTION), 0.0)
 
 
 class InstantPolicy:
-    """Answers with the same tokens at once. `image_cache_entries`: screenshots that it says it keeps; it keeps none."""
+    """Answers with the same tokens at once. `image_cache_entries`: screenshots that it says it keeps; it keeps none,
+    but reads each once where it comes by digest alone."""
 
     role = pb.ROLE_ROLLOUT
 
     def __init__(self, slots: int, image_cache_entries: int = IMAGE_CACHE_ENTRIES) -> None:
         self._slots, self._image_cache_entries = slots, image_cache_entries
+        self._shared: SharedScreenshots | None = None
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        return pb.Ready(slots=self._slots, engine_ranks=1, image_cache_entries=self._image_cache_entries)
+        self._shared = _shared(config_json)
+        return pb.Ready(
+            slots=self._slots,
+            engine_ranks=1,
+            image_cache_entries=self._image_cache_entries,
+            shares_blobs=self._shared is not None,
+        )
 
     async def handle(self, command: Command) -> Reply | None:
+        if self._shared is not None and isinstance(command, pb.Generate):
+            self._read(self._shared, command)
         return pb.Generated(
             prompt_token_ids=range(PROMPT_TOKENS),
             token_ids=range(TOKENS),
@@ -107,6 +127,16 @@ class InstantPolicy:
             text=TEXT,
             finish_reason=pb.FINISH_REASON_STOP,
         )
+
+    def _read(self, shared: SharedScreenshots, command: pb.Generate) -> None:
+        for part in command.prompt:
+            digest = part.image.sha256
+            if not digest or digest in self._seen:
+                continue
+            read_shared(shared, digest)
+            self._seen[digest] = None
+            if len(self._seen) > self._image_cache_entries:
+                self._seen.popitem(last=False)
 
     async def close(self) -> None:
         pass
@@ -120,9 +150,11 @@ class InstantTrainer:
 
     def __init__(self) -> None:
         self._pages: list[pb.TrainBatch] = []
+        self._shared: SharedScreenshots | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        return pb.Ready(slots=1)
+        self._shared = _shared(config_json)
+        return pb.Ready(slots=1, shares_blobs=self._shared is not None)
 
     async def handle(self, command: Command) -> Reply | None:
         assert isinstance(command, pb.TrainBatch)
@@ -130,14 +162,31 @@ class InstantTrainer:
         if len(self._pages) < command.pages:
             return None
         pages, self._pages = self._pages, []
+        seen: set[bytes] = set()
         for page in pages:
             for sample in page.samples:
                 for image in sample.images:
-                    touch(image.data)
+                    if image.data or self._shared is None:
+                        touch(image.data)
+                    elif image.sha256 not in seen:
+                        read_shared(self._shared, image.sha256)
+                        seen.add(image.sha256)
         return pb.Trained(update=command.update, weight_version=command.update)
 
     async def close(self) -> None:
         pass
+
+
+def _shared(config_json: str) -> SharedScreenshots | None:
+    """The directory that `coordinator` shares, if it does."""
+    told = json.loads(config_json)
+    return SharedScreenshots.seen(config.SharedBlobs.model_validate(told)) if told else None
+
+
+def read_shared(shared: SharedScreenshots, digest: bytes) -> None:
+    """All of its bytes. The real workers hash them, too, however they came; here that is left out of both ways."""
+    if not touch(shared.get(digest)):
+        raise RuntimeError(f"screenshot {digest.hex()} is not where it was stored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +212,22 @@ def settings(**sections: dict[str, Any]) -> config.Config:
 
 
 @asynccontextmanager
-async def coordinator(made: config.Config, *workers: Sequence[str]) -> AsyncIterator[Coordinator]:
-    """A coordinator that listens, with these workers (arguments of `python -m benchmarks.instant`) ready."""
-    fleet = Fleet(60.0)
-    parts = Coordinator(EnvPool(fleet), RolloutPool(fleet), TrainerRanks(fleet, 1))
+async def coordinator(
+    made: config.Config, *workers: Sequence[str], blobs: BlobStore | None = None
+) -> AsyncIterator[Coordinator]:
+    """A coordinator that listens, with these workers (arguments of `python -m benchmarks.instant`) ready.
+
+    `blobs`: a store in a directory that the workers share.
+    """
+    fleet, stored = Fleet(60.0), StoredScreenshots(blobs)
+    share = stored.shared()
+    told = share.model_dump_json() if share else "{}"
+    parts = Coordinator(EnvPool(fleet, stored), RolloutPool(fleet, stored), TrainerRanks(fleet, 1, stored))
     ready = asyncio.Event()
     fleet.on_ready.append(lambda _: ready.set() if len(fleet.workers) == len(workers) else None)
     server = Server(made.server)
     await server.start(
-        CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
+        CoordinatorService(fleet, made.server, "bench", lambda hello: told), control_pb2_grpc.ControlServiceServicer()
     )
     started = [
         await asyncio.create_subprocess_exec(

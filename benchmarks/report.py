@@ -172,11 +172,14 @@ def weight_sync() -> str | None:
         rows.append(
             [f"{row['bytes'] / 1e6:,.1f} MB", str(row["replicas"]), f"{row['schedule']}, {row['mode']}",
              f"{seconds['pause']:.2f} s ({seconds['waiting']:.2f}, {seconds['transfer']:.2f})",
-             f"{row['over_link']['transfer']:.1f} ×" if "transfer" in row["over_link"] else "",
-             "" if others is None else f"{others:.1%}", f"{row['all_serve_seconds']:.2f} s"]
+             f"{row['over_link']['pause_without_waiting']:.1f} ×",
+             "" if others is None else f"{others:.1%}",
+             f"{ahead['seconds']:.2f} s ({ahead['throughput']:.1%})" if (ahead := row.get("received_ahead")) else "",
+             f"{row['all_serve_seconds']:.2f} s"]
         )  # fmt: skip
-    head = ("weights", "replicas", "schedule, mode", "pause (requests waited for, transfer)", "transfer over link",
-            "others' throughput", "until all serve")  # fmt: skip
+    head = ("weights", "replicas", "schedule, mode", "pause (requests waited for, transfer)",
+            "pause without that wait, over link", "others' throughput", "received while serving (throughput then)",
+            "until all serve")  # fmt: skip
     return table(head, rows)
 
 

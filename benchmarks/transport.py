@@ -64,7 +64,8 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender("steps", OURS, "ours", "two hops, hashed, stored, judged, fed"),
+    Contender("steps", OURS, "ours", "hashed, stored by the environment, read by the replica, judged, fed"),
+    Contender("steps", "ours over the wire", "ours", "two hops, hashed, stored, judged, fed", "steps_over_the_wire"),
     Contender(
         "steps", "ray", "with_ray", "one hop, nothing stored", package="ray",
         variants=("1 process, bytes", "2 processes, bytes", "2 processes, arrays", "2 processes, bytes inlined",
@@ -79,7 +80,8 @@ CONTENDERS = (
         "steps", "zeromq", "with_zeromq", "one hop, nothing stored", package="pyzmq",
         variants=("tcp, 1 process", "tcp, 2 processes", "ipc, 1 process", "ipc, 2 processes"),
     ),
-    Contender("whole", OURS, "ours", "a batch at a time, answered"),
+    Contender("whole", OURS, "ours", "a batch at a time, read from the store, hashed, answered"),
+    Contender("whole", "ours over the wire", "ours", "a batch at a time, answered", "whole_over_the_wire"),
     Contender("whole", "ours with history", "ours", "the same, five screenshots a step", "whole_with_history"),
     Contender(
         "whole", "ray", "with_ray", "asked for one by one", package="ray",

@@ -10,11 +10,12 @@ keep, drain and abort and the order of an update are the roll-out worker's (`ben
 The trainer's weights are random tensors, and an update makes a version at once.
 
 A pause is the time that a replica is out of the rotation, as the coordinator sees it. It falls into waiting (for the
-requests in flight), transfer (joining the group, receiving, loading) and the rest (messages; with schedule all, the
-wait for the other replicas). The link is a plain torch.distributed send of the same bytes between the same two
-processes, before and after each cell; figures over the link are multiples of its time. The first update of a cell, in
-which groups are joined, is reported by itself. Others' throughput: what the other replicas served during a pause over
-what they had served before it in as much time (`benchmarks/syncing/watch.py`).
+requests in flight), transfer (loading; over NCCL also joining the group and receiving, which over gloo go on while the
+replica serves: "ahead") and the rest (messages; with schedule all, receiving and the wait for the other replicas). The
+link is a plain torch.distributed send of the same bytes between the same two processes, before and after each cell;
+figures over the link are multiples of its time. The first update of a cell, in which groups are joined, is reported by
+itself. Others' throughput: what the other replicas served during a pause over what they had served before it in as much
+time (`benchmarks/syncing/watch.py`); "serving": the same for all replicas while one receives.
 
 The smallest size is measured with all schedules and modes, the others with drain alone. `relay` compares the order of
 transfers (`benchmarks/syncing/relay.py`); nothing of it is in the project. On loopback a transfer costs processor time
@@ -208,7 +209,7 @@ def _show(results: dict[str, Any]) -> None:
     if results["sync"]:
         table = Table(
             "MB", "replicas", "schedule", "mode", "link s", "MB/s", "pause s", "waiting", "transfer", "rest",
-            "pause/link", "no waiting", "others", "all serve s",
+            "pause/link", "no waiting", "others", "ahead s", "serving", "all serve s",
             title="weight sync, medians: a pause and its parts; over the link, a plain send; the others' throughput",
         )  # fmt: skip
         for row in results["sync"]:
@@ -232,13 +233,15 @@ def _show(results: dict[str, Any]) -> None:
 
 
 def _cells(row: Row) -> list[str]:
-    seconds, over, others = row["seconds"], row["over_link"], row["others_throughput"]
+    seconds, over, others, ahead = row["seconds"], row["over_link"], row["others_throughput"], row["received_ahead"]
     return [
         f"{row['bytes'] / 1e6:.1f}", str(row["replicas"]), row["schedule"], row["mode"],
         f"{row['link']['seconds']:.3f}", f"{row['link']['megabytes_per_second']:.0f}",
         *(f"{seconds[part]:.3f}" for part in ("pause", "waiting", "transfer", "rest")),
         f"{over['pause']:.2f}", f"{over['pause_without_waiting']:.2f}",
-        "" if others is None else f"{others:.1%}", f"{row['all_serve_seconds']:.3f}",
+        "" if others is None else f"{others:.1%}",
+        *((f"{ahead['seconds']:.3f}", f"{ahead['throughput']:.1%}") if ahead else ("", "")),
+        f"{row['all_serve_seconds']:.3f}",
     ]  # fmt: skip
 
 

@@ -320,6 +320,11 @@ class Server(Section):
         2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
     )
     lost_after_seconds: Seconds = 15.0
+    share_screenshots: bool = Field(
+        True,
+        description="Workers that see the run's blob directory write and read screenshots there themselves; those that "
+        "do not, or all with false, have them from the coordinator.",
+    )
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = Field(None, description="Set: workers must show a certificate of this authority.")
@@ -412,8 +417,16 @@ class Config(Section):
 # ---- what each role is told in its Welcome ----
 
 
+class SharedBlobs(Section):
+    """The run's screenshots, for workers that see the directory: it holds a file `id` with this word."""
+
+    directory: Path
+    id: str
+
+
 class EnvWorkerConfig(Section):
     environment: Environment
+    shared_blobs: SharedBlobs | None = None
 
 
 class RolloutWorkerConfig(Section):
@@ -423,6 +436,7 @@ class RolloutWorkerConfig(Section):
     max_images: int
     seed: int
     weight_version: int = 0
+    shared_blobs: SharedBlobs | None = None
 
 
 class TrainWorkerConfig(Section):
@@ -433,6 +447,7 @@ class TrainWorkerConfig(Section):
     seed: int
     total_updates: int | None
     resume_from: Path | None = None
+    shared_blobs: SharedBlobs | None = None
 
 
 def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:

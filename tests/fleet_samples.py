@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, Worker
 from dart.core.action import Click, Point
 from dart.core.types import Image, Observation
+from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, observation_to_proto
 
@@ -20,10 +22,15 @@ def screen(text: str = "") -> Image:
 
 
 @asynccontextmanager
-async def fleet(**roles: Callable[[Any], Any]) -> AsyncIterator[tuple[EnvPool, RolloutPool]]:
-    """An env worker and a replica, each of four slots, that answer every command with what `env`, `rollout` return."""
-    made = Fleet(60.0)
-    pools = EnvPool(made), RolloutPool(made)
+async def fleet(
+    blobs: BlobStore | None = None, sharing: Collection[str] = (), **roles: Callable[[Any], Any]
+) -> AsyncIterator[tuple[EnvPool, RolloutPool]]:
+    """An env worker and a replica, each of four slots, that answer every command with what `env`, `rollout` return.
+
+    `sharing`: those that say they see the directory of `blobs`.
+    """
+    made, screenshots = Fleet(60.0), Screenshots(blobs)
+    pools = EnvPool(made, screenshots), RolloutPool(made, screenshots)
 
     async def serve(worker: Worker, answer: Callable[[Any], Any]) -> None:
         while True:
@@ -39,7 +46,7 @@ async def fleet(**roles: Callable[[Any], Any]) -> AsyncIterator[tuple[EnvPool, R
         for name, answer in roles.items():
             role = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT}[name]
             worker, _ = made.admit(pb.Hello(worker_id=name, instance_id=name, role=role))
-            made.became_ready(worker, pb.Ready(slots=4))
+            made.became_ready(worker, pb.Ready(slots=4, image_cache_entries=8, shares_blobs=name in sharing))
             serving.append(tasks.create_task(serve(worker, answer)))
         try:
             async with asyncio.timeout(20):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from dart.config import Environment, EnvWorkerConfig
+from dart.config import Environment, EnvWorkerConfig, SharedBlobs
+from dart.coordinator.screenshots import Screenshots
 from dart.core import action as a
 from dart.core.types import Task
 from dart.errors import UserError
+from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, task_to_proto
 from dart.wire.role import CommandError
@@ -19,9 +22,9 @@ from dart.workers.env.role import EnvRole
 pytestmark = pytest.mark.browser
 
 
-def config(**changes: object) -> str:
+def config(shared: SharedBlobs | None = None, **changes: object) -> str:
     environment = {"tasks": {"names": ["click-test"]}, "slots": 2, "step_timeout_seconds": 5.0, **changes}
-    return EnvWorkerConfig(environment=Environment.model_validate(environment)).model_dump_json()
+    return EnvWorkerConfig(environment=Environment.model_validate(environment), shared_blobs=shared).model_dump_json()
 
 
 def assignment(name: str, attempt: int = 1) -> pb.Assignment:
@@ -60,6 +63,21 @@ async def test_an_episode(role: EnvRole) -> None:
     with pytest.raises(CommandError, match="send Reset first") as refused:
         await role.handle(act("e1", a.Observe()))
     assert refused.value.code == pb.FAILURE_CODE_INVALID
+
+
+async def test_screenshots_go_into_the_runs_directory_where_it_is_seen(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    told = Screenshots(blobs).shared()
+    worker = EnvRole()
+    try:
+        ready = await worker.prepare(config(told))
+        assert ready.shares_blobs
+        seen = await worker.handle(reset("e1"))
+        assert isinstance(seen, pb.Observed)
+        assert seen.image.data == b""
+        assert blobs.get(seen.image.sha256).startswith(b"\x89PNG")
+    finally:
+        await worker.close()
 
 
 async def test_a_delay_makes_it_as_slow_as_a_desktop() -> None:

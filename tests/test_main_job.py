@@ -85,6 +85,13 @@ def test_summary_says_what_happened(finished: Path) -> None:
     assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_screenshot_went_through_the_coordinator(finished: Path) -> None:
+    joined = [event for event in events(finished) if event["event"] == "worker" and event["state"] == "ready"]
+    assert {(event["worker"], event["shares_screenshots"]) for event in joined} == {
+        ("env-0", True), ("rollout-0", True), ("rollout-1", True), ("train", True),
+    }  # fmt: skip
+
+
 def test_replicas_were_updated_one_after_the_other(finished: Path) -> None:
     syncing: set[str] = set()
     most = 0
@@ -147,7 +154,8 @@ def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_
 
 def test_interrupted_then_resumed(tmp_path: Path) -> None:
     arguments = command("train", DEMO, "--quiet", "--set", "evaluation.episodes=0", "--set",
-                        "trainer.trajectories_per_update=24", "--set", "stop.updates=3")  # fmt: skip
+                        "trainer.trajectories_per_update=24", "--set", "stop.updates=3", "--set",
+                        "server.share_screenshots=false")  # fmt: skip
     environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + HANG_SECONDS
@@ -169,6 +177,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert "interrupted" in status
     assert "--resume" in status
 
+    assert not any(e["shares_screenshots"] for e in events(run) if e["event"] == "worker")
     before = max(e["update"] for e in events(run) if e["event"] == "update")
     again = subprocess.run(
         [*arguments, "--set", f"stop.updates={before + 1}", "--resume", str(run)],

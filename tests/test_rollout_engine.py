@@ -171,23 +171,28 @@ async def _sync(
     role: RolloutRole, trainer: Trainer, version: int, mode: wpb.PauseMode = wpb.PAUSE_MODE_DRAIN, new: bool = False
 ) -> pb.WeightsLoaded:
     """Both ends of a transfer, as the coordinator would have them act. `new`: in a new group."""
-    group = getattr(trainer, "group", None)
+    group = _group(trainer, new)
+    command = pb.LoadWeights(version=version, group=group, pause_mode=mode, tensors=trainer.infos())
+    loaded, _ = await asyncio.gather(role.handle(command), asyncio.to_thread(_send, trainer, group))
+    assert isinstance(loaded, pb.WeightsLoaded)
+    assert loaded.version == version
+    return loaded
+
+
+def _group(trainer: Trainer, new: bool = False) -> wpb.TransferGroup:
+    group: wpb.TransferGroup | None = getattr(trainer, "group", None)
     if group is None or new:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         group = wpb.TransferGroup(group_id=f"{port}", transport="gloo", host="127.0.0.1", port=port, world_size=2)
         trainer.group = group  # type: ignore[attr-defined]
+    return group
 
-    def send() -> None:
-        trainer.sender.open(group)
-        trainer.sender.send(trainer.tensors())
 
-    command = pb.LoadWeights(version=version, group=group, pause_mode=mode, tensors=trainer.infos())
-    loaded, _ = await asyncio.gather(role.handle(command), asyncio.to_thread(send))
-    assert isinstance(loaded, pb.WeightsLoaded)
-    assert loaded.version == version
-    return loaded
+def _send(trainer: Trainer, group: wpb.TransferGroup) -> None:
+    trainer.sender.open(group)
+    trainer.sender.send(trainer.tensors())
 
 
 async def _in_flight(engine: Engine, count: int) -> None:
@@ -417,13 +422,56 @@ async def test_abort_mode_ends_requests_in_flight(role: RolloutRole, engine: Eng
         assert trainer.difference(fresh, [image]) < 1e-5
 
 
+async def test_it_serves_while_it_receives(role: RolloutRole, engine: Engine, trainer: Trainer) -> None:
+    image = _screenshot(115)
+    versions = []
+
+    async def serve() -> None:
+        versions.append((await engine.generate(_id(), _start(image), 1.0, 16)).versions[0].version)
+
+    for version, new in ((5, True), (6, False)):  # joining the group, and in it
+        trainer.step(seed=version)
+        group = _group(trainer, new)
+        receive = pb.ReceiveWeights(version=version, group=group, tensors=trainer.infos())
+        assert isinstance(await role.handle(receive), pb.ReceivingWeights)
+        await serve()  # nothing has been sent yet
+        await asyncio.to_thread(_send, trainer, group)
+        await serve()  # it is all there
+        load = pb.LoadWeights(version=version, pause_mode=wpb.PAUSE_MODE_DRAIN, tensors=trainer.infos())
+        loaded = await role.handle(load)
+        assert isinstance(loaded, pb.WeightsLoaded)
+        fresh = await engine.generate(_id(), _start(image), 1.0, 16)
+        assert fresh.versions == (VersionSpan(version, 0, len(fresh.token_ids)),)
+        assert trainer.difference(fresh, [image]) < 1e-5
+    assert versions == [4, 4, 5, 5]
+
+
+async def test_a_transfer_that_breaks_while_it_serves_is_told_and_another_group_works(
+    role: RolloutRole, engine: Engine, trainer: Trainer
+) -> None:
+    image = _screenshot(116)
+    receive = pb.ReceiveWeights(version=7, group=_group(trainer), tensors=trainer.infos())
+    await role.handle(receive)
+    trainer.sender.close()  # in the middle of it
+    load = pb.LoadWeights(version=7, pause_mode=wpb.PAUSE_MODE_DRAIN, tensors=trainer.infos())
+    with pytest.raises(CommandError) as error:
+        await role.handle(load)
+    assert error.value.code == pb.FAILURE_CODE_TRANSFER
+    assert (await engine.generate(_id(), _start(image), 1.0, 16)).versions[0].version == 6
+    # One that is never loaded, because the coordinator has given it up, is in nobody's way.
+    await role.handle(pb.ReceiveWeights(version=7, group=_group(trainer, new=True), tensors=trainer.infos()))
+    trainer.step(seed=7)
+    await _sync(role, trainer, version=7, new=True)
+    assert trainer.difference(await engine.generate(_id(), _start(image), 1.0, 16), [image]) < 1e-5
+
+
 async def test_a_broken_transfer_leaves_the_old_weights_serving(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
     image = _screenshot(120)
     trainer.sender.close()  # The trainer is gone; the replica finds out in the middle.
     command = pb.LoadWeights(
-        version=5,
+        version=8,
         group=trainer.group,  # type: ignore[attr-defined]
         pause_mode=wpb.PAUSE_MODE_DRAIN,
         tensors=trainer.infos(),
@@ -432,12 +480,12 @@ async def test_a_broken_transfer_leaves_the_old_weights_serving(
         await role.handle(command)
     assert error.value.code == pb.FAILURE_CODE_TRANSFER
     generation = await engine.generate(_id(), _start(image), 1.0, 16)
-    assert engine.version == 4
-    assert generation.versions == (VersionSpan(4, 0, len(generation.token_ids)),)
+    assert engine.version == 7
+    assert generation.versions == (VersionSpan(7, 0, len(generation.token_ids)),)
     assert trainer.difference(generation, [image]) < 1e-5
 
-    trainer.step(seed=4)
-    await _sync(role, trainer, version=6, new=True)
+    trainer.step(seed=8)
+    await _sync(role, trainer, version=9, new=True)
     assert trainer.difference(await engine.generate(_id(), _start(image), 1.0, 16), [image]) < 1e-5
 
 

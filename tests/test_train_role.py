@@ -17,9 +17,12 @@ pytestmark = pytest.mark.torch
 import tiny_model  # noqa: E402
 from train_samples import mixed, settings, totals  # noqa: E402
 
+from dart.coordinator.screenshots import Screenshots  # noqa: E402
 from dart.errors import UserError  # noqa: E402
+from dart.store.blobs import BlobStore  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
+from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
@@ -131,6 +134,28 @@ async def test_a_given_up_attempt_leaves_no_pages_behind(role: TrainRole) -> Non
         assert await role.handle(page) is None
     assert (await role.handle(last)).weight_version == 1
     assert not role._pages
+
+
+async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_directory(
+    folder: Path, tmp_path: Path
+) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    told = Screenshots(blobs).shared()
+    role = TrainRole()
+    assert (await role.prepare(settings(folder, shared_blobs=told).model_dump_json())).shares_blobs
+    bare = mixed()
+    for sample in bare:
+        for image in sample.images:
+            blobs.put(image_from_proto(image))
+            image.ClearField("data")
+    without = await train(role, 1, bare)
+    await role.close()
+    role = TrainRole()
+    await role.prepare(settings(folder).model_dump_json())
+    sent = await train(role, 1, mixed())
+    await role.close()
+    assert without.metrics["loss"] == sent.metrics["loss"]
+    assert without.metrics["gradient_norm"] == sent.metrics["gradient_norm"]
 
 
 async def test_a_wrong_sample_fails_its_command_only(role: TrainRole) -> None:

@@ -21,7 +21,11 @@ END, START, VISION_START, VISION_END, PAD = 2, 1, 3, 4, 6
 
 def settings(folder: Path, **trainer: Any) -> TrainWorkerConfig:
     """Small, float32, no reference model and no selection unless asked for."""
-    top = {key: trainer.pop(key) for key in ("temperature", "total_updates", "resume_from", "dtype") if key in trainer}
+    top = {
+        key: trainer.pop(key)
+        for key in ("temperature", "total_updates", "resume_from", "dtype", "shared_blobs")
+        if key in trainer
+    }
     loss = {"kl_coefficient": 0.0, "entropy_quantile": 0.0, **trainer.pop("loss", {})}
     return TrainWorkerConfig.model_validate(
         {

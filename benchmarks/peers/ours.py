@@ -32,6 +32,7 @@ from dart.core.feed import ReleasedGroup
 from dart.core.groups import Order
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
 from dart.process import collect_seldom, keep_memory
+from dart.store.blobs import BlobStore
 from dart.store.database import Database, sqlite_url
 
 SMALL_SLOTS = 64
@@ -126,14 +127,15 @@ def _fresh_workers() -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-async def _steps(warm: float, seconds: float) -> None:
+async def _steps(share: bool, warm: float, seconds: float) -> None:
     made = _config()
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with await Database.open(sqlite_url(folder / "run.db"), folder / "blobs") as database:
             await database.start_run("bench", "bench", {}, started=time.time())
             metrics = Metrics(folder / "metrics.jsonl", made.stop.window)
-            async with coordinator(made, *_fresh_workers()) as parts:
+            blobs = database.blobs if share else None
+            async with coordinator(made, *_fresh_workers(), blobs=blobs) as parts:
                 data = CountedData(made, database, metrics, "bench", 1, parts.envs)
                 await data.prepare()
                 tally = data.tally = shared.Tally(warm, seconds)
@@ -147,16 +149,16 @@ async def _steps(warm: float, seconds: float) -> None:
             metrics.close()
             # What was under way in the end may be stored as well.
             in_database = (await database.totals()).trajectories
-            blobs = sum(len(files) for _, _, files in os.walk(folder / "blobs"))
-            if in_database < data.stored or blobs < data.stored_steps:
+            kept = sum(len(files) for _, _, files in os.walk(folder / "blobs"))
+            if in_database < data.stored or kept < data.stored_steps:
                 raise RuntimeError(
                     f"{data.stored} trajectories of {data.stored_steps} steps were counted as stored, and there are "
-                    f"{in_database} and {blobs} screenshots"
+                    f"{in_database} and {kept} screenshots"
                 )
             trained = metrics.fates["trained"]
             tally.report(
                 stored_trajectories=in_database,
-                stored_screenshots=blobs,
+                stored_screenshots=kept,
                 trained=trained,
                 dropped=metrics.fates.total() - trained,
                 environments_busy=round(busy, 3),
@@ -181,19 +183,36 @@ async def _train(data: DataManager) -> None:
         await data.consumed(batch, number, 0)
 
 
-async def _whole(history: int, warm: float, seconds: float) -> None:
-    """A batch is one group. As in a run that was not resumed, its screenshots are in memory."""
+async def _whole(history: int, share: bool, warm: float, seconds: float) -> None:
+    """A batch is one group. Its screenshots are in memory, or, with `share`, in the store, where env workers put
+    them."""
     group = _group(history)
-    async with coordinator(settings(), ("train",)) as parts:
-        await parts.ranks.complete()
-        tally = shared.Tally(warm, seconds)
-        number = 0
-        while not tally.over:
-            number += 1
-            began = time.perf_counter()
-            await parts.ranks.update(number, [group])
-            tally.ended(began, steps=shared.STEPS * len(group.trajectories), trajectories=len(group.trajectories))
-        tally.report(trajectories_per_handover=len(group.trajectories))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        blobs = BlobStore(name) if share else None
+        if blobs:
+            group = _stored(group, blobs)
+        async with coordinator(settings(), ("train",), blobs=blobs) as parts:
+            await parts.ranks.complete()
+            tally = shared.Tally(warm, seconds)
+            number = 0
+            while not tally.over:
+                number += 1
+                began = time.perf_counter()
+                await parts.ranks.update(number, [group])
+                tally.ended(began, steps=shared.STEPS * len(group.trajectories), trajectories=len(group.trajectories))
+            tally.report(trajectories_per_handover=len(group.trajectories))
+
+
+def _stored(group: ReleasedGroup, blobs: BlobStore) -> ReleasedGroup:
+    """As a group is whose screenshots env workers have stored: without their bytes."""
+    members = []
+    for member in group.trajectories:
+        blobs.put_many(image for step in member.steps for image in step.images)
+        steps = (
+            replace(step, images=tuple(replace(image, data=b"") for image in step.images)) for step in member.steps
+        )
+        members.append(replace(member, steps=tuple(steps)))
+    return replace(group, trajectories=tuple(members))
 
 
 def _group(history: int) -> ReleasedGroup:
@@ -245,19 +264,31 @@ async def _small(warm: float, seconds: float) -> None:
 def steps(variant: str, warm: float, seconds: float) -> None:
     """Trajectory after trajectory in 32 environments, each stored, its group judged, and taken as trained on."""
     as_the_coordinator()
-    uvloop.run(_steps(warm, seconds))
+    uvloop.run(_steps(True, warm, seconds))
+
+
+def steps_over_the_wire(variant: str, warm: float, seconds: float) -> None:
+    """The same, and no worker sees the run's directory: every screenshot goes through the coordinator."""
+    as_the_coordinator()
+    uvloop.run(_steps(False, warm, seconds))
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
     """Batches of 8 trajectories for the trainer; a prompt has its step's screenshot alone, as with the peers."""
     as_the_coordinator()
-    uvloop.run(_whole(1, warm, seconds))
+    uvloop.run(_whole(1, True, warm, seconds))
+
+
+def whole_over_the_wire(variant: str, warm: float, seconds: float) -> None:
+    """The same, and the trainer does not see the run's directory."""
+    as_the_coordinator()
+    uvloop.run(_whole(1, False, warm, seconds))
 
 
 def whole_with_history(variant: str, warm: float, seconds: float) -> None:
     """The same with as many screenshots in a prompt as the default is."""
     as_the_coordinator()
-    uvloop.run(_whole(HISTORY, warm, seconds))
+    uvloop.run(_whole(HISTORY, True, warm, seconds))
 
 
 def small(variant: str, warm: float, seconds: float) -> None:
@@ -267,4 +298,13 @@ def small(variant: str, warm: float, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    shared.run({"steps": steps, "whole": whole, "whole_with_history": whole_with_history, "small": small})
+    shared.run(
+        {
+            "steps": steps,
+            "steps_over_the_wire": steps_over_the_wire,
+            "whole": whole,
+            "whole_over_the_wire": whole_over_the_wire,
+            "whole_with_history": whole_with_history,
+            "small": small,
+        }
+    )

@@ -16,6 +16,8 @@ REMEMBERED = 2000
 class NoDatabase:
     """Stands in for `dart.store.database.Database`."""
 
+    blobs = None
+
     def __init__(self) -> None:
         self._successes: OrderedDict[str, Trajectory] = OrderedDict()
 

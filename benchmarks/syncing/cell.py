@@ -97,6 +97,8 @@ class Seen:
     served: list[Served]
     times: dict[tuple[str, int], dict[str, float]]
     """(replica, version) → the replica's own moments."""
+    ahead: dict[tuple[str, int], tuple[float, float]]
+    """From when to when a replica received while it served."""
     failed_requests: int
     failed_transfers: int
     link_seconds: list[float]
@@ -200,6 +202,7 @@ async def _updates(
             for stretch in event["stretches"]
         ],
         times={(event["who"], event["version"]): event["times"] for event in told if event["event"] == "updated"},
+        ahead={(e["who"], e["version"]): e["ahead"] for e in told if e["event"] == "updated" and e["ahead"]},
         failed_requests=load.failed,
         failed_transfers=sum(json.loads(line)["event"] == "sync_failed" for line in lines),
         link_seconds=[],
@@ -258,6 +261,7 @@ def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
         },
         "requests_per_second_before": round(_rate_before(seen, names) / how.request_seconds, 1),
         "others_throughput": _others(seen, names, by_update) if setting.schedule == "rolling" else None,
+        "received_ahead": _received_ahead(seen, names, link) if setting.schedule == "rolling" else None,
         "requests_thrown_away": sum(one.thrown_away and one.ended <= last for one in seen.served),
         "failed_requests": seen.failed_requests,
         "failed_transfers": seen.failed_transfers,
@@ -313,6 +317,17 @@ def _others(seen: Seen, names: set[str], by_update: list[list[Pause]]) -> float 
             rate = served_within(seen.served, others, start, end) / (end - start)
             expected += rate * (pause.back - pause.out)
     return round(made / expected, 4)
+
+
+def _received_ahead(seen: Seen, names: set[str], link: float) -> dict[str, float] | None:
+    """Of receiving while serving: its time, and what all replicas served meanwhile over what they had before."""
+    spans = [span for (_, version), span in seen.ahead.items() if version > seen.updates[0].version]
+    if not spans:
+        return None
+    taken = sum(end - began for began, end in spans)
+    throughput = sum(served_within(seen.served, names, *span) for span in spans) / (taken * _rate_before(seen, names))
+    seconds = _median(end - began for began, end in spans)
+    return {"seconds": seconds, "over_link": round(seconds / link, 2), "throughput": round(throughput, 4)}
 
 
 def _median(values: Iterable[float]) -> float:

@@ -53,7 +53,8 @@ class Times:
 
 
 Received = tuple[float, float, float]
-"""When the group was joined, the bytes were here, the tensors held them."""
+"""When the group was joined, the bytes were here, the tensors held them. What was received before the pause is there
+when it begins."""
 
 Stretch = tuple[float, float, float, bool]
 """A slot was at a request, from and to when; how much of the request's sleep that was; whether it was thrown away."""

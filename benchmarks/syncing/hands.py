@@ -57,7 +57,11 @@ class Hands:
     async def do_serve(self, command: Command) -> None:
         """A session with a coordinator, until it says goodbye."""
         role = ROLES[command["role"]](command["name"], self._index, self._say)
-        await serve(role, WorkerOptions(Dial(command["address"]), command["name"]), asyncio.Event())
+        await serve(
+            role,
+            WorkerOptions(Dial(command["address"]), command["name"], capabilities=getattr(role, "capabilities", ())),
+            asyncio.Event(),
+        )
         del role
         _let_go()
 

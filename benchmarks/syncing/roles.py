@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.syncing.engine import NoSlotError, Received, RequestAbortedError, SleepingEngine
 from benchmarks.syncing.plan import MARK, Scene, tensor_list
+from dart.coordinator.syncing import RECEIVES_WHILE_SERVING
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.role import Command, CommandError, Reply
@@ -72,7 +73,12 @@ def checksum(weights: Weights) -> int:
 class Receiver(Protocol):
     """A replica's end of its group. Blocks: call it in a thread. Raises TransferError; the group is left then."""
 
-    def take(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> Received: ...
+    ahead: bool
+    """It can receive while the replica serves: `receive`, then `take` without a group."""
+
+    def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received: ...
+
+    def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float: ...
 
     def close(self) -> None: ...
 
@@ -85,11 +91,23 @@ def make_receiver(transport: str, weights: Weights, device: torch.device, timeou
 class GlooReceiver:
     """As `GlooWeightTransferEngine`, with `copy_` in the place of the model's `load_weights`."""
 
+    ahead = True
+
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         self._weights, self._timeout_seconds = weights, timeout_seconds
         self._group: Group | None = None
+        self._staged: list[tuple[str, torch.Tensor]] = []
 
-    def take(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> Received:
+    def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received:
+        joined = self.receive(group, specs) if group is not None else time.monotonic()
+        received = time.monotonic()
+        staged, self._staged = self._staged, []
+        for name, tensor in staged:
+            self._weights[name].copy_(tensor)
+        return joined, received, time.monotonic()
+
+    def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
+        """When the group was joined."""
         if self._group is None or self._group.group_id != group.group_id:
             self.close()
             self._group = Group(
@@ -98,14 +116,11 @@ class GlooReceiver:
             )  # fmt: skip
         joined = time.monotonic()
         try:
-            staged = list(receive(self._group, specs))
+            self._staged = list(receive(self._group, specs))
         except TransferError:
             self.close()
             raise
-        received = time.monotonic()
-        for name, tensor in staged:
-            self._weights[name].copy_(tensor)
-        return joined, received, time.monotonic()
+        return joined
 
     def close(self) -> None:
         if self._group is not None:
@@ -119,6 +134,8 @@ class NcclReceiver:
     Not run on the machine that this was written on, which has no GPU.
     """
 
+    ahead = False
+
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
@@ -129,7 +146,11 @@ class NcclReceiver:
         self._engine: Any = NCCLWeightTransferEngine(None, config, device, model)
         self._group_id = ""
 
-    def take(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> Received:
+    def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
+        raise TransferError("over NCCL weights go straight into the model")
+
+    def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received:
+        assert group is not None, "nothing was received ahead"
         torch.cuda.set_device(self._device)  # of this thread
         try:
             if self._group_id != group.group_id:
@@ -216,12 +237,14 @@ class SleepingReplica:
     """`dart.wire.role.WorkerRole`, answering as `RolloutRole` does; a request's length is its `max_tokens`."""
 
     role = pb.ROLE_ROLLOUT
+    capabilities = (RECEIVES_WHILE_SERVING,)
 
     def __init__(self, name: str, index: int, say: Say) -> None:
         self._name, self._index, self._say = name, index, say
         self._weights: Weights = {}
         self._engine: SleepingEngine | None = None
         self._receiver: Receiver | None = None
+        self._receiving: asyncio.Task[tuple[float, float]] | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
         scene = Scene.from_json(config_json)
@@ -241,6 +264,10 @@ class SleepingReplica:
             case pb.Abort():
                 engine.abort(_request_id(command.assignment))
                 return None
+            case pb.ReceiveWeights() if self._receiver is not None:
+                specs = specs_from_proto(command.tensors)
+                self._receiving = asyncio.create_task(_receive(self._receiver, command.group, specs))
+                return pb.ReceivingWeights()
             case pb.LoadWeights():
                 return await self._load(engine, command)
             case _:
@@ -272,16 +299,20 @@ class SleepingReplica:
 
         async def take() -> Received:
             # In a thread, as the real one is in a process of its own: heartbeats go on.
-            times = await asyncio.to_thread(receiver.take, command.group, specs)
+            group = command.group if command.HasField("group") else None
+            times = await asyncio.to_thread(receiver.take, group, specs)
             if (mark := mark_of(self._weights)) != command.version:
                 raise CommandError(pb.FAILURE_CODE_ENGINE, f"version {command.version} arrived as {mark}")
             return times
 
+        ahead, self._receiving = self._receiving, None
         try:
+            span = await ahead if ahead is not None else None
             times = await engine.update(command.version, mode, take)
         except TransferError as error:
             raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
-        self._say({"event": "updated", "who": self._name, "version": command.version, "times": asdict(times)})
+        self._say({"event": "updated", "who": self._name, "version": command.version, "times": asdict(times),
+                   "ahead": span})  # fmt: skip
         sent = sum(spec.bytes for spec in specs)
         return pb.WeightsLoaded(version=command.version, pause_seconds=times.serving - times.stopped, bytes=sent)
 
@@ -295,6 +326,13 @@ class SleepingReplica:
         for start in range(0, len(stretches), LINE):
             self._say({"event": "served", "who": self._name, "stretches": stretches[start : start + LINE]})
         self._weights, self._receiver, self._engine = {}, None, None
+
+
+async def _receive(receiver: Receiver, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> tuple[float, float]:
+    """From when to when."""
+    began = time.monotonic()
+    await asyncio.to_thread(receiver.receive, group, specs)
+    return began, time.monotonic()
 
 
 def _request_id(assignment: pb.Assignment) -> str:

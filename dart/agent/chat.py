@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dart.core.types import Image, Markup, Prompt, Text, Tokens
@@ -17,8 +18,11 @@ _MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|vision_start\|>|<\|vision_
 _ROLE = re.compile(r"(system|user|assistant)\n")
 
 
-def chat_messages(prompt: Prompt, said: Callable[[tuple[int, ...]], str]) -> list[dict[str, Any]]:
-    """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens.
+def chat_messages(
+    prompt: Prompt, said: Callable[[tuple[int, ...]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens. `stored`: the bytes, by
+    digest, of those screenshots that have none with them.
 
     Where the template names no roles, what is said is the assistant's and the rest the user's.
     """
@@ -34,7 +38,7 @@ def chat_messages(prompt: Prompt, said: Callable[[tuple[int, ...]], str]) -> lis
                 chat.write(said(ids))
                 chat.open = False  # the stop token is one of the tokens
             case Image():
-                chat.show(part)
+                chat.show(part, part.data or stored.get(part.sha256, b""))
     return [message | {"content": _content(message["content"])} for message in chat.messages[:-1]]
 
 
@@ -66,8 +70,8 @@ class _Chat:
         if self.open and text:
             self.message["content"].append({"type": "text", "text": text})
 
-    def show(self, image: Image) -> None:
-        url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+    def show(self, image: Image, data: bytes) -> None:
+        url = f"data:{image.media_type};base64,{base64.b64encode(data).decode()}"
         self.message["content"].append({"type": "image_url", "image_url": {"url": url}})
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from dart.agent.chat import chat_messages
 from dart.coordinator.job import Address
 from dart.coordinator.pools import RolloutPool
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import InfrastructureError
 from dart.core.types import Generation, Prompt
 from dart.errors import UserError
@@ -164,7 +165,8 @@ class EndpointTurns:
         self._said: dict[tuple[int, ...], str] = {}
 
     async def generate(self, prompt: Prompt) -> Generation:
-        words = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__))
+        stored = await self._policy.screenshots.missing(prompt.images)
+        words = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__, stored))
         generation, self._replica = await self._policy.generate(
             prompt, 0.0, self._max_tokens, self._replica, words.text
         )
@@ -179,9 +181,10 @@ class EndpointAlone:
     made of them has no vocabulary, so nothing can train on it.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, screenshots: Screenshots) -> None:
+        self._endpoint, self._screenshots = endpoint, screenshots
 
     async def generate(self, prompt: Prompt) -> Generation:
-        words = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode()))
+        stored = await self._screenshots.missing(prompt.images)
+        words = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode(), stored))
         return Generation((), tuple(words.text.encode()), (), (), words.text, truncated=words.cut_off)

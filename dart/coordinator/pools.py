@@ -12,8 +12,9 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
 from dart.core.action import Action
 from dart.core.groups import Order
@@ -34,7 +35,8 @@ GENERATE_ATTEMPTS = 5
 
 
 class EnvPool:
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, screenshots: Screenshots | None = None) -> None:
+        self.screenshots = screenshots or Screenshots()
         self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.LOST}, time.monotonic())
         self.slots = 0
         self._live: dict[str, Worker] = {}
@@ -107,18 +109,24 @@ class EnvSession:
         self.enter(EnvState.RESETTING)
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
         self.enter(EnvState.GENERATING)
-        return observation_from_proto(reply)
+        return self._observation(reply)
 
     async def act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
         reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
         self.enter(EnvState.GENERATING)
-        return observation_from_proto(reply)
+        return self._observation(reply)
 
     async def suggest(self) -> Action | None:
         """What the scripted oracle would do next; None when it finds no way on."""
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
+
+    def _observation(self, reply: pb.Observed) -> Observation:
+        observation = observation_from_proto(reply)
+        if self._worker.shares_blobs and observation.image.sha256:
+            self._pool.screenshots.arrived(observation.image)
+        return observation
 
     def enter(self, state: EnvState) -> None:
         """Account for the environment's time."""
@@ -133,7 +141,8 @@ class EnvSession:
 
 
 class RolloutPool:
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, screenshots: Screenshots | None = None) -> None:
+        self.screenshots = screenshots or Screenshots()
         self.router = Router()
         self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
         self.requests = 0
@@ -182,7 +191,8 @@ class RolloutPool:
                 )
                 message = pb.SessionResponse(generate=request)
                 write_prompt(message.generate, prompt)
-                _fill_screenshots(message.generate, prompt, worker, with_data)
+                stored = await self._stored(prompt, worker, with_data)
+                _fill_screenshots(message.generate, prompt, worker, with_data, stored)
                 reply = await worker.call(message)
                 self.requests += 1
                 return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
@@ -214,6 +224,15 @@ class RolloutPool:
     def set_version(self, replica_id: str, version: int) -> None:
         if replica := self.router.replicas.get(replica_id):
             self.router.set_version(replica, version)
+
+    async def _stored(self, prompt: Prompt, worker: Worker, with_data: bool) -> Mapping[bytes, bytes]:
+        """Digest → bytes of what the worker needs, does not find by itself, and the run's store alone has."""
+        if worker.shares_blobs and not with_data:
+            return {}
+        images = (image for block in prompt.blocks for _, image in block.images if not image.data)
+        return await self.screenshots.missing(
+            image for image in images if with_data or not worker.holds_image(image.sha256)
+        )
 
     async def _take(self, affinity: str | None) -> Replica:
         while (replica := self.router.take(affinity)) is None:
@@ -289,12 +308,15 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
     return generation
 
 
-def _fill_screenshots(request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
-    """The bytes of those screenshots that the worker does not hold; `with_data`: of all."""
+def _fill_screenshots(
+    request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool, stored: Mapping[bytes, bytes]
+) -> None:
+    """The bytes of those screenshots that the worker does not hold; `with_data`: of all. `stored`: by digest, those
+    that have none with them; a worker that shares the store keeps what it reads there as if it had been sent."""
     start = 0
     for block in prompt.blocks:
         for place, image in block.images:
             if with_data or not worker.holds_image(image.sha256):
                 worker.sent_image(image.sha256)
-                request.prompt[start + place].image.data = image.data
+                request.prompt[start + place].image.data = image.data or stored.get(image.sha256, b"")
         start += len(block.parts)

@@ -13,9 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker
 from dart.core.feed import ReleasedGroup, Sample, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
@@ -42,7 +44,8 @@ class TrainerLost(UserError):
 class TrainerRanks:
     """The ranks as one trainer."""
 
-    def __init__(self, fleet: Fleet, ranks: int) -> None:
+    def __init__(self, fleet: Fleet, ranks: int, screenshots: Screenshots | None = None) -> None:
+        self._screenshots = screenshots or Screenshots()
         self._size = ranks
         self._ranks: dict[int, Worker] = {}
         self._complete = asyncio.Event()
@@ -69,6 +72,8 @@ class TrainerRanks:
             return await self._update(number, batch)
 
     async def _update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
+        if not all(rank.shares_blobs for rank in self._ranks.values()):
+            batch = [await self._filled(group) for group in batch]
         samples = samples_of(batch)
         tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
         shares = balance(samples, self._size)
@@ -89,6 +94,14 @@ class TrainerRanks:
             raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
         trained: pb.Trained = replies[0]
         return trained
+
+    async def _filled(self, group: ReleasedGroup) -> ReleasedGroup:
+        """With the bytes of all screenshots. Raises TrainerLost for those that are not there."""
+        try:
+            members = tuple([await self._screenshots.filled(member) for member in group.trajectories])
+        except InfrastructureError as error:
+            raise TrainerLost(f"the trainer needs a screenshot that cannot be had: {error}") from error
+        return replace(group, trajectories=members)
 
     async def save(self, path: Path) -> pb.CheckpointSaved:
         """A checkpoint of the weights as they are now. Raises TrainerLost."""

@@ -28,6 +28,7 @@ from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.ranks import TrainerLost, TrainerRanks
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
 from dart.coordinator.start import Start
@@ -61,9 +62,11 @@ class Run:
         self._trains = isinstance(job, Train)
         self.replicas_wanted = job.replicas(config)
         self.fleet = Fleet(config.server.lost_after_seconds)
-        self.envs = EnvPool(self.fleet)
-        self.policy = RolloutPool(self.fleet)
-        self.ranks = TrainerRanks(self.fleet, config.trainer.ranks)
+        screenshots = Screenshots(database.blobs)
+        self._shared = screenshots.shared() if config.server.share_screenshots else None
+        self.envs = EnvPool(self.fleet, screenshots)
+        self.policy = RolloutPool(self.fleet, screenshots)
+        self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
         self.metrics = Metrics(directory / "metrics.jsonl", config.stop.window, start.first_event)
         self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version,
@@ -256,7 +259,9 @@ class Run:
         if endpoint is None:
             return await self._evaluate("eval", episodes, samples)
         async with Endpoint(endpoint, evaluation_temperature(self.config), self.config.rollout.max_tokens) as client:
-            return await self._evaluate("eval", episodes, samples, lambda _: EndpointAlone(client))
+            return await self._evaluate(
+                "eval", episodes, samples, lambda _: EndpointAlone(client, self.envs.screenshots)
+            )
 
     async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:
         self._phase("evaluating")
@@ -291,10 +296,11 @@ class Run:
         self.envs.usage.blame(EnvState.QUEUED, cause, time.monotonic())
 
     def _welcome(self, hello: pb.Hello) -> str:
-        return welcome(self.config, self._start, hello, self._job)
+        return welcome(self.config, self._start, hello, self._job, self._shared)
 
     def _note_worker(self, worker: Any) -> None:
-        self.metrics.event("worker", worker=worker.id, state=worker.state, slots=worker.slots)
+        self.metrics.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
+                           shares_screenshots=worker.shares_blobs)  # fmt: skip
         self._tensors_versions |= dict(worker.ready.versions)
         self._fleet_changed.set()
         self._fleet_changed = asyncio.Event()

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 _COMMAND_FIELDS: dict[type, str] = {
     pb.Reset: "reset", pb.Act: "act", pb.Release: "release", pb.Suggest: "suggest", pb.Generate: "generate",
-    pb.Abort: "abort", pb.LoadWeights: "load_weights", pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights",
-    pb.SaveCheckpoint: "save_checkpoint",
+    pb.Abort: "abort", pb.ReceiveWeights: "receive_weights", pb.LoadWeights: "load_weights",
+    pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights", pb.SaveCheckpoint: "save_checkpoint",
 }  # fmt: skip
 
 Key = tuple[str, int, int]
@@ -86,6 +86,11 @@ class Worker:
     @property
     def slots(self) -> int:
         return self.ready.slots
+
+    @property
+    def shares_blobs(self) -> bool:
+        """It reads screenshots from the run's own directory."""
+        return bool(self.ready.shares_blobs)
 
     @property
     def takes_batches(self) -> bool:

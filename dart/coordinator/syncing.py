@@ -1,9 +1,10 @@
 """Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
-`WeightSync.run` interprets `core.sync_plan.SyncPlan`: whenever something changed it starts what the plan allows. A
-replica is out of the rotation from the moment its transfer starts until it has answered; training and the other
-replicas go on; with `schedule.sync: all` none serves until all have answered. A transfer that breaks costs that replica
-a retry with a new transfer group, never the trainer.
+`WeightSync.run` interprets `core.sync_plan.SyncPlan`: whenever something changed it starts what the plan allows. Over
+gloo a replica receives while it serves, and is out of the rotation only while it takes what it has received into the
+model; over NCCL, from the moment its transfer starts. Training and the other replicas go on; with `schedule.sync: all`
+none serves until all have answered. A transfer that breaks costs that replica a retry with a new transfer group, never
+the trainer.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _MODES = {
     "abort": weights_pb2.PAUSE_MODE_ABORT,
 }
 RETRY_SECONDS = 0.5
+RECEIVES_WHILE_SERVING = "receives_while_serving"
+"""The capability of a replica that takes weights into host memory in the background."""
 
 
 class WeightSync:
@@ -91,7 +94,6 @@ class WeightSync:
 
     async def _update(self, replica: str, version: int) -> None:
         worker = self._workers[replica]
-        self._policy.set_serving(replica, False)
         started = time.time()
         self._metrics.event("sync_started", replica=replica, version=version, versions=self.versions)
         try:
@@ -124,20 +126,24 @@ class WeightSync:
         self._notify()
 
     async def _transfer(self, worker: Worker, version: int) -> pb.WeightsLoaded:
-        """Both ends at once. Raises InfrastructureError when either fails."""
+        """From rank 0 into the replica's model. Raises InfrastructureError when either end fails."""
         name = f"w{next(self._numbers)}"
-        group = self._group(worker)
-        load = pb.LoadWeights(
-            assignment=pb.Assignment(assignment_id=name, attempt=1),
-            version=version,
-            group=group,
-            pause_mode=_MODES[self._settings.mode],
-            tensors=self._tensors,
-        )
+        work = pb.Assignment(assignment_id=name, attempt=1)
+        group, tensors = self._group(worker), self._tensors
+        load = pb.LoadWeights(assignment=work, version=version, pause_mode=_MODES[self._settings.mode], tensors=tensors)
+        ahead = self._settings.transport == "gloo" and RECEIVES_WHILE_SERVING in worker.hello.capabilities
         try:
+            if ahead:
+                async with asyncio.timeout(self._settings.timeout_seconds):
+                    await worker.call(pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors))
+                    await self._ranks.send_weights(work, version, group)
+            else:
+                load.group.CopyFrom(group)
+            self._policy.set_serving(worker.id, False)
             async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
                 loading = ends.create_task(_load(worker, load))
-                ends.create_task(self._ranks.send_weights(pb.Assignment(assignment_id=name, attempt=1), version, group))
+                if not ahead:
+                    ends.create_task(self._ranks.send_weights(work, version, group))
         except* InfrastructureError as errors:
             raise errors.exceptions[0] from None
         except* TimeoutError:

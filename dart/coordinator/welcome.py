@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, Trainer, TrainWorkerConfig
+from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, Trainer, TrainWorkerConfig
 from dart.coordinator.collecting import CAPABILITIES
 from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.server import ROLE_NAMES, Rejected
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
 
+SHARED_BLOBS = "shared_blobs"
+"""The capability of a worker that may use the run's blob directory, where it sees it."""
 
-def welcome(config: Config, start: Start, hello: pb.Hello, job: Job) -> str:
+
+def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
     """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
+    shared = shared if SHARED_BLOBS in hello.capabilities else None
     model = config.model
     if start.checkpoint:
         model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
@@ -19,7 +23,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job) -> str:
     if wanted and wanted not in hello.capabilities:
         raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
     if hello.role == pb.ROLE_ENV:
-        return EnvWorkerConfig(environment=config.environment).model_dump_json()
+        return EnvWorkerConfig(environment=config.environment, shared_blobs=shared).model_dump_json()
     if hello.role == pb.ROLE_ROLLOUT:
         return RolloutWorkerConfig(
             model=model,
@@ -28,6 +32,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job) -> str:
             max_images=config.agent.history_screenshots,
             seed=config.run.seed,
             weight_version=start.version,
+            shared_blobs=shared,
         ).model_dump_json()
     rescores = config.algorithm == "sft" or config.curation.pool.enabled
     if isinstance(job, Train) and rescores and "rescore" not in hello.capabilities:
@@ -47,6 +52,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job) -> str:
         seed=config.run.seed,
         total_updates=config.stop.updates,
         resume_from=start.checkpoint.resolve() if start.checkpoint else None,
+        shared_blobs=shared,
     ).model_dump_json()
 
 

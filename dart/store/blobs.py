@@ -4,20 +4,18 @@ What always holds: a blob is whole or not there (a temporary name, then a rename
 already held is not written again; `get` returns bytes that hash to the digest or raises. Layout: `ab/abcdef…`.
 
 A blob that `put` has returned for outlives the process that put it. A local blob is not forced onto the disk, so a
-power failure may lose the newest ones; `get` then says so, and putting it again mends it.
+power failure may lose the newest ones; `get` then says so, and putting it again mends it. Env workers that see the
+directory write their screenshots there themselves (`dart.workers.shared`).
 
 The plain methods block and may be called from any thread; the ones ending in `_async` do the same in a small pool of
-threads, with one hop however many blobs there are. The data manager is the only writer.
+threads, with one hop however many blobs there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
-import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from fsspec.core import url_to_fs
 
+from dart.blobdir import BlobDirectory, blob_name
 from dart.core.types import Image
 from dart.errors import UserError
 
@@ -33,7 +32,6 @@ T = TypeVar("T")
 # On these a put is atomic by itself, and a rename would be a copy and a delete.
 _ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"}
 _TEMPORARY = "tmp"
-_TEMPORARY_SECONDS = 3600.0
 
 
 class BlobError(UserError):
@@ -56,53 +54,6 @@ class _Files(Protocol):
     def read(self, name: str) -> bytes: ...
 
     def size(self, name: str) -> int: ...
-
-
-class _LocalFiles:
-    """Plain file calls: several times faster than through fsspec for files of a few KB."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = str(root)
-        self._temporary = root / _TEMPORARY
-        self._writer = secrets.token_hex(8)  # a process id is not unique: two stores in one, two machines on one share
-        self._counter = itertools.count()
-        try:
-            self._temporary.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"blob directory {root} cannot be made ({error.strerror}): name a writable one") from None
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Removes what writers that died have left; a living writer's file is younger."""
-        oldest = time.time() - _TEMPORARY_SECONDS
-        for path in self._temporary.iterdir():
-            try:
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another process swept it
-
-    def write(self, name: str, data: bytes) -> None:
-        target = f"{self._root}/{name}"
-        temporary = f"{self._temporary}/{self._writer}-{next(self._counter)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
-        try:
-            os.rename(temporary, target)  # noqa: PTH104 - a Path costs more than the call
-        except FileNotFoundError:
-            Path(target).parent.mkdir(exist_ok=True)
-            os.rename(temporary, target)  # noqa: PTH104
-
-    def read(self, name: str) -> bytes:
-        return Path(self._root, name).read_bytes()
-
-    def size(self, name: str) -> int:
-        return os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - as above
 
 
 class _RemoteFiles:
@@ -137,20 +88,15 @@ class _RemoteFiles:
         return int(self._fs.size(f"{self._root}/{name}"))
 
 
-def _name(digest: bytes) -> str:
-    if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"a blob's digest has 32 raw bytes, this one {len(digest)}")
-    text = digest.hex()
-    return f"{text[:2]}/{text}"
-
-
 class BlobStore:
     """`where` is a directory or an fsspec URL, for example s3://bucket/blobs."""
 
     def __init__(self, where: str | Path, threads: int = 4) -> None:
         self.where = str(where)
         local = self.where.removeprefix("file://")
-        self._files: _Files = _RemoteFiles(local) if "://" in local else _LocalFiles(Path(local))
+        self.directory = None if "://" in local else BlobDirectory(Path(local))
+        """Where other processes may see it."""
+        self._files: _Files = self.directory or _RemoteFiles(local)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
 
     def close(self) -> None:
@@ -170,7 +116,7 @@ class BlobStore:
             raise BlobCorrupt(
                 f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again"
             )
-        self._files.write(_name(image.sha256), image.data)
+        self._files.write(blob_name(image.sha256), image.data)
 
     def put_many(self, images: Iterable[Image]) -> None:
         """Stores each digest once, however often it comes; bytes win over an image without."""
@@ -184,7 +130,7 @@ class BlobStore:
     def get(self, digest: bytes) -> bytes:
         """The bytes of a digest. Raises BlobMissing, BlobCorrupt."""
         try:
-            data = self._files.read(_name(digest))
+            data = self._files.read(blob_name(digest))
         except FileNotFoundError:
             raise self._missing(digest) from None
         if hashlib.sha256(data).digest() != digest:
@@ -225,7 +171,7 @@ class BlobStore:
 
     def _held(self, digest: bytes) -> int | None:
         try:
-            return self._files.size(_name(digest))
+            return self._files.size(blob_name(digest))
         except FileNotFoundError:
             return None
 

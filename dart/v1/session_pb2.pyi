@@ -51,7 +51,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "trained", "weights_sent", "checkpoint_saved", "batch")
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "receiving_weights", "trained", "weights_sent", "checkpoint_saved", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class SessionRequest(_message.Message):
     SUGGESTED_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SENT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SAVED_FIELD_NUMBER: _ClassVar[int]
@@ -76,14 +77,15 @@ class SessionRequest(_message.Message):
     suggested: Suggested
     generated: Generated
     weights_loaded: WeightsLoaded
+    receiving_weights: ReceivingWeights
     trained: Trained
     weights_sent: WeightsSent
     checkpoint_saved: CheckpointSaved
     batch: _containers.RepeatedCompositeFieldContainer[SessionRequest]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "train_batch", "send_weights", "save_checkpoint", "batch")
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "train_batch", "send_weights", "save_checkpoint", "batch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class SessionResponse(_message.Message):
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -110,11 +113,12 @@ class SessionResponse(_message.Message):
     generate: Generate
     abort: Abort
     load_weights: LoadWeights
+    receive_weights: ReceiveWeights
     train_batch: TrainBatch
     send_weights: SendWeights
     save_checkpoint: SaveCheckpoint
     batch: _containers.RepeatedCompositeFieldContainer[SessionResponse]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
@@ -173,7 +177,7 @@ class Reject(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions")
+    __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions", "shares_blobs")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -187,13 +191,15 @@ class Ready(_message.Message):
     IMAGE_CACHE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_HOST_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_BLOBS_FIELD_NUMBER: _ClassVar[int]
     slots: int
     weight_version: int
     engine_ranks: int
     image_cache_entries: int
     transfer_host: str
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    shares_blobs: bool
+    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sent_unix_seconds",)
@@ -340,6 +346,24 @@ class Generated(_message.Message):
     finish_reason: FinishReason
     seconds: float
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ReceiveWeights(_message.Message):
+    __slots__ = ("assignment", "version", "group", "tensors")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    version: int
+    group: _weights_pb2.TransferGroup
+    tensors: _containers.RepeatedCompositeFieldContainer[_weights_pb2.TensorInfo]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., version: _Optional[int] = ..., group: _Optional[_Union[_weights_pb2.TransferGroup, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ...) -> None: ...
+
+class ReceivingWeights(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class LoadWeights(_message.Message):
     __slots__ = ("assignment", "version", "group", "pause_mode", "tensors")

@@ -14,6 +14,7 @@ Command = (
     | pb.Generate
     | pb.Abort
     | pb.LoadWeights
+    | pb.ReceiveWeights
     | pb.TrainBatch
     | pb.SendWeights
     | pb.SaveCheckpoint
@@ -24,6 +25,7 @@ Reply = (
     | pb.Suggested
     | pb.Generated
     | pb.WeightsLoaded
+    | pb.ReceivingWeights
     | pb.Trained
     | pb.WeightsSent
     | pb.CheckpointSaved

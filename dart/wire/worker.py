@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 _REPLY_FIELDS = {
     pb.Observed: "observed", pb.Released: "released", pb.Suggested: "suggested", pb.Generated: "generated",
-    pb.WeightsLoaded: "weights_loaded", pb.Trained: "trained", pb.WeightsSent: "weights_sent",
-    pb.CheckpointSaved: "checkpoint_saved", pb.Failure: "failure",
+    pb.ReceivingWeights: "receiving_weights", pb.WeightsLoaded: "weights_loaded", pb.Trained: "trained",
+    pb.WeightsSent: "weights_sent", pb.CheckpointSaved: "checkpoint_saved", pb.Failure: "failure",
 }  # fmt: skip
 Key = tuple[str, int, int]
 """(assignment id, attempt, sequence): what replies are deduplicated on."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
+from dataclasses import replace
 from importlib import metadata
 
 from pydantic import ValidationError
@@ -25,13 +26,14 @@ from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.browser import Browser, EnvironmentFailure
 from dart.workers.env.miniwob import MiniWobEnv, check_task
 from dart.workers.env.oracle import Oracle
+from dart.workers.shared import SharedScreenshots
 
 
 class EnvRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ENV
-    capabilities = ("oracle",)
+    capabilities = ("oracle", "shared_blobs")
 
     def __init__(self) -> None:
         self._resources = contextlib.AsyncExitStack()
@@ -40,13 +42,15 @@ class EnvRole:
         self._oracles: dict[tuple[str, int], Oracle] = {}
         self._patience = 0.0
         self._delay = Delay()
+        self._shared: SharedScreenshots | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Launch the browser and open every environment. Raises UserError for what the config asks and is not there."""
         try:
-            config = EnvWorkerConfig.model_validate_json(config_json).environment
+            told = EnvWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
             raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
+        config = told.environment
         for name in config.tasks.names:
             check_task(name)
         self._patience = 2 * config.step_timeout_seconds
@@ -54,8 +58,9 @@ class EnvRole:
         browser = await self._resources.enter_async_context(Browser.launch(config.browser))
         for _ in range(config.slots):
             self._free.put_nowait(await MiniWobEnv.open(browser, config))
+        self._shared = SharedScreenshots.seen(told.shared_blobs)
         versions = {"miniwob": metadata.version("miniwob"), "chromium": browser.version}
-        return pb.Ready(slots=config.slots, versions=versions)
+        return pb.Ready(slots=config.slots, versions=versions, shares_blobs=self._shared is not None)
 
     async def handle(self, command: Command) -> Reply | None:
         began = time.monotonic()
@@ -79,6 +84,9 @@ class EnvRole:
                     raise _invalid(f"an env worker does not know {type(command).__name__}")
         except EnvironmentFailure as error:
             raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, f"{type(error).__name__}: {error}") from None
+        if self._shared is not None and observation.image.data:
+            image = await asyncio.to_thread(self._shared.put, observation.image)
+            observation = replace(observation, image=image)
         return observation_to_proto(observation, time.monotonic() - began)
 
     async def close(self) -> None:

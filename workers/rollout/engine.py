@@ -30,6 +30,7 @@ from dart.workers.rollout import environment, nursery
 from dart.workers.rollout.gate import Gate
 from dart.workers.rollout.images import ImageStore, opened
 from dart.workers.rollout.tokenise import PromptEncoder
+from dart.workers.shared import SharedScreenshots
 from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
@@ -69,7 +70,9 @@ class Engine:
         tokenizer = llm.get_tokenizer()
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
-        self._images = ImageStore(config.rollout.image_cache_entries)
+        shared = SharedScreenshots.seen(config.shared_blobs)
+        self.shares_blobs = shared is not None
+        self._images = ImageStore(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
@@ -153,10 +156,30 @@ class Engine:
         if internal is not None:
             await self._llm.abort(internal, internal=True)
 
+    async def begin_receiving(self, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
+        """Receive weights in the background; `update` then takes them. Over gloo alone.
+
+        Raises TransferError, ValueError, EngineDiedError.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._transport != "gloo":
+            raise ValueError(
+                f"over {self._transport} weights go into the model at once: send LoadWeights with the group"
+            )
+        told = {"init_info": self._init_info(group), "update_info": self._update_info(tensors)}
+        try:
+            await self._llm.collective_rpc("begin_receiving_weights", kwargs=told)
+        except EngineDeadError as error:
+            raise EngineDiedError(str(error)) from None
+        except Exception as error:  # noqa: BLE001  as in `_receive`
+            raise TransferError(str(error)) from None
+
     async def update(
-        self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec], mode: PauseMode
+        self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec], mode: PauseMode
     ) -> Update:
-        """Receive the weights `version` from the trainer and serve them.
+        """Serve the weights `version`: receive them from the trainer, or, without a group, take those that
+        `begin_receiving` began with.
 
         keep: requests in flight go on with the new weights and what is cached of the old ones. drain: those that have
         begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
@@ -262,7 +285,7 @@ class Engine:
             truncated=completion.finish_reason == "length",
         )
 
-    async def _receive(self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
+    async def _receive(self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec]) -> None:
         """Join, receive, load. Raises TransferError while the model is untouched, EngineDiedError after that."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -270,7 +293,8 @@ class Engine:
         staged = self._transport == "gloo"
         touched = False
         try:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(self._init_info(group)))
+            if group is not None:
+                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(self._init_info(group)))
             touched = not staged
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(self._update_info(tensors)))

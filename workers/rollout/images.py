@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import OrderedDict
+from dataclasses import replace
 
 from PIL import Image as PillowImage
 from PIL import UnidentifiedImageError
 
 from dart.core.types import Image
+from dart.workers.shared import SharedScreenshots
 
 
 class UnknownImageError(Exception):
@@ -26,8 +28,10 @@ class BadImageError(Exception):
 
 
 class ImageStore:
-    def __init__(self, entries: int) -> None:
-        self._entries = entries
+    """`shared`: where those are that come without bytes and are not held."""
+
+    def __init__(self, entries: int, shared: SharedScreenshots | None = None) -> None:
+        self._entries, self._shared = entries, shared
         self._held: OrderedDict[bytes, Image] = OrderedDict()
 
     def __len__(self) -> int:
@@ -37,6 +41,8 @@ class ImageStore:
         """The image with its bytes; they are kept. Raises UnknownImageError or BadImageError."""
         held = self._held.get(image.sha256)
         if held is None:
+            if not image.data and self._shared is not None:
+                image = replace(image, data=self._shared.get(image.sha256))
             if not image.data:
                 raise UnknownImageError(f"image {image.sha256.hex()[:12]} is not held here")
             check(image)

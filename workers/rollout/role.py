@@ -39,7 +39,7 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
-    capabilities = ("forced_text",)
+    capabilities = ("forced_text", "shared_blobs", "receives_while_serving")
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -61,6 +61,7 @@ class RolloutRole:
             engine_ranks=config.rollout.tensor_parallel,
             image_cache_entries=config.rollout.image_cache_entries,
             versions=_versions(),
+            shares_blobs=self._engine.shares_blobs,
         )
 
     async def handle(self, command: Command) -> Reply | None:
@@ -73,6 +74,8 @@ class RolloutRole:
             case pb.Abort():
                 await engine.abort(_request_id(command.assignment))
                 return None
+            case pb.ReceiveWeights():
+                return await _receive_weights(engine, command)
             case pb.LoadWeights():
                 return await _load_weights(engine, command)
             case _:
@@ -113,12 +116,23 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
     )
 
 
+async def _receive_weights(engine: Engine, command: pb.ReceiveWeights) -> pb.ReceivingWeights:
+    try:
+        await engine.begin_receiving(command.group, specs_from_proto(command.tensors))
+    except TransferError as error:
+        raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
+    except ValueError as error:
+        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
+    return pb.ReceivingWeights()
+
+
 async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLoaded:
     mode = _MODES.get(command.pause_mode)
     if mode is None:
         raise CommandError(pb.FAILURE_CODE_INVALID, f"pause mode {command.pause_mode} is unspecified or unknown")
     try:
-        update = await engine.update(command.version, command.group, specs_from_proto(command.tensors), mode)
+        group = command.group if command.HasField("group") else None
+        update = await engine.update(command.version, group, specs_from_proto(command.tensors), mode)
     except TransferError as error:
         raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
     except ValueError as error:

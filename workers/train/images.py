@@ -14,6 +14,7 @@ from PIL import Image as PIL
 from PIL import UnidentifiedImageError
 
 from dart.v1 import image_pb2 as ipb
+from dart.workers.shared import SharedScreenshots
 from dart.workers.train.errors import SampleError, UnknownImageError
 
 CACHE_BYTES = 512 << 20
@@ -32,8 +33,11 @@ class Processed:
 class Images:
     """Owns the cache. Not thread-safe: only the thread that trains calls it."""
 
-    def __init__(self, processor: Any, cache_bytes: int = CACHE_BYTES) -> None:
+    """`shared`: where the bytes are of screenshots that come without any."""
+
+    def __init__(self, processor: Any, cache_bytes: int = CACHE_BYTES, shared: SharedScreenshots | None = None) -> None:
         self._processor = processor
+        self.shared = shared
         self._limit = cache_bytes
         self._held = 0
         self._cache: OrderedDict[bytes, Processed] = OrderedDict()
@@ -56,7 +60,7 @@ class Images:
         return found
 
     def _process(self, images: list[ipb.Image]) -> dict[bytes, Processed]:
-        batch = self._processor(images=[_decode(image) for image in images], return_tensors="pt")
+        batch = self._processor(images=[self._decode(image) for image in images], return_tensors="pt")
         grids = [(int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"].tolist()]
         pixels = torch.as_tensor(batch["pixel_values"]).split([t * h * w for t, h, w in grids])
         merged = self._processor.merge_size**2
@@ -74,14 +78,14 @@ class Images:
             _, dropped = self._cache.popitem(last=False)
             self._held -= dropped.pixel_values.nbytes
 
-
-def _decode(image: ipb.Image) -> PIL.Image:
-    name = image.sha256.hex()[:12]
-    if not image.data:
-        raise UnknownImageError(f"image {name} came without data and is not held: send it with data")
-    if hashlib.sha256(image.data).digest() != image.sha256:
-        raise SampleError(f"image {name} does not have the digest that it is sent under")
-    try:
-        return PIL.open(io.BytesIO(image.data)).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise SampleError(f"image {name} ({image.media_type}) cannot be decoded: {error}") from None
+    def _decode(self, image: ipb.Image) -> PIL.Image:
+        name = image.sha256.hex()[:12]
+        data = image.data or (self.shared.get(image.sha256) if self.shared else b"")
+        if not data:
+            raise UnknownImageError(f"image {name} came without data and is not held: send it with data")
+        if hashlib.sha256(data).digest() != image.sha256:
+            raise SampleError(f"image {name} does not have the digest that it is sent under")
+        try:
+            return PIL.open(io.BytesIO(data)).convert("RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise SampleError(f"image {name} ({image.media_type}) cannot be decoded: {error}") from None

@@ -40,7 +40,7 @@ class TrainRole:
     """One rank. Implements `dart.wire.role.WorkerRole`."""
 
     role = pb.ROLE_TRAIN
-    capabilities = ("rescore", "images_once")
+    capabilities = ("rescore", "images_once", "shared_blobs")
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -70,6 +70,7 @@ class TrainRole:
             slots=1,
             weight_version=self._trainer.version,
             transfer_host=transfer_host() if self.rank == 0 else "",
+            shares_blobs=self._trainer.images.shared is not None,
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")},
         )
 

@@ -27,6 +27,7 @@ from dart.algo.steps import Totals
 from dart.config import Loss, TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
+from dart.workers.shared import SharedScreenshots
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
@@ -75,7 +76,7 @@ class Trainer:
         if settings.loss.kl_coefficient > 0:
             # In float32 under the same autocast, so that the KL to it is exactly 0 at the start.
             self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
-        self.images = Images(load_image_processor(self.folder))
+        self.images = Images(load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs))
         text = self.model.config.get_text_config()
         self.layout = batches.Layout(
             vocab_size=text.vocab_size,

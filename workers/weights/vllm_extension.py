@@ -3,12 +3,14 @@
 vLLM imports this module there because `worker_extension_cls` names `Extension`; the import registers the "gloo"
 backend before vLLM creates its transfer engine, and starts watching the owner. Nothing else imports it.
 
-A transfer is staged in host memory and reaches the model only in `finish_weight_update`, so one that breaks half-way
-leaves the old weights whole and the replica can go on serving. The price is one copy of the weights in host memory.
+A transfer is staged in host memory by a thread of its own and reaches the model only in `finish_weight_update`: the
+replica serves while it receives, and one that breaks half-way leaves the old weights whole. The price is one copy of
+the weights in host memory.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,15 @@ from dart.workers.weights.transfer import TensorSpec, TransferError
 
 
 class Extension:
-    """Named as vLLM's `worker_extension_cls`; it adds nothing to the worker class."""
+    """Named as vLLM's `worker_extension_cls`: its methods become those of vLLM's worker."""
+
+    weight_transfer_engine: Any
+
+    def begin_receiving_weights(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
+        """Returns at once; vLLM's own `update_weights` then waits for what has begun."""
+        engine = self.weight_transfer_engine
+        engine.init_transfer_engine(engine.parse_init_info(init_info))
+        engine.begin(engine.parse_update_info(update_info))
 
 
 @dataclass
@@ -40,6 +50,45 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     tensors: list[tuple[str, str, list[int]]] = field(default_factory=list)
 
 
+class _Receiving(threading.Thread):
+    """Joins the group, unless `group` is that already, and receives everything, while the engine goes on.
+
+    What breaks is told by `result`. Every wait in it is bounded, so one that nobody asks for any more ends by itself.
+    """
+
+    def __init__(self, group: Group | None, init: GlooInit, rank: int, specs: list[TensorSpec]) -> None:
+        super().__init__(daemon=True, name="weights")
+        self.specs = specs
+        self._group, self._init, self._rank = group, init, rank
+        self._staged: list[tuple[str, torch.Tensor]] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            if self._group is None:
+                init = self._init
+                self._group = Group(
+                    init.group_id,
+                    init.host,
+                    init.port,
+                    rank=self._rank,
+                    world_size=init.world_size,
+                    timeout_seconds=init.timeout_seconds,
+                )
+            self._staged = list(receive(self._group, self.specs))
+        except (TransferError, RuntimeError, MemoryError) as error:
+            self._error = error
+            if self._group is not None:
+                self._group.close()
+
+    def result(self) -> tuple[Group, list[tuple[str, torch.Tensor]]]:
+        """The group and the tensors. Raises TransferError."""
+        self.join()
+        if self._error is not None or self._group is None:
+            raise TransferError(str(self._error))
+        return self._group, self._staged
+
+
 class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """One rank of the replica in the group of `GlooSender`; see the module's docstring for the order of things."""
 
@@ -48,23 +97,29 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._init: GlooInit | None = None
         self._group: Group | None = None
+        self._receiving: _Receiving | None = None
         self._staged: list[tuple[str, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        if self._group is not None and self._group.group_id == init_info.group_id:
-            return
-        self.shutdown()
+        """Which group to receive from; it is joined by the first transfer."""
+        if self._group is not None and self._group.group_id != init_info.group_id:
+            self.shutdown()
+        self._init = init_info
+        self._receiving = None
+
+    def begin(self, update_info: GlooUpdate) -> None:
+        """Receive in the background."""
+        if self._init is None:
+            raise TransferError("no group is open")
+        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in update_info.tensors]
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = Group(
-            init_info.group_id,
-            init_info.host,
-            init_info.port,
-            rank=rank,
-            world_size=init_info.world_size,
-            timeout_seconds=init_info.timeout_seconds,
-        )
+        # The thread has the group until it is done, so that one that was given up disturbs nobody.
+        group, self._group = self._group, None
+        self._receiving = _Receiving(group, self._init, rank, specs)
+        self._receiving.start()
 
     def start_weight_update(self) -> None:
         self._staged = []
@@ -74,15 +129,11 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
-        if self._group is None:
-            raise TransferError("no group is open")
-        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in update_info.tensors]
-        try:
-            self._staged = list(receive(self._group, specs))
-        except TransferError:
-            self._staged = []
-            self.shutdown()
-            raise
+        if self._receiving is None:
+            self.begin(update_info)
+        assert self._receiving is not None
+        receiving, self._receiving = self._receiving, None
+        self._group, self._staged = receiving.result()
 
     def finish_weight_update(self) -> None:
         staged, self._staged = self._staged, []

@@ -1,0 +1,130 @@
+"""When a replica is out of the rotation for a weight update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dart import config
+from dart.coordinator.metrics import Metrics
+from dart.coordinator.pools import RolloutPool
+from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.sessions import Fleet, Worker
+from dart.coordinator.syncing import RECEIVES_WHILE_SERVING, WeightSync
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+
+REPLIES = {
+    pb.ReceiveWeights: lambda command: {"receiving_weights": pb.ReceivingWeights(assignment=command.assignment)},
+    pb.LoadWeights: lambda command: {
+        "weights_loaded": pb.WeightsLoaded(assignment=command.assignment, version=command.version)
+    },
+    pb.SendWeights: lambda command: {
+        "weights_sent": pb.WeightsSent(assignment=command.assignment, version=command.version)
+    },
+}
+
+
+@dataclass
+class Stage:
+    """One replica and one trainer; `seen` has each command they got, and whether the replica was in the rotation."""
+
+    sync: WeightSync
+    pool: RolloutPool
+    seen: list[tuple[str, bool]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    fails: Callable[[Any], bool] = lambda command: False
+
+    @property
+    def serves(self) -> bool:
+        return self.pool.router.replicas["replica"].serving
+
+    async def answer(self, worker: Worker) -> None:
+        while True:
+            message = await worker.outbox.get()
+            command = getattr(message, message.WhichOneof("body"))
+            self.seen.append((type(command).__name__, self.serves))
+            if not isinstance(command, pb.SendWeights) and command.HasField("group"):
+                self.groups.append(command.group.group_id)
+            failure = pb.Failure(assignment=command.assignment, code=pb.FAILURE_CODE_TRANSFER, message="broken")
+            body: Any = {"failure": failure} if self.fails(command) else REPLIES[type(command)](command)
+            worker.receive(pb.SessionRequest(**body))
+
+
+@asynccontextmanager
+async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[Stage]:
+    async def add_sync(record: Any) -> None:
+        pass
+
+    fleet = Fleet(60.0)
+    pool, ranks = RolloutPool(fleet), TrainerRanks(fleet, 1)
+    settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
+    database: Any = SimpleNamespace(add_sync=add_sync)
+    made = Stage(WeightSync(settings, fleet, pool, ranks, database, Metrics(tmp_path / "metrics.jsonl", 1)), pool)
+    capabilities = [RECEIVES_WHILE_SERVING] if capable else []
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(made.sync.run())]
+        for name, role in (("replica", pb.ROLE_ROLLOUT), ("train", pb.ROLE_TRAIN)):
+            worker, _ = fleet.admit(
+                pb.Hello(worker_id=name, instance_id=name, role=role, world_size=1, capabilities=capabilities)
+            )
+            fleet.became_ready(worker, pb.Ready(slots=4, engine_ranks=1))
+            background.append(tasks.create_task(made.answer(worker)))
+        async with asyncio.timeout(20):
+            yield made
+        for task in background:
+            task.cancel()
+
+
+TENSORS = [wpb.TensorInfo(name="w", dtype="float32", shape=[2])]
+
+
+async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Path) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert made.seen == [("ReceiveWeights", True), ("SendWeights", True), ("LoadWeights", False)]
+        assert made.serves
+        assert made.sync.versions == {"replica": 1}
+
+
+@pytest.mark.parametrize(("transport", "capable"), [("nccl", True), ("gloo", False)])
+async def test_else_it_is_out_of_the_rotation_all_the_while(tmp_path: Path, transport: str, capable: bool) -> None:
+    async with stage(tmp_path, transport, capable) as made:
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.serves
+
+
+@pytest.mark.parametrize("broken", [pb.ReceiveWeights, pb.SendWeights])
+async def test_a_replica_whose_transfer_breaks_serves_on_and_is_tried_again_in_a_new_group(
+    tmp_path: Path, broken: type
+) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        times = iter([True, False])
+        made.fails = lambda command: isinstance(command, broken) and next(times)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert ("LoadWeights", True) not in made.seen
+        assert all(serving for name, serving in made.seen if name != "LoadWeights")
+        assert [name for name, _ in made.seen].count("LoadWeights") == 1
+        assert len(set(made.groups)) == 2
+        assert made.serves
+
+
+async def test_a_replica_that_cannot_load_is_tried_again_and_serves_nothing_meanwhile(tmp_path: Path) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        times = iter([True, False])
+        made.fails = lambda command: isinstance(command, pb.LoadWeights) and next(times)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert made.seen[2:4] == [("LoadWeights", False), ("ReceiveWeights", False)]
+        assert made.serves

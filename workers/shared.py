@@ -1,0 +1,64 @@
+"""Screenshots in the run's own directory, where this worker sees it: none of their bytes go over the wire.
+
+The coordinator names the directory and the word that is in it (`dart.config.SharedBlobs`); whoever reads that word
+there sees the same directory, on the same machine or over a network file system, and says so in Ready. An env worker
+then writes each screenshot itself and sends its digest; replicas and the trainer read what has come by digest alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Self
+
+from dart.blobdir import BlobDirectory, blob_name
+from dart.config import SharedBlobs
+from dart.core.types import Image
+from dart.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class SharedScreenshots:
+    """Its methods block, for as long as a file call takes, and may be called from any thread."""
+
+    def __init__(self, directory: BlobDirectory) -> None:
+        self._directory = directory
+
+    @classmethod
+    def seen(cls, shared: SharedBlobs | None) -> Self | None:
+        """None where the coordinator shares none, or this process does not see them, or may not write there."""
+        if shared is None or not shared.directory.is_dir() or not os.access(shared.directory, os.W_OK):
+            return None
+        try:
+            directory = BlobDirectory(shared.directory)
+            same = directory.identity() == shared.id
+        except (UserError, OSError, ValueError):
+            return None
+        return cls(directory) if same else None
+
+    def put(self, image: Image) -> Image:
+        """The image without its bytes, which are in the directory now; with them, where they cannot be written."""
+        name = blob_name(image.sha256)
+        try:
+            if not self._held(name, len(image.data)):
+                self._directory.write(name, image.data)
+        except OSError as error:
+            log.warning("screenshot %s cannot be written to %s (%s): the coordinator gets it", name[3:15],
+                        self._directory.root, error)  # fmt: skip
+            return image
+        return replace(image, data=b"")
+
+    def get(self, digest: bytes) -> bytes:
+        """The bytes as they are there, which may not hash to the digest; b"" where there are none."""
+        try:
+            return self._directory.read(blob_name(digest))
+        except (OSError, ValueError):
+            return b""
+
+    def _held(self, name: str, size: int) -> bool:
+        try:
+            return self._directory.size(name) == size
+        except FileNotFoundError:
+            return False
