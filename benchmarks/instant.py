@@ -220,9 +220,9 @@ async def coordinator(
     `blobs`: a store in a directory that the workers share.
     """
     fleet, stored = Fleet(60.0), StoredScreenshots(blobs)
-    share = stored.shared()
+    share = stored.share()
     told = share.model_dump_json() if share else "{}"
-    parts = Coordinator(EnvPool(fleet, stored), RolloutPool(fleet, stored), TrainerRanks(fleet, 1, stored))
+    parts = Coordinator(EnvPool(fleet), RolloutPool(fleet, stored), TrainerRanks(fleet, 1, stored))
     ready = asyncio.Event()
     fleet.on_ready.append(lambda _: ready.set() if len(fleet.workers) == len(workers) else None)
     server = Server(made.server)

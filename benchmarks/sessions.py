@@ -29,6 +29,7 @@ from benchmarks.step_path import Source
 from dart.commands.train import collect_seldom
 from dart.coordinator.episodes import sample
 from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
@@ -88,7 +89,7 @@ class SlowEnv:
 
 async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, Any]:
     fleet = Fleet(60.0)
-    envs, policy = EnvPool(fleet), RolloutPool(fleet)
+    envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
     made = settings()
     complete = asyncio.Event()
     fleet.on_ready.append(lambda _: complete.set() if envs.slots == sessions and policy.router.free else None)

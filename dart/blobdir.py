@@ -6,6 +6,7 @@ forced onto the disk, so a power failure may leave the newest ones short or empt
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -17,7 +18,7 @@ from dart.errors import UserError
 
 _TEMPORARY = "tmp"
 _TEMPORARY_SECONDS = 3600.0
-_IDENTITY = "id"
+_MARK = "id"
 
 
 def blob_name(digest: bytes) -> str:
@@ -30,55 +31,73 @@ def blob_name(digest: bytes) -> str:
 
 class BlobDirectory:
     """Plain file calls: several times faster than through fsspec for files of a few KB. `read` and `size` raise
-    FileNotFoundError."""
+    FileNotFoundError, all of them OSError. Call `prepare` before the first `write`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._prefix = f"{self.root}/"
-        self._temporary = self.root / _TEMPORARY
         self._writer = secrets.token_hex(8)  # a process id is not unique: two stores in one, two machines on one share
         self._counter = itertools.count()
-        try:
-            self._temporary.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"blob directory {root} cannot be made ({error.strerror}): name a writable one") from None
-        self._sweep()
 
-    def identity(self) -> str:
-        """A word that is in this directory and in no other: who reads it there sees the same directory."""
-        path = self.root / _IDENTITY
-        if not path.exists():
-            self.write(_IDENTITY, secrets.token_hex(16).encode())
-        return path.read_text(encoding="ascii")
+    def prepare(self) -> None:
+        """Make it, and remove what writers that died have left. Raises UserError."""
+        temporary = self.root / _TEMPORARY
+        try:
+            temporary.mkdir(parents=True, exist_ok=True)
+            oldest = time.time() - _TEMPORARY_SECONDS  # a living writer's file is younger
+            for path in temporary.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another process swept it
+                    if path.stat().st_mtime < oldest:
+                        path.unlink()
+        except OSError as error:
+            raise UserError(
+                f"blob directory {self.root} cannot be made ({error.strerror}): name a writable one"
+            ) from None
+
+    def mark(self) -> str:
+        """Write a new word into it: whoever reads that word there sees this directory, and no copy of it.
+
+        Folders are made, too, so that they belong to one user, whoever writes first.
+        """
+        for number in range(256):
+            (self.root / f"{number:02x}").mkdir(exist_ok=True)
+        word = secrets.token_hex(16)
+        self.write(_MARK, word.encode())
+        return word
+
+    def marked(self, word: str) -> bool:
+        """Is this the directory that was marked so? Touches nothing."""
+        try:
+            return (self.root / _MARK).read_text(encoding="ascii") == word
+        except (OSError, ValueError):
+            return False
 
     def write(self, name: str, data: bytes) -> None:
-        temporary = f"{self._temporary}/{self._writer}-{next(self._counter)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        temporary = f"{self._prefix}{_TEMPORARY}/{self._writer}-{next(self._counter)}"
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
-        target = self._prefix + name
-        try:
-            os.rename(temporary, target)  # noqa: PTH104 - a Path costs more than the call
-        except FileNotFoundError:
-            Path(target).parent.mkdir(exist_ok=True)
-            os.rename(temporary, target)  # noqa: PTH104
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            finally:
+                os.close(descriptor)
+            self._rename(temporary, self._prefix + name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108 - as below
+            raise
 
     def read(self, name: str) -> bytes:
         return Path(self._prefix + name).read_bytes()
 
     def size(self, name: str) -> int:
-        return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as above
+        return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as below
 
-    def _sweep(self) -> None:
-        """Removes what writers that died have left; a living writer's file is younger."""
-        oldest = time.time() - _TEMPORARY_SECONDS
-        for path in self._temporary.iterdir():
-            try:
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another process swept it
+    @staticmethod
+    def _rename(temporary: str, target: str) -> None:
+        try:
+            os.rename(temporary, target)  # noqa: PTH104 - a Path costs more than the call
+        except FileNotFoundError:
+            Path(target).parent.mkdir(exist_ok=True)
+            os.rename(temporary, target)  # noqa: PTH104

@@ -30,7 +30,7 @@ async def fleet(
     `sharing`: those that say they see the directory of `blobs`.
     """
     made, screenshots = Fleet(60.0), Screenshots(blobs)
-    pools = EnvPool(made, screenshots), RolloutPool(made, screenshots)
+    pools = EnvPool(made), RolloutPool(made, screenshots)
 
     async def serve(worker: Worker, answer: Callable[[Any], Any]) -> None:
         while True:

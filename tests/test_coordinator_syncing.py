@@ -16,6 +16,7 @@ from dart import config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, Worker
 from dart.coordinator.syncing import RECEIVES_WHILE_SERVING, WeightSync
 from dart.v1 import session_pb2 as pb
@@ -40,6 +41,10 @@ class Stage:
     pool: RolloutPool
     seen: list[tuple[str, bool]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    fleet: Fleet = field(default_factory=lambda: Fleet(60.0))
+    sending: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    holds: Callable[[Any], bool] = lambda command: False
     fails: Callable[[Any], bool] = lambda command: False
 
     @property
@@ -53,6 +58,9 @@ class Stage:
             self.seen.append((type(command).__name__, self.serves))
             if not isinstance(command, pb.SendWeights) and command.HasField("group"):
                 self.groups.append(command.group.group_id)
+            if self.holds(command):
+                self.sending.set()
+                await self.go_on.wait()
             failure = pb.Failure(assignment=command.assignment, code=pb.FAILURE_CODE_TRANSFER, message="broken")
             body: Any = {"failure": failure} if self.fails(command) else REPLIES[type(command)](command)
             worker.receive(pb.SessionRequest(**body))
@@ -64,10 +72,12 @@ async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[
         pass
 
     fleet = Fleet(60.0)
-    pool, ranks = RolloutPool(fleet), TrainerRanks(fleet, 1)
+    pool, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
     settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
-    made = Stage(WeightSync(settings, fleet, pool, ranks, database, Metrics(tmp_path / "metrics.jsonl", 1)), pool)
+    made = Stage(
+        WeightSync(settings, fleet, pool, ranks, database, Metrics(tmp_path / "metrics.jsonl", 1)), pool, fleet=fleet
+    )
     capabilities = [RECEIVES_WHILE_SERVING] if capable else []
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(made.sync.run())]
@@ -90,7 +100,8 @@ async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Pa
     async with stage(tmp_path, "gloo", capable=True) as made:
         made.sync.publish(1, TENSORS)
         await made.sync.settled()
-        assert made.seen == [("ReceiveWeights", True), ("SendWeights", True), ("LoadWeights", False)]
+        assert sorted(made.seen[:2]) == [("ReceiveWeights", True), ("SendWeights", True)]
+        assert made.seen[2:] == [("LoadWeights", False)]
         assert made.serves
         assert made.sync.versions == {"replica": 1}
 
@@ -126,5 +137,27 @@ async def test_a_replica_that_cannot_load_is_tried_again_and_serves_nothing_mean
         made.fails = lambda command: isinstance(command, pb.LoadWeights) and next(times)
         made.sync.publish(1, TENSORS)
         await made.sync.settled()
-        assert made.seen[2:4] == [("LoadWeights", False), ("ReceiveWeights", False)]
+        assert made.seen[2] == ("LoadWeights", False)
+        assert sorted(made.seen[3:5]) == [("ReceiveWeights", False), ("SendWeights", False)]
+        assert made.serves
+
+
+async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_weights(tmp_path: Path) -> None:
+    """The old one's connection to the coordinator broke, its transfer did not."""
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        sending, go_on = asyncio.Event(), asyncio.Event()
+        made.holds = lambda command: isinstance(command, pb.SendWeights) and not sending.is_set()
+        made.sending, made.go_on = sending, go_on
+        made.sync.publish(1, TENSORS)
+        await sending.wait()
+        hello = pb.Hello(worker_id="replica", instance_id="new", role=pb.ROLE_ROLLOUT,
+                         capabilities=[RECEIVES_WHILE_SERVING])  # fmt: skip
+        old = made.fleet.workers["replica"]
+        new, _ = made.fleet.admit(hello)
+        made.fleet.became_ready(new, pb.Ready(slots=4, engine_ranks=1, weight_version=1))
+        go_on.set()
+        while not old.stale_replies and made.sync.versions != {"replica": 1}:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert made.serves

@@ -67,7 +67,7 @@ async def test_an_episode(role: EnvRole) -> None:
 
 async def test_screenshots_go_into_the_runs_directory_where_it_is_seen(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
-    told = Screenshots(blobs).shared()
+    told = Screenshots(blobs).share()
     worker = EnvRole()
     try:
         ready = await worker.prepare(config(told))

@@ -85,7 +85,7 @@ def test_summary_says_what_happened(finished: Path) -> None:
     assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_screenshot_went_through_the_coordinator(finished: Path) -> None:
+def test_every_worker_saw_the_runs_directory(finished: Path) -> None:
     joined = [event for event in events(finished) if event["event"] == "worker" and event["state"] == "ready"]
     assert {(event["worker"], event["shares_screenshots"]) for event in joined} == {
         ("env-0", True), ("rollout-0", True), ("rollout-1", True), ("train", True),

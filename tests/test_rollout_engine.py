@@ -458,6 +458,14 @@ async def test_a_transfer_that_breaks_while_it_serves_is_told_and_another_group_
         await role.handle(load)
     assert error.value.code == pb.FAILURE_CODE_TRANSFER
     assert (await engine.generate(_id(), _start(image), 1.0, 16)).versions[0].version == 6
+    # One for which nothing was received, or another version was, is told at once and takes no other's weights.
+    with pytest.raises(CommandError, match="version 7 was not received"):
+        await role.handle(load)
+    group = _group(trainer, new=True)
+    await role.handle(pb.ReceiveWeights(version=8, group=group, tensors=trainer.infos()))
+    await asyncio.to_thread(_send, trainer, group)
+    with pytest.raises(CommandError, match="version 7 is not what was received last"):
+        await role.handle(load)
     # One that is never loaded, because the coordinator has given it up, is in nobody's way.
     await role.handle(pb.ReceiveWeights(version=7, group=_group(trainer, new=True), tensors=trainer.infos()))
     trainer.step(seed=7)

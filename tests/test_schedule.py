@@ -12,6 +12,7 @@ from test_coordinator_data import CONFIG, ENVIRONMENTS, Rig, rolled_out
 from dart import config
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, Worker
 from dart.core.groups import Order
 from dart.core.schedule import Pacing, Situation
@@ -161,7 +162,11 @@ def test_all_at_once() -> None:
 def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
     """The stream of a restarted worker's former self may be noticed as dead later than the new one begins."""
     fleet = Fleet(60.0)
-    envs, policy, ranks = EnvPool(fleet), RolloutPool(fleet), TrainerRanks(fleet, 1)
+    envs, policy, ranks = (
+        EnvPool(fleet),
+        RolloutPool(fleet, Screenshots(None)),
+        TrainerRanks(fleet, 1, Screenshots(None)),
+    )
     roles = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT, "train": pb.ROLE_TRAIN}
     both: dict[str, list[Worker]] = {name: [] for name in roles}
     for instance in ("old", "new"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import os
+import random
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,21 @@ import pytest
 from fleet_samples import fleet, replica
 from store_samples import image, trajectory
 
+from dart import config
 from dart.agent.chat import chat_messages
+from dart.blobdir import BlobDirectory
 from dart.config import SharedBlobs
-from dart.coordinator.pools import EnvSession
+from dart.coordinator.job import Train
 from dart.coordinator.ranks import TrainerLost, TrainerRanks
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, InfrastructureError
+from dart.coordinator.start import Start
+from dart.coordinator.welcome import welcome
 from dart.core.feed import ReleasedGroup
-from dart.core.groups import Order
-from dart.core.types import Block, Image, Markup, Prompt, Task
+from dart.core.types import Block, Image, Markup, Prompt
+from dart.errors import UserError
 from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import image_to_proto
 from dart.workers.rollout.images import ImageStore, UnknownImageError
 from dart.workers.shared import SharedScreenshots
 
@@ -34,7 +40,7 @@ def blobs(tmp_path: Path) -> BlobStore:
 
 
 def told(blobs: BlobStore) -> SharedBlobs:
-    shared = Screenshots(blobs).shared()
+    shared = Screenshots(blobs).share()
     assert shared is not None
     return shared
 
@@ -65,13 +71,39 @@ def test_only_the_same_directory_is_shared(blobs: BlobStore, tmp_path: Path) -> 
     assert SharedScreenshots.seen(None) is None
     same = told(blobs)
     assert SharedScreenshots.seen(same.model_copy(update={"directory": tmp_path / "not here"})) is None
-    other = BlobStore(tmp_path / "other").directory
-    assert other is not None
-    assert other.identity() != same.id
-    assert SharedScreenshots.seen(same.model_copy(update={"directory": other.root})) is None
-    again = BlobStore(tmp_path / "blobs").directory
-    assert again is not None
-    assert again.identity() == same.id, "a coordinator that resumes the run says the same"
+    other = told(BlobStore(tmp_path / "other"))
+    assert SharedScreenshots.seen(same.model_copy(update={"directory": other.directory})) is None
+    told(blobs)
+    assert SharedScreenshots.seen(same) is None, "a run that goes on elsewhere does not take a copy for its own"
+
+
+def test_another_directory_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "tmp").mkdir(parents=True)
+    old = tmp_path / "mine" / "tmp" / "file"
+    old.write_text("mine")
+    os.utime(old, (0, 0))
+    assert SharedScreenshots.seen(SharedBlobs(directory=tmp_path / "mine", id="word"), writes=True) is None
+    assert sorted(path.name for path in (tmp_path / "mine").rglob("*")) == ["file", "tmp"]
+
+
+def test_who_may_only_read_shares_what_others_write(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: BlobDirectory) -> None:
+        raise UserError("blob directory cannot be made (Permission denied)")
+
+    shared = told(blobs)
+    monkeypatch.setattr(BlobDirectory, "prepare", refuse)
+    assert SharedScreenshots.seen(shared) is not None
+    assert SharedScreenshots.seen(shared, writes=True) is None
+
+
+def test_a_worker_that_does_not_know_of_it_is_told_nothing(blobs: BlobStore) -> None:
+    made = config.load(Path("configs/miniwob_cpu.yaml"))
+    new, old = (
+        welcome(made, Start(), pb.Hello(role=pb.ROLE_ENV, capabilities=capabilities), Train(), told(blobs))
+        for capabilities in (["oracle", "shared_blobs"], ["oracle"])
+    )
+    assert "shared_blobs" in json.loads(new)
+    assert "shared_blobs" not in json.loads(old), "it would refuse a field that it does not know"
 
 
 def test_what_cannot_be_written_is_sent(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,25 +143,60 @@ def test_a_replica_reads_what_comes_by_digest_alone(blobs: BlobStore) -> None:
 # ---- the coordinator's end ----
 
 
-def order() -> Order:
-    return Order("t", "g", Task("s", "a"), 3)
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("trouble", ["missing", "no digest", "stale", "not readable"])
+async def test_a_screenshot_that_cannot_be_had_fails_the_attempt(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, sharing: bool, trouble: str
+) -> None:
+    one = bare(image("screen"))
+    if trouble == "no digest":
+        one = replace(one, sha256=b"")
+    assert blobs.directory is not None
+    if trouble in ("stale", "not readable"):
+
+        def fails(name: str) -> bytes:
+            raise OSError(116, "Stale file handle") if trouble == "stale" else PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(blobs.directory, "read", fails)
+
+    def unknown(command: Any) -> Any:
+        return pb.Failure(code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="not there")
+
+    async with fleet(rollout=unknown, blobs=blobs, sharing={"rollout"} if sharing else set()) as (_, pool):
+        with pytest.raises(InfrastructureError, match="a screenshot cannot be had"):
+            await pool.generate(Prompt((Block((one,)),), (one,)), 1.0, 40, None)
 
 
-def env(screenshot: Image) -> Callable[[Any], Any]:
-    def answer(command: Any) -> Any:
-        return pb.Observed(image=image_to_proto(screenshot)) if isinstance(command, pb.Reset) else None
+async def test_what_a_replica_holds_is_known_however_many_ask_at_once(blobs: BlobStore) -> None:
+    """The store is read between looking and sending; others send meanwhile."""
+    screens = [image(f"screen {number}") for number in range(12)]
+    blobs.put_many(screens)
+    held: OrderedDict[bytes, None] = OrderedDict()
+    misses, rng = 0, random.Random(1)
 
-    return answer
+    def serve(command: Any) -> Any:
+        nonlocal misses
+        for part in command.prompt:
+            digest = part.image.sha256
+            if digest in held:
+                held.move_to_end(digest)
+            elif part.image.data:
+                held[digest] = None
+                while len(held) > 8:
+                    held.popitem(last=False)
+            else:
+                misses += 1
+        return replica(command)
 
+    async with fleet(rollout=serve, blobs=blobs) as (_, pool):
 
-async def test_a_screenshot_that_is_not_where_it_should_be_fails_the_attempt(blobs: BlobStore) -> None:
-    one = image("screen")
-    async with fleet(env=env(bare(one)), blobs=blobs, sharing={"env"}) as (envs, _):
-        session = EnvSession(envs, await envs.acquire(), order())
-        with pytest.raises(InfrastructureError, match=r"is not in .*server\.share_screenshots: false"):
-            await session.reset(Task("s", "a"))
-        blobs.put(one)
-        assert (await session.reset(Task("s", "a"))).image == bare(one)
+        async def ask() -> None:
+            shown = bare(screens[rng.randrange(len(screens))])
+            await pool.generate(Prompt((Block((shown,)),), (shown,)), 1.0, 40, None)
+
+        for _ in range(100):
+            await asyncio.gather(*(ask() for _ in range(4)))
+    assert misses == 0
 
 
 @pytest.mark.parametrize("sharing", [True, False])
@@ -190,6 +257,26 @@ async def test_a_trainer_gets_the_bytes_that_it_cannot_have_otherwise(blobs: Blo
     await update
     sent = [one.data for sample in page.samples for one in sample.images]
     assert sent == [b"" if sharing else one.data for one in wanted]
+
+
+async def test_a_trainer_that_does_not_find_a_screenshot_is_sent_them(blobs: BlobStore) -> None:
+    full = trajectory("t", "g")
+    wanted = [one for step in full.steps for one in step.images]
+    blobs.put_many(wanted)
+    steps = tuple(replace(step, images=tuple(map(bare, step.images))) for step in full.steps)
+    made = Fleet(60.0)
+    ranks = TrainerRanks(made, 1, Screenshots(blobs))
+    worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
+    made.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
+    update = asyncio.create_task(ranks.update(1, [ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))]))
+    first = (await worker.outbox.get()).train_batch
+    failure = pb.Failure(assignment=first.assignment, code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="not there")
+    worker.receive(pb.SessionRequest(failure=failure))
+    second = (await worker.outbox.get()).train_batch
+    worker.receive(pb.SessionRequest(trained=pb.Trained(assignment=second.assignment, weight_version=1)))
+    await update
+    assert (first.assignment.attempt, second.assignment.attempt) == (1, 2)
+    assert [one.data for sample in second.samples for one in sample.images] == [one.data for one in wanted]
 
 
 async def test_a_screenshot_that_was_lost_is_named(blobs: BlobStore) -> None:

@@ -140,7 +140,7 @@ async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_dire
     folder: Path, tmp_path: Path
 ) -> None:
     blobs = BlobStore(tmp_path / "blobs")
-    told = Screenshots(blobs).shared()
+    told = Screenshots(blobs).share()
     role = TrainRole()
     assert (await role.prepare(settings(folder, shared_blobs=told).model_dump_json())).shares_blobs
     bare = mixed()

@@ -8,7 +8,6 @@ then writes each screenshot itself and sends its digest; replicas and the traine
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from typing import Self
 
@@ -27,25 +26,26 @@ class SharedScreenshots:
         self._directory = directory
 
     @classmethod
-    def seen(cls, shared: SharedBlobs | None) -> Self | None:
-        """None where the coordinator shares none, or this process does not see them, or may not write there."""
-        if shared is None or not shared.directory.is_dir() or not os.access(shared.directory, os.W_OK):
+    def seen(cls, shared: SharedBlobs | None, *, writes: bool = False) -> Self | None:
+        """None where the coordinator shares none, or this process does not see them or, to write, may not."""
+        directory = BlobDirectory(shared.directory) if shared else None
+        if shared is None or directory is None or not directory.marked(shared.id):
             return None
         try:
-            directory = BlobDirectory(shared.directory)
-            same = directory.identity() == shared.id
-        except (UserError, OSError, ValueError):
+            if writes:
+                directory.prepare()
+        except UserError:
             return None
-        return cls(directory) if same else None
+        return cls(directory)
 
     def put(self, image: Image) -> Image:
         """The image without its bytes, which are in the directory now; with them, where they cannot be written."""
-        name = blob_name(image.sha256)
         try:
-            if not self._held(name, len(image.data)):
+            name = blob_name(image.sha256)
+            if not self.has(image.sha256, len(image.data)):
                 self._directory.write(name, image.data)
         except OSError as error:
-            log.warning("screenshot %s cannot be written to %s (%s): the coordinator gets it", name[3:15],
+            log.warning("screenshot %s cannot be written to %s (%s): the coordinator gets it", image.sha256.hex()[:12],
                         self._directory.root, error)  # fmt: skip
             return image
         return replace(image, data=b"")
@@ -57,8 +57,10 @@ class SharedScreenshots:
         except (OSError, ValueError):
             return b""
 
-    def _held(self, name: str, size: int) -> bool:
+    def has(self, digest: bytes, size: int | None = None) -> bool:
+        """Are there bytes of this digest (and size)?"""
         try:
-            return self._directory.size(name) == size
-        except FileNotFoundError:
+            held = self._directory.size(blob_name(digest))
+        except (OSError, ValueError):
             return False
+        return held == size if size is not None else held > 0

@@ -22,6 +22,7 @@ from dart import config
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.ranks import TrainerRanks
+from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet, InfrastructureError
 from dart.coordinator.syncing import WeightSync
@@ -149,7 +150,7 @@ async def _updates(
     members: Sequence[Member], setting: Setting, how: How, scene: Scene, database: Database, folder: Path, limit: float
 ) -> Seen:
     fleet = Fleet(60.0)
-    policy, ranks = RolloutPool(fleet), TrainerRanks(fleet, 1)
+    policy, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
     metrics = Metrics(folder / "metrics.jsonl", 1)
     sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)
     together = setting.schedule == "all"

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
@@ -35,8 +35,7 @@ GENERATE_ATTEMPTS = 5
 
 
 class EnvPool:
-    def __init__(self, fleet: Fleet, screenshots: Screenshots | None = None) -> None:
-        self.screenshots = screenshots or Screenshots()
+    def __init__(self, fleet: Fleet) -> None:
         self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.LOST}, time.monotonic())
         self.slots = 0
         self._live: dict[str, Worker] = {}
@@ -109,24 +108,18 @@ class EnvSession:
         self.enter(EnvState.RESETTING)
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
         self.enter(EnvState.GENERATING)
-        return self._observation(reply)
+        return observation_from_proto(reply)
 
     async def act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
         reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
         self.enter(EnvState.GENERATING)
-        return self._observation(reply)
+        return observation_from_proto(reply)
 
     async def suggest(self) -> Action | None:
         """What the scripted oracle would do next; None when it finds no way on."""
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
-
-    def _observation(self, reply: pb.Observed) -> Observation:
-        observation = observation_from_proto(reply)
-        if self._worker.shares_blobs and observation.image.sha256:
-            self._pool.screenshots.arrived(observation.image)
-        return observation
 
     def enter(self, state: EnvState) -> None:
         """Account for the environment's time."""
@@ -141,8 +134,8 @@ class EnvSession:
 
 
 class RolloutPool:
-    def __init__(self, fleet: Fleet, screenshots: Screenshots | None = None) -> None:
-        self.screenshots = screenshots or Screenshots()
+    def __init__(self, fleet: Fleet, screenshots: Screenshots) -> None:
+        self.screenshots = screenshots
         self.router = Router()
         self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
         self.requests = 0
@@ -191,8 +184,7 @@ class RolloutPool:
                 )
                 message = pb.SessionResponse(generate=request)
                 write_prompt(message.generate, prompt)
-                stored = await self._stored(prompt, worker, with_data)
-                _fill_screenshots(message.generate, prompt, worker, with_data, stored)
+                await self._fill_screenshots(message.generate, prompt, worker, with_data)
                 reply = await worker.call(message)
                 self.requests += 1
                 return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
@@ -225,14 +217,30 @@ class RolloutPool:
         if replica := self.router.replicas.get(replica_id):
             self.router.set_version(replica, version)
 
-    async def _stored(self, prompt: Prompt, worker: Worker, with_data: bool) -> Mapping[bytes, bytes]:
-        """Digest → bytes of what the worker needs, does not find by itself, and the run's store alone has."""
-        if worker.shares_blobs and not with_data:
-            return {}
-        images = (image for block in prompt.blocks for _, image in block.images if not image.data)
-        return await self.screenshots.missing(
-            image for image in images if with_data or not worker.holds_image(image.sha256)
-        )
+    async def _fill_screenshots(self, request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
+        """The bytes of those screenshots that the worker does not hold; `with_data`: of all.
+
+        Those that the run's store alone has are read first, and in the end all is decided in one go: what the worker
+        holds changes with every request, in the order in which they are sent.
+        """
+        reads = worker.shares_blobs and not with_data
+        stored: dict[bytes, bytes] = {}
+        while wanted := [
+            image
+            for block in prompt.blocks
+            for _, image in block.images
+            if not (image.data or reads or image.sha256 in stored)
+            and (with_data or not worker.keeps_image(image.sha256))
+        ]:
+            stored |= await self.screenshots.missing(wanted)
+        start = 0
+        for block in prompt.blocks:
+            for place, image in block.images:
+                if with_data or not worker.holds_image(image.sha256):
+                    # One that shares the store keeps what it reads there, as if it had been sent.
+                    worker.sent_image(image.sha256)
+                    request.prompt[start + place].image.data = image.data or stored.get(image.sha256, b"")
+            start += len(block.parts)
 
     async def _take(self, affinity: str | None) -> Replica:
         while (replica := self.router.take(affinity)) is None:
@@ -306,17 +314,3 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
             f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine"
         )
     return generation
-
-
-def _fill_screenshots(
-    request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool, stored: Mapping[bytes, bytes]
-) -> None:
-    """The bytes of those screenshots that the worker does not hold; `with_data`: of all. `stored`: by digest, those
-    that have none with them; a worker that shares the store keeps what it reads there as if it had been sent."""
-    start = 0
-    for block in prompt.blocks:
-        for place, image in block.images:
-            if with_data or not worker.holds_image(image.sha256):
-                worker.sent_image(image.sha256)
-                request.prompt[start + place].image.data = image.data or stored.get(image.sha256, b"")
-        start += len(block.parts)

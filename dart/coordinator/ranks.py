@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ from dart.v1 import weights_pb2
 from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.convert import write_sample
 
+log = logging.getLogger(__name__)
+
 PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
 IMAGE_BYTES, NAME_BYTES = 128, 1024
 """Of an image beside its data, and of a sample's names and numbers, at most."""
@@ -41,11 +44,15 @@ class TrainerLost(UserError):
     """A rank left or failed in the middle of an update."""
 
 
+class _UnknownScreenshot(Exception):
+    """A rank has not found a screenshot where it was said to be, and has not trained."""
+
+
 class TrainerRanks:
     """The ranks as one trainer."""
 
-    def __init__(self, fleet: Fleet, ranks: int, screenshots: Screenshots | None = None) -> None:
-        self._screenshots = screenshots or Screenshots()
+    def __init__(self, fleet: Fleet, ranks: int, screenshots: Screenshots) -> None:
+        self._screenshots = screenshots
         self._size = ranks
         self._ranks: dict[int, Worker] = {}
         self._complete = asyncio.Event()
@@ -69,11 +76,15 @@ class TrainerRanks:
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
         """Train on a batch; rank 0's reply. Raises TrainerLost."""
         with self._doing(TrainerState.TRAINING):
-            return await self._update(number, batch)
+            if not all(rank.shares_blobs for rank in self._ranks.values()):
+                batch = await self._filled(batch)
+            try:
+                return await self._update(number, batch)
+            except _UnknownScreenshot:
+                log.warning("the trainer does not find a screenshot: it is sent those of the update")
+                return await self._update(number, await self._filled(batch), attempt=2)
 
-    async def _update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        if not all(rank.shares_blobs for rank in self._ranks.values()):
-            batch = [await self._filled(group) for group in batch]
+    async def _update(self, number: int, batch: Sequence[ReleasedGroup], attempt: int = 1) -> pb.Trained:
         samples = samples_of(batch)
         tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
         shares = balance(samples, self._size)
@@ -83,25 +94,28 @@ class TrainerRanks:
             made = _pages(shares[rank], once)
             for page, message in enumerate(made):
                 batch = message.train_batch
-                batch.assignment.assignment_id, batch.assignment.attempt = f"u{number}", 1
+                batch.assignment.assignment_id, batch.assignment.attempt = f"u{number}", attempt
                 batch.update, batch.page, batch.pages = number, page, len(made)
                 batch.total_samples, batch.total_tokens = len(samples), tokens
             return made
 
-        replies = await self._all(pages, f"u{number}")
+        replies = await self._all(pages, f"u{number}", attempt)
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
             raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
         trained: pb.Trained = replies[0]
         return trained
 
-    async def _filled(self, group: ReleasedGroup) -> ReleasedGroup:
-        """With the bytes of all screenshots. Raises TrainerLost for those that are not there."""
+    async def _filled(self, batch: Sequence[ReleasedGroup]) -> list[ReleasedGroup]:
+        """With the bytes of all screenshots. Raises TrainerLost for those that cannot be had."""
+        filled = []
         try:
-            members = tuple([await self._screenshots.filled(member) for member in group.trajectories])
+            for group in batch:
+                members = [await self._screenshots.filled(member) for member in group.trajectories]
+                filled.append(replace(group, trajectories=tuple(members)))
         except InfrastructureError as error:
-            raise TrainerLost(f"the trainer needs a screenshot that cannot be had: {error}") from error
-        return replace(group, trajectories=members)
+            raise TrainerLost(f"the trainer's batch is not whole: {error}") from error
+        return filled
 
     async def save(self, path: Path) -> pb.CheckpointSaved:
         """A checkpoint of the weights as they are now. Raises TrainerLost."""
@@ -139,16 +153,20 @@ class TrainerRanks:
         self.usage.move(TRAINER, self._state, state, time.monotonic())
         self._state = state
 
-    async def _all(self, commands: Any, assignment_id: str) -> list[Any]:
+    async def _all(self, commands: Any, assignment_id: str, attempt: int = 1) -> list[Any]:
         async def one(rank: int) -> Any:
             reply = await self._ranks[rank].call(*commands(rank))
-            self._ranks[rank].end_assignment(assignment_id, 1)
+            self._ranks[rank].end_assignment(assignment_id, attempt)
             return reply
 
         try:
             async with asyncio.TaskGroup() as calls:
                 tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
         except* (InfrastructureError, KeyError) as errors:
+            if attempt == 1 and any(
+                getattr(e, "code", None) == pb.FAILURE_CODE_UNKNOWN_IMAGE for e in errors.exceptions
+            ):
+                raise _UnknownScreenshot from errors
             first = errors.exceptions[0]
             why = str(first) if isinstance(first, CommandFailed) else f"a rank is gone ({first})"
             raise TrainerLost(

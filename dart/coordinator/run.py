@@ -63,8 +63,8 @@ class Run:
         self.replicas_wanted = job.replicas(config)
         self.fleet = Fleet(config.server.lost_after_seconds)
         screenshots = Screenshots(database.blobs)
-        self._shared = screenshots.shared() if config.server.share_screenshots else None
-        self.envs = EnvPool(self.fleet, screenshots)
+        self._shared = screenshots.share() if config.server.share_screenshots else None
+        self.envs = EnvPool(self.fleet)
         self.policy = RolloutPool(self.fleet, screenshots)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
@@ -260,7 +260,7 @@ class Run:
             return await self._evaluate("eval", episodes, samples)
         async with Endpoint(endpoint, evaluation_temperature(self.config), self.config.rollout.max_tokens) as client:
             return await self._evaluate(
-                "eval", episodes, samples, lambda _: EndpointAlone(client, self.envs.screenshots)
+                "eval", episodes, samples, lambda _: EndpointAlone(client, self.policy.screenshots)
             )
 
     async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:

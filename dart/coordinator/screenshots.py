@@ -1,7 +1,7 @@
 """Where the bytes of a screenshot are: in its `Image`, or, where that has none, in the run's blob store.
 
 They are with the image when a worker sent them, and in the store alone when an env worker wrote them there itself
-(`dart.workers.shared`).
+(`dart.workers.shared`). Whoever needs them finds out whether they are there.
 """
 
 from __future__ import annotations
@@ -16,34 +16,25 @@ from dart.store.blobs import BlobError, BlobStore
 
 
 class Screenshots:
-    """No `blobs`: workers send all bytes."""
+    """No `blobs`: nothing is kept, and workers send all bytes."""
 
-    def __init__(self, blobs: BlobStore | None = None) -> None:
+    def __init__(self, blobs: BlobStore | None) -> None:
         self._blobs = blobs
 
-    def shared(self) -> SharedBlobs | None:
-        """Where workers find them; None where they are in no directory."""
+    def share(self) -> SharedBlobs | None:
+        """Where workers of this run find them from now on; None where they are in no directory."""
         directory = self._blobs.directory if self._blobs else None
-        return SharedBlobs(directory=directory.root, id=directory.identity()) if directory else None
-
-    def arrived(self, image: Image) -> None:
-        """Raises InfrastructureError where a digest came from an env worker and nothing is stored under it."""
-        if not image.data and self._blobs is not None and not self._blobs.has(image.sha256):
-            raise InfrastructureError(
-                f"screenshot {image.sha256.hex()[:12]} is not in {self._blobs.where}, where its env worker said it is: "
-                "is that a full disk, or a network file system that is slow to show new files? "
-                "server.share_screenshots: false does without"
-            )
+        return SharedBlobs(directory=directory.root, id=directory.mark()) if directory else None
 
     async def missing(self, images: Iterable[Image]) -> Mapping[bytes, bytes]:
-        """Digest → bytes, of those that have none with them. Raises InfrastructureError where the store has none."""
+        """Digest → bytes, of those that have none with them. Raises InfrastructureError where they cannot be had."""
         digests = {image.sha256 for image in images if not image.data}
-        if not digests or self._blobs is None:
-            return {}
+        if self._blobs is None or not digests:
+            return dict.fromkeys(digests, b"")
         try:
             return await self._blobs.get_many_async(digests)
-        except BlobError as error:
-            raise InfrastructureError(str(error)) from error
+        except (BlobError, OSError, ValueError) as error:
+            raise InfrastructureError(f"a screenshot cannot be had: {error}") from error
 
     async def filled(self, trajectory: Trajectory) -> Trajectory:
         """With the bytes of every screenshot. Raises InfrastructureError."""

@@ -89,7 +89,7 @@ class Worker:
 
     @property
     def shares_blobs(self) -> bool:
-        """It reads screenshots from the run's own directory."""
+        """It sees the run's directory of screenshots."""
         return bool(self.ready.shares_blobs)
 
     @property
@@ -132,6 +132,10 @@ class Worker:
             self._images.move_to_end(digest)
             return True
         return False
+
+    def keeps_image(self, digest: bytes) -> bool:
+        """The same without a mark: nothing is sent yet."""
+        return digest in self._images
 
     def sent_image(self, digest: bytes) -> None:
         """The worker was sent this image's bytes. Mirrors the worker's own cache of the size that it announced."""

@@ -132,27 +132,31 @@ class WeightSync:
         group, tensors = self._group(worker), self._tensors
         load = pb.LoadWeights(assignment=work, version=version, pause_mode=_MODES[self._settings.mode], tensors=tensors)
         ahead = self._settings.transport == "gloo" and RECEIVES_WHILE_SERVING in worker.hello.capabilities
-        try:
-            if ahead:
-                async with asyncio.timeout(self._settings.timeout_seconds):
-                    await worker.call(pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors))
-                    await self._ranks.send_weights(work, version, group)
-            else:
-                load.group.CopyFrom(group)
+        receive = pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors)
+        if not ahead:
+            load.group.CopyFrom(group)
             self._policy.set_serving(worker.id, False)
+        try:
             async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
-                loading = ends.create_task(_load(worker, load))
-                if not ahead:
-                    ends.create_task(self._ranks.send_weights(work, version, group))
+                answer = ends.create_task(_call(worker, receive if ahead else load))
+                ends.create_task(self._ranks.send_weights(work, version, group))
+            if ahead:
+                if self._workers.get(worker.id) is not worker:
+                    raise InfrastructureError(f"another instance of {worker.id} has taken its place")
+                self._policy.set_serving(worker.id, False)
+                async with asyncio.timeout(self._settings.timeout_seconds):
+                    return await _call(worker, load)
         except* InfrastructureError as errors:
             raise errors.exceptions[0] from None
         except* TimeoutError:
-            raise InfrastructureError(f"no end of the transfer within {self._settings.timeout_seconds:.0f} s") from None
+            raise InfrastructureError(
+                f"no end of the transfer, or of the pause that it needs, within {self._settings.timeout_seconds:.0f} s"
+            ) from None
         except* KeyError:
             raise InfrastructureError("the trainer is gone") from None
         finally:
             worker.end_assignment(name, 1)
-        return loading.result()
+        return answer.result()
 
     def _group(self, worker: Worker) -> weights_pb2.TransferGroup:
         """The replica's transfer group: made once per replica instance, and anew after a failure."""
@@ -202,8 +206,9 @@ class WeightSync:
             self._settled.clear()
 
 
-async def _load(worker: Worker, load: pb.LoadWeights) -> pb.WeightsLoaded:
-    reply: pb.WeightsLoaded = await worker.call(load)
+async def _call(worker: Worker, command: pb.ReceiveWeights | pb.LoadWeights) -> pb.WeightsLoaded:
+    """The answer to ReceiveWeights is of another kind, and nobody reads it."""
+    reply: pb.WeightsLoaded = await worker.call(command)
     return reply
 
 

@@ -15,7 +15,8 @@ SHARED_BLOBS = "shared_blobs"
 
 def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
     """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
-    shared = shared if SHARED_BLOBS in hello.capabilities else None
+    if SHARED_BLOBS not in hello.capabilities or isinstance(job, Collect):
+        shared = None  # `dart collect` keeps the screenshots of successes alone
     model = config.model
     if start.checkpoint:
         model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
@@ -23,9 +24,9 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     if wanted and wanted not in hello.capabilities:
         raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
     if hello.role == pb.ROLE_ENV:
-        return EnvWorkerConfig(environment=config.environment, shared_blobs=shared).model_dump_json()
+        return _json(EnvWorkerConfig(environment=config.environment, shared_blobs=shared))
     if hello.role == pb.ROLE_ROLLOUT:
-        return RolloutWorkerConfig(
+        told = RolloutWorkerConfig(
             model=model,
             rollout=config.rollout,
             sync=config.sync,
@@ -33,7 +34,8 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             seed=config.run.seed,
             weight_version=start.version,
             shared_blobs=shared,
-        ).model_dump_json()
+        )
+        return _json(told)
     rescores = config.algorithm == "sft" or config.curation.pool.enabled
     if isinstance(job, Train) and rescores and "rescore" not in hello.capabilities:
         raise Rejected("this run needs the capability rescore", "update dart on the trainer's machine")
@@ -44,7 +46,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             f"rank {hello.rank} of {hello.world_size} does not fit trainer.ranks {config.trainer.ranks}",
             f"launch {config.trainer.ranks} ranks, or set trainer.ranks: {hello.world_size}",
         )
-    return TrainWorkerConfig(
+    trainer = TrainWorkerConfig(
         model=config.model,
         trainer=_trainer(config),
         sync=config.sync,
@@ -53,7 +55,13 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
         total_updates=config.stop.updates,
         resume_from=start.checkpoint.resolve() if start.checkpoint else None,
         shared_blobs=shared,
-    ).model_dump_json()
+    )
+    return _json(trainer)
+
+
+def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
+    """An older worker refuses fields that it does not know."""
+    return told.model_dump_json(exclude=None if told.shared_blobs else {"shared_blobs"})
 
 
 def _trainer(config: Config) -> Trainer:

@@ -96,6 +96,8 @@ class BlobStore:
         local = self.where.removeprefix("file://")
         self.directory = None if "://" in local else BlobDirectory(Path(local))
         """Where other processes may see it."""
+        if self.directory:
+            self.directory.prepare()
         self._files: _Files = self.directory or _RemoteFiles(local)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
 

@@ -58,7 +58,7 @@ class EnvRole:
         browser = await self._resources.enter_async_context(Browser.launch(config.browser))
         for _ in range(config.slots):
             self._free.put_nowait(await MiniWobEnv.open(browser, config))
-        self._shared = SharedScreenshots.seen(told.shared_blobs)
+        self._shared = SharedScreenshots.seen(told.shared_blobs, writes=True)
         versions = {"miniwob": metadata.version("miniwob"), "chromium": browser.version}
         return pb.Ready(slots=config.slots, versions=versions, shares_blobs=self._shared is not None)
 

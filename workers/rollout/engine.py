@@ -156,7 +156,7 @@ class Engine:
         if internal is not None:
             await self._llm.abort(internal, internal=True)
 
-    async def begin_receiving(self, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
+    async def begin_receiving(self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
         """Receive weights in the background; `update` then takes them. Over gloo alone.
 
         Raises TransferError, ValueError, EngineDiedError.
@@ -167,7 +167,7 @@ class Engine:
             raise ValueError(
                 f"over {self._transport} weights go into the model at once: send LoadWeights with the group"
             )
-        told = {"init_info": self._init_info(group), "update_info": self._update_info(tensors)}
+        told = {"init_info": self._init_info(group), "update_info": self._update_info(version, tensors)}
         try:
             await self._llm.collective_rpc("begin_receiving_weights", kwargs=told)
         except EngineDeadError as error:
@@ -297,7 +297,7 @@ class Engine:
                 await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(self._init_info(group)))
             touched = not staged
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(self._update_info(tensors)))
+            await self._llm.update_weights(WeightTransferUpdateRequest(self._update_info(version, tensors)))
             touched = True
             await self._llm.finish_weight_update(weight_version=str(version))
         except EngineDeadError:
@@ -318,14 +318,14 @@ class Engine:
             "world_size": group.world_size, "timeout_seconds": self._transfer_seconds,
         }  # fmt: skip
 
-    def _update_info(self, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    def _update_info(self, version: int, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         if self._transport == "nccl":
             return {
                 "names": [spec.name for spec in tensors],
                 "dtype_names": [spec.dtype for spec in tensors],
                 "shapes": [list(spec.shape) for spec in tensors],
             }
-        return {"tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in tensors]}
+        return {"version": version, "tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in tensors]}
 
     async def _forget(self, mode: PauseMode) -> None:
         """Nothing computed with older weights is used again."""

@@ -1,8 +1,8 @@
-"""The screenshots that a replica keeps by digest, so that each travels to it once.
+"""The screenshots that a replica keeps by digest, so that each travels to it once, or is read once.
 
-The coordinator leaves out the bytes of the newest `image_cache_entries` digests that it has sent; this store keeps
-exactly as many, least recently used out first. What is kept is the encoded bytes: vLLM's own cache keeps what it made
-of them, and PIL decodes only when that is missing.
+The coordinator leaves out the bytes of the newest `image_cache_entries` digests that the replica has had; this store
+keeps exactly as many, least recently used out first. What is kept is the encoded bytes: vLLM's own cache keeps what it
+made of them, and PIL decodes only when that is missing.
 """
 
 from __future__ import annotations

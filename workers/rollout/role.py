@@ -118,7 +118,7 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
 
 async def _receive_weights(engine: Engine, command: pb.ReceiveWeights) -> pb.ReceivingWeights:
     try:
-        await engine.begin_receiving(command.group, specs_from_proto(command.tensors))
+        await engine.begin_receiving(command.version, command.group, specs_from_proto(command.tensors))
     except TransferError as error:
         raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
     except ValueError as error:

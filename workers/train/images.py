@@ -31,9 +31,10 @@ class Processed:
 
 
 class Images:
-    """Owns the cache. Not thread-safe: only the thread that trains calls it."""
+    """Owns the cache. Not thread-safe: only the thread that trains calls it.
 
-    """`shared`: where the bytes are of screenshots that come without any."""
+    `shared`: where the bytes are of screenshots that come without any.
+    """
 
     def __init__(self, processor: Any, cache_bytes: int = CACHE_BYTES, shared: SharedScreenshots | None = None) -> None:
         self._processor = processor
@@ -59,6 +60,13 @@ class Images:
             found.update(self._process(missing))
         return found
 
+    def check_there(self, images: Iterable[ipb.Image]) -> None:
+        """Raises UnknownImageError where one without bytes is neither kept nor shared: before anything is trained."""
+        for image in images:
+            if image.data or image.sha256 in self._cache or (self.shared and self.shared.has(image.sha256)):
+                continue
+            raise _unknown(image)
+
     def _process(self, images: list[ipb.Image]) -> dict[bytes, Processed]:
         batch = self._processor(images=[self._decode(image) for image in images], return_tensors="pt")
         grids = [(int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"].tolist()]
@@ -82,10 +90,14 @@ class Images:
         name = image.sha256.hex()[:12]
         data = image.data or (self.shared.get(image.sha256) if self.shared else b"")
         if not data:
-            raise UnknownImageError(f"image {name} came without data and is not held: send it with data")
+            raise _unknown(image)
         if hashlib.sha256(data).digest() != image.sha256:
             raise SampleError(f"image {name} does not have the digest that it is sent under")
         try:
             return PIL.open(io.BytesIO(data)).convert("RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise SampleError(f"image {name} ({image.media_type}) cannot be decoded: {error}") from None
+
+
+def _unknown(image: ipb.Image) -> UnknownImageError:
+    return UnknownImageError(f"image {image.sha256.hex()[:12]} came without data and is not held: send it with data")

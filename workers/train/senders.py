@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import Sender, TransferError, make_sender
+
+T = TypeVar("T")
 
 MAX_GROUPS = 256
 """Open groups; above it the one unused for longest is left. Replicas that are gone leave theirs behind."""
@@ -23,6 +27,8 @@ class Senders:
     def __init__(self, transport: str, timeout_seconds: float) -> None:
         self._transport = transport
         self._timeout_seconds = timeout_seconds
+        self._threads = ThreadPoolExecutor(MAX_GROUPS, "weights")
+        """Its own: in asyncio's, a handful of transfers would hold everything else up, and each other."""
         self._open: OrderedDict[str, Sender] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -38,7 +44,7 @@ class Senders:
                 return sender.send(weights.items())
 
             try:
-                return await asyncio.to_thread(transfer)
+                return await self._in_thread(transfer)
             except TransferError:
                 self._forget(group.group_id)
                 raise
@@ -50,7 +56,8 @@ class Senders:
         senders = list(self._open.values())
         self._open.clear()
         for sender in senders:
-            await asyncio.to_thread(sender.close)
+            await self._in_thread(sender.close)
+        self._threads.shutdown(wait=False)
 
     def _make(self, group: wpb.TransferGroup) -> Sender:
         try:
@@ -67,4 +74,7 @@ class Senders:
         for group_id in idle[: max(0, len(self._open) - MAX_GROUPS)]:
             sender = self._open[group_id]
             self._forget(group_id)
-            await asyncio.to_thread(sender.close)
+            await self._in_thread(sender.close)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -134,6 +134,7 @@ class Trainer:
         try:
             held = {image.sha256: image for sample in samples for image in sample.images if image.data}
             steps = [batches.read_sample(sample, self.layout, held) for sample in samples]
+            self.images.check_there({image.sha256: image for step in steps for image in step.images}.values())
             minibatches = self._deal(batches.make_rows(steps, settings.microbatch_tokens))
         except TrainError as error:
             problem = error

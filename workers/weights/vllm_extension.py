@@ -47,6 +47,7 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    version: int = 0
     tensors: list[tuple[str, str, list[int]]] = field(default_factory=list)
 
 
@@ -56,9 +57,10 @@ class _Receiving(threading.Thread):
     What breaks is told by `result`. Every wait in it is bounded, so one that nobody asks for any more ends by itself.
     """
 
-    def __init__(self, group: Group | None, init: GlooInit, rank: int, specs: list[TensorSpec]) -> None:
+    def __init__(self, group: Group | None, init: GlooInit, rank: int, update: GlooUpdate) -> None:
         super().__init__(daemon=True, name="weights")
-        self.specs = specs
+        self.version = update.version
+        self._specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in update.tensors]
         self._group, self._init, self._rank = group, init, rank
         self._staged: list[tuple[str, torch.Tensor]] = []
         self._error: Exception | None = None
@@ -75,8 +77,8 @@ class _Receiving(threading.Thread):
                     world_size=init.world_size,
                     timeout_seconds=init.timeout_seconds,
                 )
-            self._staged = list(receive(self._group, self.specs))
-        except (TransferError, RuntimeError, MemoryError) as error:
+            self._staged = list(receive(self._group, self._specs))
+        except Exception as error:  # noqa: BLE001 - whatever it is, `result` tells it
             self._error = error
             if self._group is not None:
                 self._group.close()
@@ -98,27 +100,29 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._init: GlooInit | None = None
+        self._told = False
+        """Nothing has been received since the group was named."""
         self._group: Group | None = None
         self._receiving: _Receiving | None = None
         self._staged: list[tuple[str, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        """Which group to receive from; it is joined by the first transfer."""
+        """Which group to receive from next; it is joined by the first transfer."""
         if self._group is not None and self._group.group_id != init_info.group_id:
             self.shutdown()
-        self._init = init_info
+        self._init, self._told = init_info, True
         self._receiving = None
 
     def begin(self, update_info: GlooUpdate) -> None:
         """Receive in the background."""
-        if self._init is None:
-            raise TransferError("no group is open")
-        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in update_info.tensors]
+        if self._init is None or not self._told:
+            raise TransferError(f"version {update_info.version} was not received, and no group was named for it")
+        self._told = False
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
         # The thread has the group until it is done, so that one that was given up disturbs nobody.
         group, self._group = self._group, None
-        self._receiving = _Receiving(group, self._init, rank, specs)
+        self._receiving = _Receiving(group, self._init, rank, update_info)
         self._receiving.start()
 
     def start_weight_update(self) -> None:
@@ -131,8 +135,11 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: GlooUpdate) -> None:
         if self._receiving is None:
             self.begin(update_info)
-        assert self._receiving is not None
-        receiving, self._receiving = self._receiving, None
+        receiving = self._receiving
+        if receiving is None or receiving.version != update_info.version:
+            # A pause that was given up may end when the next version is on its way already: that is another's.
+            raise TransferError(f"version {update_info.version} is not what was received last")
+        self._receiving = None
         self._group, self._staged = receiving.result()
 
     def finish_weight_update(self) -> None:
