@@ -26,6 +26,19 @@ _TOKENS = list(range(1000, 1024))
 """Of an answer, and of a prompt: fewer than there would be. What they take is in the timings."""
 
 
+_OBSERVED = pb.SessionRequest(observed=pb.Observed(image=_SCREEN))
+_GENERATED = pb.SessionRequest(
+    generated=pb.Generated(
+        prompt_token_ids=_TOKENS,
+        token_ids=_TOKENS,
+        logprobs=[-0.5] * len(_TOKENS),
+        text=_TEXT,
+        versions=[{"version": 0, "start": 0, "end": len(_TOKENS)}],  # type: ignore[list-item]
+        finish_reason=pb.FINISH_REASON_STOP,
+    )
+)
+
+
 class SimulatedWorker:
     role: pb.Role
 
@@ -36,7 +49,7 @@ class SimulatedWorker:
         self.worker.outbox = self  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         self._fleet = fleet
-        fleet.became_ready(self.worker, pb.Ready(slots=slots, **ready))
+        fleet.became_ready(self.worker, pb.Ready(slots=slots, shares_blobs=True, **ready))
 
     def put(self, message: pb.SessionResponse) -> None:
         # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
@@ -50,8 +63,11 @@ class SimulatedWorker:
     def answer(self, command: Any, seconds: float, **reply: Any) -> None:
         """Answer a command, `seconds` from now, with the one message that `reply` names."""
         (name, body), *_ = reply.items()
-        body.assignment.CopyFrom(command.assignment)
-        message = pb.SessionRequest(**{name: body})
+        self.send(pb.SessionRequest(**{name: body}), command, seconds)
+
+    def send(self, message: pb.SessionRequest, command: Any, seconds: float) -> None:
+        """The same with a whole message."""
+        getattr(message, message.WhichOneof("body")).assignment.CopyFrom(command.assignment)
         if seconds:
             self._loop.call_later(seconds, self.worker.receive, message)
         else:
@@ -87,8 +103,10 @@ class SimulatedEnvs(SimulatedWorker):
             failure = pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the desktop does not answer")
             self.answer(command, seconds, failure=failure)
             return
-        reward = float(success and steps == 1)
-        self.answer(command, seconds, observed=pb.Observed(image=_SCREEN, done=done, reward=reward))
+        message = pb.SessionRequest()
+        message.CopyFrom(_OBSERVED)
+        message.observed.done, message.observed.reward = done, float(success and steps == 1)
+        self.send(message, command, seconds)
 
     def release(self, command: pb.Release) -> None:
         self._episodes.pop(command.assignment.assignment_id, None)
@@ -154,14 +172,10 @@ class SimulatedReplica(SimulatedWorker):
         self._timer = None
         self._go_by()
         _, _, command = heapq.heappop(self._line)
-        span = {"version": self._version, "start": 0, "end": len(_TOKENS)}
-        self.answer(
-            command, 0.0,
-            generated=pb.Generated(
-                prompt_token_ids=_TOKENS, token_ids=_TOKENS, logprobs=[-0.5] * len(_TOKENS), text=_TEXT,
-                versions=[span], finish_reason=pb.FINISH_REASON_STOP,
-            ),
-        )  # fmt: skip
+        message = pb.SessionRequest()
+        message.CopyFrom(_GENERATED)
+        message.generated.versions[0].version = self._version
+        self.send(message, command, 0.0)
         if self._load and not self._line:
             self._load()
         self._set_timer()

@@ -112,7 +112,12 @@ class EnvSession:
 
     async def act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
-        reply = await self._worker.call(pb.Act(assignment=self._assignment, action=action_to_proto(action), last=last))
+        message = pb.SessionResponse()
+        command = message.act  # in place: each level of nesting would be copied
+        command.assignment.CopyFrom(self._assignment)
+        command.action.CopyFrom(action_to_proto(action))
+        command.last = last
+        reply = await self._worker.call(message)
         self.enter(EnvState.GENERATING)
         return observation_from_proto(reply)
 
@@ -177,14 +182,14 @@ class RolloutPool:
             enter(EnvState.GENERATING)
             worker = self._workers[replica.id]
             try:
-                request = pb.Generate(
-                    assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt),
-                    sampling=pb.SamplingParams(temperature=temperature, max_tokens=max_tokens),
-                    forced_text=forced_text,
-                )
-                message = pb.SessionResponse(generate=request)
-                write_prompt(message.generate, prompt)
-                await self._fill_screenshots(message.generate, prompt, worker, with_data)
+                message = pb.SessionResponse()
+                request = message.generate  # in place, as for Act
+                request.assignment.assignment_id, request.assignment.attempt = f"q{number}", attempt
+                request.sampling.temperature, request.sampling.max_tokens = temperature, max_tokens
+                if forced_text is not None:
+                    request.forced_text = forced_text
+                write_prompt(request, prompt)
+                await self._fill_screenshots(request, prompt, worker, with_data)
                 reply = await worker.call(message)
                 self.requests += 1
                 return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
@@ -223,16 +228,14 @@ class RolloutPool:
         Those that the run's store alone has are read first, and in the end all is decided in one go: what the worker
         holds changes with every request, in the order in which they are sent.
         """
-        reads = worker.shares_blobs and not with_data
         stored: dict[bytes, bytes] = {}
-        while wanted := [
-            image
-            for block in prompt.blocks
-            for _, image in block.images
-            if not (image.data or reads or image.sha256 in stored)
-            and (with_data or not worker.keeps_image(image.sha256))
-        ]:
-            stored |= await self.screenshots.missing(wanted)
+        if with_data or not worker.shares_blobs:
+            while wanted := [
+                image
+                for image in prompt.images
+                if not (image.data or image.sha256 in stored) and (with_data or not worker.keeps_image(image.sha256))
+            ]:
+                stored |= await self.screenshots.missing(wanted)
         start = 0
         for block in prompt.blocks:
             for place, image in block.images:

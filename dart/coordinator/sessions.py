@@ -105,9 +105,10 @@ class Worker:
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost")
-        messages = [self._number(command) for command in commands]
-        last = _command(messages[-1]).assignment
-        key = (last.assignment_id, last.attempt, last.sequence)
+        messages = []
+        for command in commands:
+            message, key = self._number(command)
+            messages.append(message)
         pending = _Pending(messages, asyncio.get_running_loop().create_future())
         self._pending[key] = pending
         for message in messages:
@@ -120,7 +121,7 @@ class Worker:
     def tell(self, command: Command) -> None:
         """Send a command that has no reply (Abort)."""
         if self.state != "lost":
-            self.outbox.put(self._number(command))
+            self.outbox.put(self._number(command)[0])
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come: forget its sequence."""
@@ -175,17 +176,19 @@ class Worker:
             if not pending.reply.done():
                 pending.reply.set_exception(WorkerLost(f"worker {self.id} is lost: {why}"))
 
-    def _number(self, command: Command | pb.SessionResponse) -> pb.SessionResponse:
-        inside: Command = _command(command) if isinstance(command, pb.SessionResponse) else command
+    def _number(self, command: Command | pb.SessionResponse) -> tuple[pb.SessionResponse, Key]:
+        """The message, and what its reply is known by."""
+        message = command if isinstance(command, pb.SessionResponse) else None
+        inside: Any = command if message is None else _command(message)
         assignment = inside.assignment
-        work = (assignment.assignment_id, assignment.attempt)
-        assignment.epoch = self.epoch
-        assignment.sequence = self._sequences.get(work, 0) + 1
-        self._sequences[work] = assignment.sequence
-        if isinstance(command, pb.SessionResponse):
-            return command
-        body: Any = {_COMMAND_FIELDS[type(command)]: command}
-        return pb.SessionResponse(**body)
+        name, attempt = work = assignment.assignment_id, assignment.attempt
+        sequence = self._sequences.get(work, 0) + 1
+        assignment.epoch, assignment.sequence = self.epoch, sequence
+        self._sequences[work] = sequence
+        if message is None:
+            body: Any = {_COMMAND_FIELDS[type(command)]: command}
+            message = pb.SessionResponse(**body)
+        return message, (name, attempt, sequence)
 
 
 def _command(message: pb.SessionResponse) -> Any:
