@@ -131,6 +131,15 @@ def targets() -> str | None:
             ["a step's delay there, p99", "≤ 100 ms",
              f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
         ]  # fmt: skip
+    if found := results("weight_sync"):
+        rolling = [row for row in found["sync"] if row["schedule"] == "rolling"]
+        pauses = [row["over_link"]["pause_without_waiting"] for row in rolling]
+        others = [row["others_throughput"] for row in rolling]
+        rows += [
+            ["a replica's pause for new weights, beside the wait for its requests, over sending them plainly", "≤ 1.3",
+             f"{min(pauses):.1f} to {max(pauses):.1f} (12.8 MB to 1 GB)"],
+            ["the other replicas' throughput meanwhile", "≥ 98%", f"{min(others):.1%} to {max(others):.1%}"],
+        ]  # fmt: skip
     return table(("what", "target", "measured"), rows) if rows else None
 
 
