@@ -4,15 +4,18 @@ Real: this project's coordinator with its store; Ray, TransferQueue (verl's queu
 (`make peers`); processes of their own on both ends, on one machine. Simulated: what is moved (random bytes; a
 trajectory is 30 screenshots of 300 KB), and environments, policy and trainer, which take no time.
 
-steps   32 environments at once, each step with a fresh screenshot. Ours is the whole coordinator: every screenshot goes
-        from the env worker to the coordinator and on to the roll-out worker, is hashed at both ends of its way and
-        written to the disk; trajectories count when they are durable in SQLite. The peers move it once, from the
-        environment to whoever asked for it, where it is kept until its trajectory ends, and store, hash and check
-        nothing; "ray with policy" moves it on to a policy as well.
-whole   Trajectories handed over as one piece. Ours is the coordinator's batches for the trainer, from memory: 8
-        trajectories, cut into pages, answered when all has been read; one batch at a time, and never more than one on
-        its way. The peers have 8 trajectories on their way. "ours with history": prompts show five screenshots, as is
-        the default, and the trainer is sent all five with every step; rates count the 30 that differ.
+steps   32 environments at once, each step with a fresh screenshot. Ours is the whole coordinator, with workers that see
+        the run's directory, as they do on one machine: the env worker hashes a screenshot and writes it there, the
+        roll-out worker reads it there, its digest goes over the wire; trajectories count when they are durable in
+        SQLite. "ours over the wire" is the same with workers that do not see it: every screenshot goes through the
+        coordinator, which hashes it once more and writes it. The peers move it once, from the environment to whoever
+        asked for it, where it is kept until its trajectory ends, and store, hash and check nothing; "ray with policy"
+        moves it on to a policy as well.
+whole   Trajectories handed over as one piece. Ours is the coordinator's batches for the trainer: 8 trajectories, cut
+        into pages, answered when every screenshot has been read, which env workers had stored before; one batch at a
+        time, and never more than one on its way. "ours over the wire": from the coordinator's memory. Nobody hashes.
+        The peers have 8 trajectories on their way. "ours with history": prompts show five screenshots, as is the
+        default; rates count the 30 that differ.
 small   64 bytes instead of a screenshot, nothing stored: round trips. Ours makes two in a step. Its times are a step's;
         Ray's are of a hundred calls, which are asked for and taken together.
 

@@ -73,12 +73,11 @@ def checksum(weights: Weights) -> int:
 class Receiver(Protocol):
     """A replica's end of its group. Blocks: call it in a thread. Raises TransferError; the group is left then."""
 
-    ahead: bool
-    """It can receive while the replica serves: `receive`, then `take` without a group."""
+    def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received:
+        """Receive and load; without a group, load what `receive` brought."""
 
-    def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received: ...
-
-    def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float: ...
+    def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
+        """Receive alone, while the replica serves; when the group was joined."""
 
     def close(self) -> None: ...
 
@@ -90,8 +89,6 @@ def make_receiver(transport: str, weights: Weights, device: torch.device, timeou
 
 class GlooReceiver:
     """As `GlooWeightTransferEngine`, with `copy_` in the place of the model's `load_weights`."""
-
-    ahead = True
 
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         self._weights, self._timeout_seconds = weights, timeout_seconds
@@ -133,8 +130,6 @@ class NcclReceiver:
 
     Not run on the machine that this was written on, which has no GPU.
     """
-
-    ahead = False
 
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine

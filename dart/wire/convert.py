@@ -8,7 +8,6 @@ to be: `write_image`, `write_sample`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
 from typing import Any
 
 from dart.core import action as a
@@ -144,21 +143,9 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
     """
     for block in prompt.blocks:
         if block.encoded is None:
-            block.encoded = b"".join([_encoded(part) for part in block.parts])
+            parts = [part_to_proto(part, with_data=False) for part in block.parts]
+            block.encoded = spb.Generate(prompt=parts).SerializeToString()
     into.MergeFromString(b"".join([block.encoded for block in prompt.blocks if block.encoded]))
-
-
-def _encoded(part: t.PromptPart) -> bytes:
-    """As a part of a prompt, without a screenshot's bytes."""
-    if isinstance(part, t.Markup):
-        return _encoded_markup(part.text)
-    return spb.Generate(prompt=[part_to_proto(part, with_data=False)]).SerializeToString()
-
-
-@lru_cache(maxsize=1024)
-def _encoded_markup(text: str) -> bytes:
-    """A template says the same few things in every turn of every episode."""
-    return spb.Generate(prompt=[spb.PromptPart(markup=text)]).SerializeToString()
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
