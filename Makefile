@@ -63,13 +63,14 @@ build/tree/dart: $(VENV)/installed
 	rm -rf build/tree && mkdir -p build/tree/dart
 	for part in dart/* ; do ln -s ../../../$$part build/tree/dart/ ; done
 	ln -s ../../../workers build/tree/dart/workers
+	ln -s ../../benchmarks ../../examples build/tree/
 
 lint: $(VENV)/installed ## Style.
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
 types: build/tree/dart ## Types.
-	cd build/tree && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml -p dart
+	cd build/tree && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml -p dart -p benchmarks -p examples
 
 imports: build/tree/dart ## Who may import whom.
 	cd build/tree && PYTHONPATH=. ../../$(VENV)/bin/lint-imports --config ../../pyproject.toml

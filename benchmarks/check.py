@@ -20,6 +20,8 @@ from typing import Any
 import uvloop
 
 from benchmarks import decisions, efficiency, step_path
+from benchmarks.simulation.cluster import simulate
+from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
 
 RECORD = Path(__file__).parent / "results" / "check.json"
@@ -49,7 +51,7 @@ def measure() -> list[Check]:
         growth = large[name]["p50"] / small[name]["p50"]
         made.append(Check(f"decision to {name} at 10,000 environments over 100", round(growth, 2), 0.4, False))
     rungs = [
-        efficiency.simulate(efficiency.SYNC_FIGURE, efficiency.LADDER[rung], efficiency.Timings(), SIMULATED_HOURS)
+        simulate(efficiency.SYNC_FIGURE, efficiency.LADDER[rung], Timings(), SIMULATED_HOURS)
         for rung in ("decoupled", "coupled")
     ]
     for name in efficiency.RATIOS:

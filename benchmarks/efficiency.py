@@ -31,6 +31,7 @@ KEPT = (
     "sampled_actions_per_minute", "trajectories", "env_steps", "updates", "trained", "dropped", "staleness",
     "infrastructure_failures", "train_seconds", "time", "real_seconds", "cpu_seconds",
 )  # fmt: skip
+IDENTITY = ("set_up", "rung", "hours")
 LARGE_HOURS = {1000: 1.0, 10_000: 0.5}
 """Environments → hours at most: half a dozen episodes each, or three. The first batch comes after a quarter of one."""
 RATIOS = tuple(report.PAPER)
@@ -117,26 +118,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=6.0, help="of cluster time in each run")
     parser.add_argument("--anew", action="store_true", help="keep no run of an earlier call")
-    parser.add_argument("--only", default="", help="set-ups whose name contains this")
+    parser.add_argument("--only", default="", help="run set-ups whose name contains this")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # every desktop that fails would be told
-    results: list[dict[str, Any]] = []
     known = (
         [] if options.anew or not RESULT.exists() else json.loads(RESULT.read_text(encoding="utf-8"))["results"]["runs"]
     )
-    for rung, set_up, schedule, timings, hours in runs(options.hours):
-        if options.only not in set_up.name:
+    rows = {_identity(row): row for row in known}
+    planned = list(runs(options.hours))
+    places = [(set_up.name, rung, hours) for rung, set_up, _, _, hours in planned]
+    for place, (_, set_up, schedule, timings, hours) in zip(places, planned, strict=True):
+        if place in rows or options.only not in set_up.name:
             continue
-        identity = {"set_up": set_up.name, "rung": rung, "hours": hours}
-        row = next((row for row in known if {name: row[name] for name in identity} == identity), None)
-        if row is None:
-            summary = simulate(set_up, schedule, timings, hours)
-            row = identity | {name: summary[name] for name in KEPT}
-            print(json.dumps(identity | {name: row[name] for name in (*RATIOS, "real_seconds")}), flush=True)
-        results.append(row)
-        _write(results)
+        summary = simulate(set_up, schedule, timings, hours)
+        rows[place] = dict(zip(IDENTITY, place, strict=True)) | {name: summary[name] for name in KEPT}
+        print(json.dumps({name: rows[place][name] for name in (*IDENTITY, *RATIOS, "real_seconds")}), flush=True)
+        _write([rows[place] for place in places if place in rows])
+    results = [rows[place] for place in places if place in rows]
+    _write(results)
     show(results)
     print(RESULT)
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in IDENTITY)
 
 
 def _write(results: list[dict[str, Any]]) -> None:

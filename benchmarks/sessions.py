@@ -5,7 +5,9 @@ Real: the coordinator's server, sessions, pools and episodes, and a gRPC connect
 as long as a desktop takes for an action) and the policy, which answers at once. No database.
 
 Memory is the coordinator's process. A step's delay is from the moment an environment has answered until it has its next
-command: two messages of its own, two of the policy, everything in between, and the client's own event loop.
+command: two messages of its own, two of the policy, everything in between, and the client's own event loop, which has
+the same two cores. The coordinator's part of it is its event loop's lateness (a timer of 10 ms, how late it wakes): a
+step goes through that loop twice.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ import uvloop
 
 from benchmarks.instant import InstantPolicy, settings
 from benchmarks.step_path import Source
-from dart.commands.train import collect_seldom
 from dart.coordinator.episodes import sample
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.screenshots import Screenshots
@@ -34,6 +35,7 @@ from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Image
+from dart.process import collect_seldom
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial
@@ -50,6 +52,7 @@ DIALLED_AT_ONCE = 50
 WAIT_SECONDS = 300.0
 WARM_UP_SECONDS = 15.0
 """All environments begin at the same moment here; delays count when they have drifted apart."""
+TICK_SECONDS = 0.01
 
 
 class Apart(Dial):
@@ -108,11 +111,12 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         joined = time.perf_counter() - began
         idle = _resident_mb()
         source = Source(seconds, 30)
-        cpu, began = time.process_time(), time.perf_counter()
         running = asyncio.create_task(sample(source, envs, policy, made))
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(WARM_UP_SECONDS)
+        before_steps, cpu, began = policy.requests, time.process_time(), time.perf_counter()
+        late = await _lateness(seconds - WARM_UP_SECONDS)
         took, used = time.perf_counter() - began, time.process_time() - cpu
-        steps, busy = policy.requests, _resident_mb()
+        steps, busy = policy.requests - before_steps, _resident_mb()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     finally:
@@ -129,12 +133,26 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         "coordinator_mb": round(busy),
         "steps_per_second": round(steps / took, 1),
         "coordinator_cpu_share": round(used / took, 3),
-        "step_delay_ms": {
-            "p50": round(delays[len(delays) // 2], 2),
-            "p99": round(delays[int(len(delays) * 0.99)], 2),
-            "max": round(delays[-1], 2),
-        },
+        "step_delay_ms": _quantiles(delays),
+        "loop_lateness_ms": _quantiles(late),
     }
+
+
+async def _lateness(seconds: float) -> list[float]:
+    """By how many milliseconds this event loop woke a timer late, each time, in `seconds`; sorted."""
+    late = []
+    end = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < end:
+        await asyncio.sleep(TICK_SECONDS)
+        late.append(1000 * (time.perf_counter() - begun - TICK_SECONDS))
+    return sorted(late)
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    """Of sorted values."""
+    places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    found = {name: round(values[int(len(values) * share)], 2) for name, share in places.items()}
+    return found | {"max": round(values[-1], 2)}
 
 
 def _resident_mb() -> float:
@@ -187,6 +205,8 @@ def main() -> None:
     parser.add_argument("--fleet", help=argparse.SUPPRESS)
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.seconds <= WARM_UP_SECONDS:
+        parser.error(f"--seconds {options.seconds:g}: give more than the {WARM_UP_SECONDS:g} s before anything counts")
     collect_seldom()  # in all processes, as the coordinator does; a thousand workers in one process are ours alone
     if options.fleet:
         uvloop.run(be_fleet(options.fleet, options.sessions, options.image_bytes))

@@ -82,7 +82,7 @@ async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
 
     async def pump(channel: grpc.aio.Channel) -> None:
         nonlocal count
-        call = channel.stream_stream(RAW_METHOD)()
+        call: Any = channel.stream_stream(RAW_METHOD)()
         while time.perf_counter() < until:
             await call.write(b"x" * 64)
             await call.read()
@@ -106,7 +106,7 @@ async def echo_peer(payload: int) -> None:
             yield answer
 
     server = grpc.aio.server(options=OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(echo)
+    handler: Any = grpc.stream_stream_rpc_method_handler(echo)
     service, method = RAW_METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")

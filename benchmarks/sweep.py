@@ -91,13 +91,14 @@ def evaluate_base(name: str, config: Path, episodes: int) -> dict[str, Any]:
     path = RESULTS / name / "base.json"
     if path.exists():
         check_same(path, config)
-        return json.loads(path.read_text(encoding="utf-8"))["success"]
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["success"]
+        return known
     folder = Path(tempfile.mkdtemp(prefix="dart-sweep-"))
     overrides = (f"run.directory={folder}", f"evaluation.episodes={episodes}")
     command = [sys.executable, "-m", "dart", "eval", str(config), "--quiet"]
     subprocess.run([*command, *_set(overrides)], check=True, stdout=subprocess.DEVNULL)
     (run,) = folder.iterdir()
-    success = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["success"]
+    success: dict[str, Any] = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["success"]
     shutil.rmtree(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"config_sha256": digest(config), "success": success}) + "\n", encoding="utf-8")

@@ -33,7 +33,7 @@ async def _answer(size: int) -> None:
             yield screenshots.next()
 
     server = grpc.aio.server(options=OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(step)
+    handler: Any = grpc.stream_stream_rpc_method_handler(step)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -50,7 +50,7 @@ async def _ask(size: int, streams: int, warm: float, seconds: float) -> None:
     paths = shared.Paths(streams)
 
     async def environment(channel: grpc.aio.Channel, number: int, tally: shared.Tally) -> None:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         while not tally.over:
             asked = time.perf_counter()
             await call.write(b"x" * shared.SMALL_BYTES)

@@ -152,10 +152,11 @@ def steps_with_policy(variant: str, warm: float, seconds: float) -> None:
 def _ready(under_way: dict[Any, Any]) -> list[Any]:
     """Wait for one; then all that are."""
     answers = list(under_way)
+    first: list[Any]
     first, rest = ray.wait(answers, num_returns=1)
     if not rest:
         return first
-    return first + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+    return [*first, *ray.wait(rest, num_returns=len(rest), timeout=0)[0]]
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:

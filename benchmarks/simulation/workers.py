@@ -33,7 +33,7 @@ _GENERATED = pb.SessionRequest(
         token_ids=_TOKENS,
         logprobs=[-0.5] * len(_TOKENS),
         text=_TEXT,
-        versions=[{"version": 0, "start": 0, "end": len(_TOKENS)}],  # type: ignore[list-item]
+        versions=[{"version": 0, "start": 0, "end": len(_TOKENS)}],
         finish_reason=pb.FINISH_REASON_STOP,
     )
 )

@@ -137,7 +137,7 @@ class Hands:
 
     async def do_drop(self, _: Command) -> None:
         """Leave all groups and let the tensors go."""
-        ends = [*self._senders.values(), *self._receivers.values()]
+        ends: list[Any] = [*self._senders.values(), *self._receivers.values()]
         self._senders, self._receivers, self._weights = {}, {}, {}
         while ends:
             await asyncio.to_thread(ends.pop().close)

@@ -137,7 +137,7 @@ class Trainer:
         self.chance.setstate(state["chance"])
 
 
-class Pointer(torch.nn.Module):
+class Pointer(torch.nn.Module):  # type: ignore[misc]
     """A helper that is thrown away: which merged patch is to be clicked, read off the image's own tokens half way up.
 
     Image tokens come after the instruction, so they can know it. The action tokens alone tell the vision tower very
