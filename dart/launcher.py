@@ -4,8 +4,8 @@ Each child is a process group of its own, so that Ctrl-C in the terminal reaches
 children in order: goodbye over the session, then SIGTERM to what is left of the group, then SIGKILL. Each child's
 standard input is a pipe from here: when this process dies, however it dies, the pipe closes and the child ends.
 
-A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times; one that ends with code 2 was
-given something wrong, and ends the run with its message.
+A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times in a row, each soon after its
+start; one that ends with code 2 was given something wrong, and ends the run with its message.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from dart.errors import UserError
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 MOST_RESTARTS = 3
+LASTING_SECONDS = 600.0
+"""A child that ran for so long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
 USER_ERROR_EXIT = 2
@@ -93,17 +96,24 @@ class Launcher:
             await self._end_all()
 
     async def _keep(self, child: Child) -> None:
-        for restarts in range(MOST_RESTARTS + 1):
+        restarts = 0
+        while True:
+            began = time.monotonic()
             code = await self._run_once(child)
+            if time.monotonic() - began > LASTING_SECONDS:
+                restarts = 0
             if code == 0:
                 return
             if code == USER_ERROR_EXIT:
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
                 raise UserError(f"{child.name} {self._end(child, code)}; then go on with --resume")
-            if restarts < MOST_RESTARTS:
-                self._note(child, f"{self._end(child, code)}; restarted")
-        raise UserError(f"{child.name} ended {MOST_RESTARTS + 1} times; the last time it {self._end(child, code)}")
+            if restarts == MOST_RESTARTS:
+                raise UserError(
+                    f"{child.name} ended {MOST_RESTARTS + 1} times in a row; the last time it {self._end(child, code)}"
+                )
+            restarts += 1
+            self._note(child, f"{self._end(child, code)}; restarted")
 
     def _end(self, child: Child, code: int) -> str:
         log = self._log(child)

@@ -1,9 +1,10 @@
-"""Settings of a process that moves screenshots and keeps trajectories."""
+"""Settings of a process: its memory, its garbage, the signals that end it."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -33,3 +34,9 @@ def keep_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those that mean "come to an end in order": Ctrl-C, SIGTERM, and a terminal that closes, but not under nohup."""
+    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hung_up]

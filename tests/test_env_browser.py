@@ -17,6 +17,7 @@ import pytest
 from dart.errors import UserError
 from dart.workers.env import devtools
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page, PageCrashed, PageTimeout
+from dart.workers.env.devtools import Profile
 
 pytestmark = pytest.mark.browser
 VIEWPORT = (160, 210)
@@ -187,6 +188,12 @@ def test_nothing_is_left_when_the_parent_is_killed(hang: bool) -> None:
         parent.kill()
     _, alive = psutil.wait_procs(chromium, timeout=10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert Path(profile).exists()
+    another, last = Profile(), Profile()
+    assert not Path(profile).exists(), "the next one clears away what nobody owns"
+    assert another.folder.exists(), "and leaves alone what somebody does"
+    another.remove()
+    last.remove()
 
 
 def _profile(pid: int) -> str:

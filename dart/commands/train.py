@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from dart.coordinator.sources import POOL, SFT, check_sources
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children
-from dart.process import collect_seldom, keep_memory
+from dart.process import collect_seldom, ending_signals, keep_memory
 from dart.store.database import Database, sqlite_url
 from dart.store.records import RunKind
 
@@ -115,7 +114,7 @@ async def _run(
             )
         run = Run(config, directory, database, job, start)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)
 
         async def launch() -> None:

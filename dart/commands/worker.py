@@ -9,14 +9,13 @@ import importlib
 import logging
 import os
 import re
-import signal
 import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
-from dart.process import keep_memory
+from dart.process import ending_signals, keep_memory
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
@@ -74,7 +73,7 @@ def _load(role: str) -> WorkerRole:
 async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
     if parent_watch:
         threading.Thread(target=_watch_parent, args=(loop, stop), daemon=True, name="parent-watch").start()

@@ -24,6 +24,7 @@ from dart.errors import UserError
 
 EXECUTABLES = ("chromium-headless-shell", "chromium", "google-chrome")
 REMEDY = "apt-get install chromium-headless-shell"
+PROFILE_PREFIX, OWNER_FILE = "dart-chromium-", "owner"
 
 FLAGS = (
     "--headless",
@@ -119,20 +120,20 @@ class Connection(asyncio.Protocol):
         self._writer: asyncio.WriteTransport | None = None
         self._reader: asyncio.ReadTransport | None = None
         self._pid = 0
-        self._profile: Path | None = None
+        self._profile: Profile | None = None
 
     @classmethod
     async def launch(cls, executable: str) -> Connection:
         """Start Chromium and wait until it answers. UserError, with what it printed, when it does not."""
         self = cls()
         self.frames_on_demand = "headless" in Path(executable).name
-        self._profile = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="dart-chromium-"))
+        self._profile = await asyncio.to_thread(Profile)
         try:
-            await self._spawn(executable, self._profile)
+            await self._spawn(executable, self._profile.folder)
             async with asyncio.timeout(LAUNCH_SECONDS):
                 self.version = str((await self.send("Browser.getVersion", {}))["product"])
         except (OSError, EnvironmentFailure, TimeoutError) as error:
-            log = self._profile / "stderr"
+            log = self._profile.folder / "stderr"
             said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
             await self.close()
             raise UserError(
@@ -270,11 +271,43 @@ def _pipe() -> tuple[int, int]:
             os.close(end)
 
 
-def _reap(pid: int, profile: Path | None) -> None:
+class Profile:
+    """A folder for one Chromium, locked while its worker lives: the next worker clears away what was left."""
+
+    def __init__(self) -> None:
+        for old in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
+            _remove_if_left(old)
+        self.folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
+        # Under its name only when it is locked: until then nobody takes this folder for one that was left.
+        unlocked = self.folder / f"{OWNER_FILE}.new"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.folder / OWNER_FILE)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_left(folder: Path) -> None:
+    try:
+        lock = os.open(folder / OWNER_FILE, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def _reap(pid: int, profile: Profile | None) -> None:
     if pid:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
     if profile is not None:
-        shutil.rmtree(profile, ignore_errors=True)
+        profile.remove()
