@@ -31,7 +31,7 @@ class ConfigError(UserError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -384,6 +384,11 @@ class Config(Section):
             )
         if self.algorithm == "sft" and self.stop.updates is None and self.stop.train_seconds is None:
             raise ValueError("algorithm sft has no success rate to stop at: set stop.updates or stop.train_seconds")
+        if self.algorithm == "sft" and self.schedule.training == "synchronous":
+            raise ValueError(
+                "schedule.training is synchronous but algorithm sft samples nothing that updates could wait for: "
+                "leave it out"
+            )
         if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.minimum > self.curation.rollouts:
             raise ValueError(
                 f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "
@@ -490,7 +495,12 @@ def _override(raw: dict[str, Any], override: str) -> None:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    node[last] = yaml.safe_load(value)
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"override {override!r}: {value} is not a YAML value: quote it, or close its brackets"
+        ) from None
 
 
 def _explain(where: str, problem: Any) -> str:

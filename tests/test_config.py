@@ -36,6 +36,8 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("environment.tasks.eval_seeds=[10, 20]", "train_seeds and eval_seeds overlap"),
         ("server.host=0.0.0.0", "host 0.0.0.0 is open to the network: set server.tokens and server.tls_certificate"),
         ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
+        ("trainer.loss.importance_cap=.inf", "importance_cap (it is inf): Input should be a finite number"),
+        ("stop.updates=[", "override 'stop.updates=[': [ is not a YAML value"),
         ("nonsense", "override 'nonsense' is not section.field=value"),
         ("trainer.loss.kl=1", "trainer.loss.kl is not a known field (it is 1)"),
         ("trainer.loss.kind=gpro", "trainer.loss.kind (it is 'gpro'): use grpo, cispo, likelihood, or module:function"),

@@ -97,6 +97,10 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
             ["algorithm=sft", "sft.sources=[x]", "stop={success_rate: 0.9}"],
             "set stop.updates or stop.train_seconds",
         ),
+        (
+            ["algorithm=sft", "sft.sources=[x]", "schedule.training=synchronous"],
+            "schedule.training is synchronous but algorithm sft samples nothing",
+        ),
     ],
 )
 def test_what_does_not_go_together(overrides: list[str], message: str) -> None:
