@@ -16,6 +16,7 @@ from dart.coordinator.pools import EnvPool
 from dart.coordinator.sessions import Fleet, InfrastructureError
 from dart.core.groups import Order
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
+from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 
@@ -228,6 +229,19 @@ async def test_an_infrastructure_failure_costs_the_others_nothing(tmp_path: Path
         for order, success in zip([orders[0], again, *orders[2:]], [True, False, True, False], strict=True):
             await rig.data.finished(order, rolled_out(order, success))
         assert rig.metrics.trajectories == 4 and rig.events("group")[0]["size"] == 4
+
+
+@pytest.mark.parametrize(("slots", "most"), [(ENVIRONMENTS, 100), (200, 800)])
+async def test_a_run_survives_a_lost_node_and_ends_when_nothing_works(tmp_path: Path, slots: int, most: int) -> None:
+    async with Rig(tmp_path) as rig:
+        rig.data._envs.slots = slots
+        order = await rig.order()
+        rig.data._envs.slots = 0  # they are all gone, and each takes its attempt with it
+        for _ in range(most - 1):
+            rig.data.failed(order, InfrastructureError("worker env-7 is lost"))
+            order = await rig.order()
+        with pytest.raises(UserError, match=f"{most} attempts in a row failed, the last with: worker env-7 is lost"):
+            rig.data.failed(order, InfrastructureError("worker env-7 is lost"))
 
 
 async def test_no_more_is_begun_than_the_budget(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ from dart.store.blobs import BlobError
 from dart.store.database import Database
 from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState
 
-MOST_FAILURES_IN_A_ROW = 100
+MOST_FAILURES_IN_A_ROW, MOST_PER_ENVIRONMENT = 100, 4
+"""The run ends after so many failed attempts without a finished one. A node that is lost fails all of its at once."""
 REPLACED = f"{DROPPED}: replaced by a pooled success"
 STALE = f"{DROPPED}: stale"
 LEAST_WEIGHT = 0.01
@@ -80,6 +81,7 @@ class DataManager:
         self._changed = asyncio.Event()
         self._paused = False
         self._failures_in_a_row = 0
+        self._most_environments = 0
 
     @property
     def waiting_groups(self) -> int:
@@ -146,6 +148,7 @@ class DataManager:
             self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
         order, opened = self._book.next()
         self._running += 1
+        self._most_environments = max(self._most_environments, self._envs.slots)
         if opened is not None:
             self._pacing.opened()
             await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
@@ -189,9 +192,9 @@ class DataManager:
         self._metrics.infrastructure_failures += 1
         self._failures_in_a_row += 1
         self._metrics.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
-        if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
+        if self._failures_in_a_row >= max(MOST_FAILURES_IN_A_ROW, MOST_PER_ENVIRONMENT * self._most_environments):
             raise UserError(
-                f"{MOST_FAILURES_IN_A_ROW} attempts in a row failed, the last with: {error}: "
+                f"{self._failures_in_a_row} attempts in a row failed, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
         self._book.failed(order)
