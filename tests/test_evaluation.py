@@ -20,7 +20,7 @@ from dart.coordinator.evaluation import Evaluation
 from dart.coordinator.sessions import InfrastructureError
 from dart.coordinator.summary import write_json
 from dart.core.groups import Order
-from dart.core.types import Termination, Trajectory
+from dart.core.types import Task, Termination, Trajectory
 from dart.store.database import Database, sqlite_url
 
 DEMO = Path(__file__).parents[1] / "configs" / "miniwob_cpu.yaml"
@@ -49,6 +49,38 @@ def episode(order: Order, success: bool) -> Trajectory:
     made = trajectory(order.trajectory_id, order.group_id, order.task)
     end = Termination.ENVIRONMENT if success else Termination.STEP_LIMIT
     return replace(made, success=success, reward=float(success), termination=end)
+
+
+async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
+    config = load(DEMO, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "e", {}, started=1.0)
+        source = Evaluation("eval", config, database, 2)
+        await source.open()
+        first, second = await source.next(), await source.next()
+        assert first is not None and second is not None
+        more = asyncio.create_task(source.next())
+        await asyncio.sleep(0)
+        assert not more.done(), "one of the two may fail"
+        await source.finished(first, episode(first, True))
+        source.failed(second, InfrastructureError("the page crashed"))
+        again = await more
+        assert again is not None and again == second.again()
+        last = asyncio.create_task(source.next())
+        await source.finished(again, episode(again, True))
+        assert await last is None
+        assert len(source.outcomes) == 2
+
+
+def test_a_roll_out_is_given_up_when_it_failed_everywhere() -> None:
+    order = Order("t", "g", Task("miniwob", "a", 1), 9)
+    for _ in range(4):
+        order = order.failed("env-0").again()
+    assert order.attempt == 5 and not order.failed("env-0").hopeless, "that machine may be to blame"
+    assert order.failed("env-1").hopeless
+    for _ in range(7):
+        order = order.failed("env-0").again()
+    assert order.failed("env-0").hopeless, "there may be no other"
 
 
 async def test_samples_times_instances_orders_with_ids_of_their_own(tmp_path: Path) -> None:

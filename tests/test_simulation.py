@@ -7,9 +7,19 @@ import time
 
 import pytest
 
+from benchmarks.instant import settings
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.timings import ReplicaTimes, Timings
+from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica
+from dart.coordinator.episodes import sample
+from dart.coordinator.pools import EnvPool, RolloutPool
+from dart.coordinator.screenshots import Screenshots
+from dart.coordinator.sessions import Fleet, InfrastructureError
+from dart.core.groups import Order
+from dart.core.types import Task, Trajectory
+from dart.core.usage import EnvState
+from dart.v1 import session_pb2 as pb
 
 SET_UP = SetUp("small", environments=24, replicas=2, trajectories_per_update=16, tasks=12, rollouts=4)
 
@@ -63,3 +73,55 @@ def test_decoupling_pays() -> None:
     for name in ("env_utilisation", "rollout_utilisation", "trained_actions_per_minute"):
         assert decoupled[name] > 1.5 * coupled[name]
     assert coupled["staleness"]["max"] == 0 < decoupled["staleness"]["max"] <= SET_UP.max_staleness
+
+
+class Broken(SimulatedEnvs):
+    """Desktops that never come up."""
+
+    def reset(self, command: pb.Reset) -> None:
+        self.answer(command, 0.1, failure=pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the disk is full"))
+
+
+class Endless:
+    """Orders without end, each given out again when its attempt has failed."""
+
+    temperature = 1.0
+
+    def __init__(self) -> None:
+        self.made = self.finished_count = self.failures = 0
+        self.again: list[Order] = []
+
+    async def next(self) -> Order:
+        if self.again:
+            return self.again.pop()
+        self.made += 1
+        return Order(f"t{self.made}", "g", Task("simulated", "task-0"), 30)
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        self.finished_count += 1
+
+    def failed(self, order: Order, error: InfrastructureError) -> None:
+        self.failures += 1
+        self.again.append(order.again())
+
+
+def test_a_machine_on_which_everything_fails_does_not_take_all_the_work() -> None:
+    async def hour() -> tuple[Endless, dict[str, dict[EnvState, float]], str]:
+        fleet, source = Fleet(1e9), Endless()
+        envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
+        SimulatedReplica(fleet, "rollout-0", Timings(), 0)
+        for kind in (SimulatedEnvs, Broken):
+            kind(fleet, kind.__name__, 4, Timings(failures_per_step=0.01), ["task-0"], 0)
+        sampling = asyncio.create_task(sample(source, envs, policy, settings()))
+        await asyncio.sleep(3600)
+        sampling.cancel()
+        now = time.monotonic()
+        spent = {name: envs.usage.seconds(now, name) for name in ("SimulatedEnvs", "Broken")}
+        return source, spent, envs.usage.cause(EnvState.RESTING)
+
+    source, spent, why = virtual_time.run(hour())
+    assert source.finished_count > 20
+    assert 4 * 60 < source.failures < 4 * 80, "each of its four environments tries once a minute in the end"
+    assert spent["Broken"][EnvState.RESTING] > 0.95 * 4 * 3600
+    assert spent["SimulatedEnvs"].get(EnvState.RESTING, 0.0) < 30, "a quarter of its attempts fail: that needs no rest"
+    assert why == "one attempt after the other failed"

@@ -27,8 +27,6 @@ from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import COLLECTED, GroupKind, GroupState
 
-MOST_TRIES = 5
-"""Of one attempt that infrastructure ends."""
 CAPABILITIES: dict[Teacher, dict[str, str]] = {
     "oracle": {"env": "oracle", "rollout": "forced_text"},
     "endpoint": {"rollout": "forced_text"},
@@ -83,9 +81,9 @@ class Collection:
         self._changed.set()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        if order.attempt >= MOST_TRIES:
+        if order.hopeless:
             raise UserError(
-                f"collect: {order.trajectory_id} failed {MOST_TRIES} times, the last with: {error}: "
+                f"collect: {order.trajectory_id} failed {order.attempt} times, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
         self._again.append(order.again())

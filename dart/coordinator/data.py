@@ -37,8 +37,9 @@ from dart.store.blobs import BlobError
 from dart.store.database import Database
 from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState
 
-MOST_FAILURES_IN_A_ROW, MOST_PER_ENVIRONMENT = 100, 4
-"""The run ends after so many failed attempts without a finished one. A node that is lost fails all of its at once."""
+FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
+"""The run ends when attempts have failed for so long without a finished one, and so many of them: a node that is lost
+fails all of its own at once, and a cloud may be away for a minute."""
 REPLACED = f"{DROPPED}: replaced by a pooled success"
 STALE = f"{DROPPED}: stale"
 LEAST_WEIGHT = 0.01
@@ -80,7 +81,7 @@ class DataManager:
         )
         self._changed = asyncio.Event()
         self._paused = False
-        self._failures_in_a_row = 0
+        self._failures_in_a_row, self._failing_since = 0, 0.0
         self._most_environments = 0
 
     @property
@@ -190,9 +191,13 @@ class DataManager:
     def failed(self, order: Order, error: InfrastructureError) -> None:
         self._running -= 1
         self._metrics.infrastructure_failures += 1
+        now = time.monotonic()
+        if not self._failures_in_a_row:
+            self._failing_since = now
         self._failures_in_a_row += 1
         self._metrics.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
-        if self._failures_in_a_row >= max(MOST_FAILURES_IN_A_ROW, MOST_PER_ENVIRONMENT * self._most_environments):
+        enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
+        if self._failures_in_a_row >= enough and now - self._failing_since >= FAILING_SECONDS:
             raise UserError(
                 f"{self._failures_in_a_row} attempts in a row failed, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"

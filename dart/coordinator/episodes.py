@@ -69,16 +69,18 @@ async def sample(
             success_threshold=config.curation.success_threshold,
             agent=config.agent,
         )
+        failed = False
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
         except InfrastructureError as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
-            source.failed(order, error)
+            failed = True
+            source.failed(order.failed(worker.id), error)
             return
         finally:
             env.close()
-            envs.release(worker)
+            envs.release(worker, failed)
         await source.finished(order, trajectory)
 
     async with asyncio.TaskGroup() as episodes:

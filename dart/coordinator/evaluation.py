@@ -6,6 +6,7 @@ and an attempt that infrastructure ended is made again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -21,8 +22,6 @@ from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import EVALUATED, GroupKind, GroupState
-
-MOST_ATTEMPTS = 5
 
 
 def instances(config: Config, number: int) -> list[Task]:
@@ -59,6 +58,8 @@ class Evaluation:
         self._open: list[str] = []
         self.outcomes: list[Outcome] = []
         self.total = len(self._orders)
+        self._running = 0
+        self._changed = asyncio.Event()
 
     async def open(self) -> None:
         """Take up what an earlier process of the run has of this evaluation."""
@@ -75,19 +76,32 @@ class Evaluation:
         self._orders = deque(order for order in self._orders if order.trajectory_id not in there)
 
     async def next(self) -> Order | None:
-        return self._orders.popleft() if self._orders else None
+        """Waits while one of the last may have to be made again."""
+        while not self._orders and self._running:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._orders:
+            return None
+        self._running += 1
+        return self._orders.popleft()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        self._changed.set()
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
         self.outcomes.append(Outcome.of(trajectory, order.attempt))
+        self._ended()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        if order.attempt >= MOST_ATTEMPTS:
+        if order.hopeless:
             raise UserError(
-                f"evaluation: {order.task.id} failed {MOST_ATTEMPTS} times, the last with: {error}: look at what "
+                f"evaluation: {order.task.id} failed {order.attempt} times, the last with: {error}: look at what "
                 "failed; for workers their logs are in the run directory, and `dart doctor` knows what is missing"
             )
         self._orders.append(order.again())
+        self._ended()
 
     async def close(self) -> dict[str, Any]:
         for group in self._open:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from dart.coordinator.screenshots import Screenshots
@@ -20,7 +20,7 @@ from dart.core.action import Action
 from dart.core.groups import Order
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Observation, Prompt, Task
-from dart.core.usage import EnvState, Ledger, ReplicaState
+from dart.core.usage import EnvState, Ledger, ReplicaState, rest_seconds
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (
     action_from_proto,
@@ -36,8 +36,12 @@ GENERATE_ATTEMPTS = 5
 
 class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
-        self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.LOST}, time.monotonic())
+        now = time.monotonic()
+        self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.RESTING, EnvState.LOST}, now)
+        self.usage.blame(EnvState.RESTING, "one attempt after the other failed", now)
         self.slots = 0
+        self._failures: Counter[str] = Counter()
+        """Of each worker, since an attempt on it ended well."""
         self._live: dict[str, Worker] = {}
         self._free: deque[Worker] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
@@ -59,9 +63,23 @@ class EnvPool:
                 self.release(waiter.result())
             raise
 
-    def release(self, worker: Worker) -> None:
+    def release(self, worker: Worker, failed: bool = False) -> None:
+        """The environment that `acquire` gave is free. `failed`: its attempt did; then it may have to rest first."""
         if worker.state != "ready":
             return
+        self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
+        if seconds := rest_seconds(self._failures[worker.id], worker.slots):
+            self.move(worker, EnvState.IDLE, EnvState.RESTING)
+            asyncio.get_running_loop().call_later(seconds, self._rested, worker)
+        else:
+            self._give(worker)
+
+    def _rested(self, worker: Worker) -> None:
+        if worker.state == "ready":
+            self.move(worker, EnvState.RESTING, EnvState.IDLE)
+            self._give(worker)
+
+    def _give(self, worker: Worker) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -84,12 +102,13 @@ class EnvPool:
         self._live[worker.id] = worker
         self.usage.joined(worker.id, EnvState.IDLE, worker.slots, now)
         for _ in range(worker.slots):
-            self.release(worker)
+            self._give(worker)
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
         self.slots -= worker.slots
+        self._failures.pop(worker.id, None)
         if self._live.get(worker.id) is worker:
             del self._live[worker.id]
             self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)

@@ -18,16 +18,32 @@ from dart.core.planning import Plan
 from dart.core.sampling import TaskSampler
 from dart.core.types import Task, Trajectory
 
+MOST_ATTEMPTS, MOST_ATTEMPTS_ON_ONE = 5, 12
+"""Of one roll-out that has to be made: an evaluation's, or a demonstration."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One roll-out to run: `attempt` counts from 1 and grows when infrastructure ended the last one."""
+    """One roll-out to run: `attempt` counts from 1 and grows when infrastructure ended the last one.
+
+    `failed_on`: the env workers of the attempts that it ended.
+    """
 
     trajectory_id: str
     group_id: str
     task: Task
     step_limit: int
     attempt: int = 1
+    failed_on: frozenset[str] = frozenset()
+
+    @property
+    def hopeless(self) -> bool:
+        """Its attempts have failed so often, and not on one bad machine alone, that the next would fail as well."""
+        return self.attempt >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
+
+    def failed(self, worker: str) -> Order:
+        """Infrastructure ended this attempt on that env worker."""
+        return replace(self, failed_on=self.failed_on | {worker})
 
     def again(self) -> Order:
         """The same roll-out, after infrastructure ended this attempt."""

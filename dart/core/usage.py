@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class EnvState(StrEnum):
-    """Of one environment. All but `IDLE` and `LOST` are within an episode."""
+    """Of one environment. All but `IDLE`, `RESTING` and `LOST` are within an episode."""
 
     RESETTING = "resetting"
     ACTING = "acting"
@@ -22,6 +22,8 @@ class EnvState(StrEnum):
     GENERATING = "generating"
     """A replica, or whoever writes its turns, is at its turn."""
     IDLE = "idle"
+    RESTING = "resting"
+    """Its worker's attempts have failed one after the other: the next has to wait (`rest_seconds`)."""
     LOST = "lost"
     """Its worker is gone and has not come back."""
 
@@ -40,6 +42,20 @@ class TrainerState(StrEnum):
     SAVING = "saving"
     IDLE = "idle"
     """No batch has come together; or, where sampling and training take turns, weights are waited for."""
+
+
+MOST_REST_SECONDS = 60.0
+
+
+def rest_seconds(failures: int, slots: int) -> float:
+    """How long an environment of a worker rests after its worker's `failures` failed attempts in a row.
+
+    Not at all before as many have failed as it has slots: a browser that dies takes all its pages with it. Then 1 s,
+    and twice as long each time as many more have. Without this, a machine whose disk is full would take every roll-out
+    that is given out again, and fail it at once.
+    """
+    rounds = failures // slots
+    return min(MOST_REST_SECONDS, 2.0 ** (min(rounds, 10) - 1)) if rounds else 0.0
 
 
 State = EnvState | ReplicaState | TrainerState
