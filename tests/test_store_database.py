@@ -333,4 +333,8 @@ async def test_events_are_watched_from_a_point(database: Database) -> None:
     await database.append_events([])
     assert await database.events_since(3) == events[2:]
     assert await database.events_since(0, limit=2) == events[:2]
-    assert await database.last_sequence() == 5
+    await database.append_events([Event(6, 6.0, "group", "{}")])
+    assert await database.newest_events("update") == events[-1:]
+    assert await database.newest_events("update", 3) == events[:1:-1]
+    assert await database.newest_events("evaluation") == []
+    assert await database.last_sequence() == 6

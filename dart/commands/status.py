@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from dart.commands.train import go_on, open_database
+from dart.commands.view import MOST_ROWS, worker_states
+from dart.coordinator.server import ROLE_NAMES
 from dart.coordinator.start import process_runs
 from dart.errors import UserError
 from dart.store.records import RunRecord, RunState
@@ -78,10 +81,7 @@ async def ask(address: str) -> cpb.GetStatusResponse | None:
 
 async def _read(directory: Path) -> tuple[RunRecord, dict[str, Any]]:
     async with await open_database(directory, create=False) as database:
-        events = await database.events_since(1, 1_000_000)
-        totals: dict[str, Any] = next(
-            (json.loads(event.json) for event in reversed(events) if event.kind == "update"), {}
-        )
+        totals: dict[str, Any] = next((json.loads(one.json) for one in await database.newest_events("update")), {})
         return await database.run(), totals
 
 
@@ -104,7 +104,21 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
             click.echo(f"  {state} because {_shares(because)}")
     for fate, count in sorted(answer.fates.items()):
         click.echo(f"  {fate}: {count}")
-    for worker in answer.workers:
+    for role, workers in itertools.groupby(answer.workers, key=lambda worker: worker.role):
+        _print_workers(ROLE_NAMES[role], list(workers))
+
+
+def _print_workers(role: str, workers: Sequence[Any]) -> None:
+    """A line for each; where there are too many for a screen, one for all of them."""
+    if len(workers) > MOST_ROWS:
+        busy, slots = sum(worker.busy for worker in workers), sum(worker.slots for worker in workers)
+        longest = max(worker.seconds_since_heard for worker in workers)
+        click.echo(
+            f"  {len(workers)} {role} workers: {worker_states(workers)}, {busy}/{slots} busy, all heard within "
+            f"{longest:.1f} s (--json lists them)"
+        )
+        return
+    for worker in workers:
         click.echo(
             f"  {worker.worker_id:16s} {worker.state:8s} {worker.busy}/{worker.slots} "
             f"version {worker.weight_version}, heard {worker.seconds_since_heard:.1f} s ago; {worker.doing}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 import click
@@ -19,6 +22,10 @@ from dart.coordinator.server import ROLE_NAMES
 
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
+MOST_ROWS = 12
+"""Of tasks, and of the workers of a role."""
+BANDS = (("0%", 0.0, 1e-9), ("up to 25%", 1e-9, 0.25), ("25% to 50%", 0.25, 0.5), ("50% to 75%", 0.5, 0.75),
+         ("75% and more", 0.75, 1.0), ("100%", 1.0, 1.1))  # fmt: skip
 
 
 class View:
@@ -118,19 +125,46 @@ class View:
         table.add_column("")
         for name, rate in self._run.metrics.success_by_task.items():
             table.add_row(name, f"{rate:.0%}", ProgressBar(total=1.0, completed=rate, width=30))
-        return table
+        return table if table.row_count <= MOST_ROWS else _bands(self._run.metrics.success_by_task.values())
 
-    @staticmethod
-    def _workers(status: Any) -> Table:
+    def _workers(self, status: Any) -> Table:
+        """A row for each; where a role has too many for a screen, one for all of them."""
         table = Table(box=None, pad_edge=False)
         for column in ("worker", "role", "state", "busy", "version", "does"):
             table.add_column(column)
-        for worker in status.workers:
-            role = ROLE_NAMES[worker.role]
-            version = "" if role == "env" else str(worker.weight_version)
-            busy = "" if role == "train" else f"{worker.busy}/{worker.slots}"
-            table.add_row(worker.worker_id, role, worker.state, busy, version, worker.doing)
+        for number, workers in itertools.groupby(status.workers, key=lambda worker: worker.role):
+            role, members = ROLE_NAMES[number], list(workers)
+            if len(members) > MOST_ROWS:
+                rows = [(f"{len(members)} workers", members, self._run.accounting.all_doing(number))]
+            else:
+                rows = [(worker.worker_id, [worker], worker.doing) for worker in members]
+            for name, some, does in rows:
+                version = "" if role == "env" else _range([worker.weight_version for worker in some])
+                busy = "" if role == "train" else f"{sum(w.busy for w in some)}/{sum(w.slots for w in some)}"
+                table.add_row(name, role, worker_states(some), busy, version, does)
         return table
+
+
+def worker_states(workers: Sequence[Any]) -> str:
+    """How many are in which state; of one alone, its state."""
+    counts = Counter(worker.state for worker in workers)
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) if len(workers) > 1 else workers[0].state
+
+
+def _range(values: Sequence[int]) -> str:
+    return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _bands(rates: Collection[float]) -> Table:
+    """How many tasks succeed how often: hundreds of rows would fit no screen."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recent success")
+    table.add_column("tasks", justify="right")
+    table.add_column("")
+    for name, low, high in BANDS:
+        count = sum(low <= rate < high for rate in rates)
+        table.add_row(name, str(count), ProgressBar(total=len(rates), completed=count, width=30))
+    return table
 
 
 def _bar(share: float) -> Table:

@@ -6,12 +6,13 @@ Utilisation is the share of slot-seconds that were within an episode (environmen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.ranks import TRAINER, TrainerRanks
 from dart.coordinator.sessions import Worker
-from dart.core.usage import EnvState, Ledger
+from dart.core.usage import EnvState, Ledger, State
 from dart.v1 import session_pb2 as pb
 
 
@@ -43,12 +44,25 @@ class Accounting:
 
     def doing(self, worker: Worker) -> str:
         """What a worker's slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
-        ledger = {pb.ROLE_ENV: self.environments, pb.ROLE_ROLLOUT: self.replicas}.get(worker.role, self.trainer)
-        told = []
-        for state, count in sorted(ledger.counts(TRAINER if ledger is self.trainer else worker.id).items()):
-            what = str(state) if worker.role != pb.ROLE_ENV else f"{count} {state}"
-            told.append(f"{what}: {cause}" if (cause := ledger.cause(state)) else what)
-        return ", ".join(told)
+        ledger = self._ledger(worker.role)
+        counts = ledger.counts(TRAINER if ledger is self.trainer else worker.id)
+        return _told(ledger, counts, counted=worker.role == pb.ROLE_ENV)
+
+    def all_doing(self, role: pb.Role) -> str:
+        """The same of all workers of the role together."""
+        ledger = self._ledger(role)
+        return _told(ledger, ledger.counts(), counted=ledger is not self.trainer)
+
+    def _ledger(self, role: pb.Role) -> Ledger:
+        return {pb.ROLE_ENV: self.environments, pb.ROLE_ROLLOUT: self.replicas}.get(role, self.trainer)
+
+
+def _told(ledger: Ledger, counts: Mapping[State, int], *, counted: bool) -> str:
+    told = []
+    for state, count in sorted(counts.items()):
+        what = f"{count} {state}" if counted else str(state)
+        told.append(f"{what}: {cause}" if (cause := ledger.cause(state)) else what)
+    return ", ".join(told)
 
 
 def _seconds(ledger: Ledger, now: float) -> dict[str, float]:

@@ -37,14 +37,13 @@ async def starting_point(database: Database) -> Start:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     if run.state == RunState.RUNNING and run.pid and process_runs(run.pid):
         raise UserError(f"run {run.id} is running as process {run.pid}: stop it first")
-    totals, evaluations = None, {}
-    for event in await database.events_since(1, 1_000_000):
-        if event.kind == "update":
-            totals = json.loads(event.json)
-        elif event.kind == "evaluation":
-            result = json.loads(event.json)
-            if (label := result.pop("label")) == "before":
-                evaluations[label] = result
+    totals = next((json.loads(event.json) for event in await database.newest_events("update")), None)
+    evaluations = {}
+    for event in await database.newest_events("evaluation", 100):
+        result = json.loads(event.json)
+        if (label := result.pop("label")) == "before":
+            evaluations[label] = result
+            break
     # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
     group, sequence = await database.group_count() + 1, await database.last_sequence() + 1
     checkpoint = await database.latest_checkpoint()

@@ -286,6 +286,13 @@ class Reader:
         rows = await self._rows(wanted.order_by(c.sequence).limit(limit))
         return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
 
+    async def newest_events(self, kind: str, limit: int = 1) -> list[r.Event]:
+        """The last ones of a kind, newest first."""
+        c = t.events.c
+        wanted = select(t.events).where(c.run_id == self.run_id, c.kind == kind)
+        rows = await self._rows(wanted.order_by(c.sequence.desc()).limit(limit))
+        return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
+
     async def last_sequence(self) -> int:
         """Of the newest event; 0 without any."""
         rows = await self._rows(
