@@ -6,7 +6,7 @@ configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds
 run (the config's `stop`); end it and call it again as you like (`benchmarks.sweep`). Writes
 results/efficiency_real.json.
 
-On a GPU machine: --config with a config of your own; the schedules are laid over it.
+On a GPU machine: --config with a config of your own, on which the schedules are laid; its results go by its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from benchmarks.efficiency import LADDER, RATIOS
 from benchmarks.sweep import Setting
 
 CONFIG = Path("configs/efficiency_real.yaml")
-NAME = "efficiency_real"
 SHOWN = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",
          "sampled_actions_per_minute")  # fmt: skip
 
@@ -47,15 +46,15 @@ def main() -> None:
     parser.add_argument("--rungs", default="coupled,decoupled", help="by name, separated by commas; all: the ladder")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
     options = parser.parse_args()
-    rungs = settings()
+    rungs, results = settings(), options.config.stem
     names = [rung.name for rung in rungs]
     wanted = names if options.rungs == "all" else options.rungs.split(",")
     if unknown := set(wanted) - set(names):
         parser.error(f"--rungs {', '.join(sorted(unknown))}: known are all, {', '.join(names)}")
     chosen = [rung for rung in rungs if rung.name in wanted]
     if not options.report:
-        sweep.run_missing(NAME, options.config, chosen, range(options.seeds))
-    runs = sweep.finished(NAME, rungs)
+        sweep.run_missing(results, options.config, chosen, range(options.seeds))
+    runs = sweep.finished(results, rungs)
     if not runs:
         parser.error("no run is finished yet: leave --report out")
     rows: list[dict[str, Any]] = [
@@ -68,7 +67,7 @@ def main() -> None:
         for row in rows:
             row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS if base[field]}
     slept = f"{sweep.REAL}; environments sleep after resets and actions (environment.delay in {options.config.name})"
-    print(sweep.write(NAME, options.config, {"runs": rows}, slept))
+    print(sweep.write(results, options.config, {"runs": rows}, slept))
     show(rows)
 
 

@@ -226,12 +226,16 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 @main.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(run: Path | None, address: str | None, as_json: bool) -> None:
-    """What a run is doing, live if it runs; how it ended if not. RUN defaults to the newest under runs/."""
+def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
+    """What a run is doing, live if it runs; how it ended if not. RUN defaults to the newest under runs/.
+
+    A token, where the coordinator asks for one, is read from DART_TOKEN.
+    """
     from dart.commands.status import status as show
 
-    show(run, address, as_json=as_json)
+    show(run, address, tls_ca, as_json=as_json)
 
 
 @main.command()

@@ -23,6 +23,7 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0.0)]
 
+BUILTIN_SUITE = "miniwob"
 BUILTIN_MODELS = Path(__file__).parent / "assets"
 
 
@@ -37,12 +38,15 @@ class Section(BaseModel):
 class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
     directory: Path = Field(Path("runs"), description="Where run directories are made.")
-    seed: int = 0
+    seed: int = Field(0, description="Of the order of tasks and of the trainer's shuffles.")
 
 
 class Model(Section):
-    path: str = Field(description="A Hugging Face folder, or builtin:NAME for one that ships with dart.")
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    path: str = Field(
+        description="A Hugging Face folder, at the same place on every machine with a model, or builtin:NAME for one "
+        "that ships with dart."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Of the replicas and the trainer.")
 
     @property
     def folder(self) -> Path:
@@ -61,13 +65,19 @@ class Agent(Section):
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, this step's included.")
     history_turns: Positive = Field(35, description="Earlier turns whose texts are in the prompt.")
-    resize_multiple: Positive = Field(28, description="The model resizes screenshots to multiples of this (pixels).")
-    max_pixels: Positive = Field(16384 * 28 * 28, description="And to at most this many pixels.")
-    min_pixels: Positive = Field(100 * 28 * 28, description="And to at least this many pixels.")
+    resize_multiple: Positive = Field(
+        28,
+        description="What the model's preprocessor_config.json does, so that coordinates mean the same: it resizes "
+        "screenshots to multiples of this (pixels).",
+    )
+    max_pixels: Positive = Field(16384 * 28 * 28, description="Likewise: to at most this many pixels.")
+    min_pixels: Positive = Field(100 * 28 * 28, description="Likewise: to at least this many pixels.")
 
 
 class TaskSet(Section):
-    names: tuple[str, ...] = Field(min_length=1)
+    names: tuple[str, ...] = Field(
+        min_length=1, description="For miniwob as miniwob.farama.org has them; `dart doctor CONFIG` checks them."
+    )
     train_seeds: tuple[int, int] = Field((0, 1_000_000), description="[first, last) of the seeds trained on.")
     eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="[first, last) of the held-out seeds.")
 
@@ -98,7 +108,12 @@ class Delay(Section):
 
 
 class Environment(Section):
-    kind: Literal["miniwob"] = "miniwob"
+    kind: str = Field(
+        BUILTIN_SUITE,
+        pattern=r"^[a-z0-9][a-z0-9_-]*$",
+        description="The suite. dart's env workers run miniwob; for another, start `dart coordinator` and env workers "
+        "of your own (docs/extending.md).",
+    )
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
     slots: Positive = Field(16, description="Environments per worker.")
@@ -111,17 +126,21 @@ class Environment(Section):
 
 
 class Rollout(Section):
-    replicas: Positive = 1
-    temperature: float = Field(1.0, gt=0.0)
+    replicas: Positive = Field(1, description="vLLM engines; each is a roll-out worker.")
+    temperature: float = Field(
+        1.0, gt=0.0, description="Of sampling, and of the log-probabilities that are trained on."
+    )
     max_tokens: Positive = Field(512, description="Sampled tokens per step.")
     slots: Positive = Field(32, description="Requests that one replica holds at once.")
-    max_model_len: Positive = 32768
-    tensor_parallel: Positive = 1
-    kv_cache_bytes: int | None = Field(None, description="CPU: size of the KV cache; none: vLLM decides.")
-    enforce_eager: bool = False
+    max_model_len: Positive = Field(32768, description="Tokens of prompt and answer together.")
+    tensor_parallel: Positive = Field(1, description="GPUs of one replica.")
+    kv_cache_bytes: int | None = Field(None, description="Size of the KV cache; none: vLLM decides.")
+    enforce_eager: bool = Field(False, description="vLLM without CUDA graphs.")
     image_cache_entries: Positive = Field(4096, description="Screenshots a replica keeps by digest.")
     environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")
-    startup_timeout_seconds: Seconds = 600.0
+    startup_timeout_seconds: Seconds = Field(
+        600.0, description="A replica whose engine is not ready by then ends, and is started again."
+    )
 
 
 class DynamicRollouts(Section):
@@ -238,19 +257,19 @@ class Advantage(Section):
 
 
 class Trainer(Section):
-    ranks: Positive = 1
-    learning_rate: float = Field(1e-6, gt=0.0)
+    ranks: Positive = Field(1, description="Processes of the trainer.")
+    learning_rate: float = Field(1e-6, gt=0.0, description="Of AdamW.")
     final_learning_rate_fraction: Fraction = Field(1.0, description="Linear decay to this share at the last update.")
-    weight_decay: float = Field(0.1, ge=0.0)
-    gradient_clip: float = Field(2.0, gt=0.0)
-    adam_betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    weight_decay: float = Field(0.1, ge=0.0, description="Of AdamW.")
+    gradient_clip: float = Field(2.0, gt=0.0, description="Longest gradient (its norm over all weights).")
+    adam_betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Of AdamW.")
     adam_epsilon: float = Field(
         1e-8, gt=0.0, description="Larger: weights with tiny gradients, such as unused tokens' rows, move less."
     )
     trajectories_per_update: Positive = Field(64, description="Released trajectories that make a batch, at least.")
     minibatches: Positive = Field(1, description="Optimiser steps per batch.")
     microbatch_tokens: Positive = Field(16384, description="Padded tokens per forward pass.")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="Less memory, a second forward pass.")
     threads: Positive | None = Field(None, description="torch CPU threads per rank; none: torch decides.")
     loss: Loss = Field(default_factory=Loss)
     advantage: Advantage = Field(default_factory=Advantage)
@@ -277,18 +296,20 @@ class Supervised(Section):
 
 
 class Sync(Section):
-    transport: Literal["gloo", "nccl"] = "nccl"
+    transport: Literal["gloo", "nccl"] = Field(
+        "nccl", description="nccl: trainer and replicas have GPUs of their own; gloo: everything else, a CPU included."
+    )
     max_unavailable: Positive = Field(1, description="Replicas that may be updated at the same time.")
     mode: Literal["keep", "drain", "abort"] = Field("drain", description="What becomes of requests in flight.")
-    timeout_seconds: Seconds = 120.0
+    timeout_seconds: Seconds = Field(120.0, description="A transfer that takes longer is broken off and tried again.")
 
 
 class Stop(Section):
-    updates: Positive | None = None
-    train_seconds: Seconds | None = None
+    updates: Positive | None = Field(None, description="Updates of the trainer.")
+    train_seconds: Seconds | None = Field(None, description="Of training; evaluations do not count.")
     env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
     success_rate: Fraction | None = Field(None, description="Of the last `window` training trajectories.")
-    window: Positive = 512
+    window: Positive = Field(512, description="Trajectories.")
 
     @model_validator(mode="after")
     def _some(self) -> Stop:
@@ -309,25 +330,33 @@ class Evaluation(Section):
 
 
 class Checkpoint(Section):
-    every_updates: Positive = 50
-    keep: Positive = 2
+    every_updates: Positive = Field(
+        50, description="One more is made at the end, and at Ctrl-C if it takes less than 3 s."
+    )
+    keep: Positive = Field(2, description="The newest so many; older ones are deleted.")
 
 
 class Server(Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="Any other needs `tokens` and TLS (docs/machines.md).")
     port: int = Field(0, ge=0, le=65535, description="0: any free port.")
     heartbeat_seconds: Seconds = Field(
         2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
     )
-    lost_after_seconds: Seconds = 15.0
+    lost_after_seconds: Seconds = Field(15.0, description="A worker that is silent for so long is given up.")
     share_screenshots: bool = Field(
         True,
         description="Workers that see the run's blob directory write and read screenshots there themselves; those that "
         "do not, or all with false, have them from the coordinator.",
     )
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = Field(None, description="Set: workers must show a certificate of this authority.")
+    tls_certificate: Path | None = Field(
+        None, description="PEM. `dart train`'s own workers trust exactly this file: let it be self-signed there."
+    )
+    tls_key: Path | None = Field(None, description="PEM, of tls_certificate.")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="Set: workers must show a certificate of this authority; for `dart coordinator`, whose workers are "
+        "started by hand.",
+    )
     tokens: dict[Literal["env", "rollout", "train", "control"], str] = Field(
         default_factory=dict, description="A bearer token per role, as env:NAME or file:PATH; never the token itself."
     )

@@ -35,7 +35,9 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
             continue
         rows.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
     if rows:
-        yield f"## {prefix.rstrip('.')}\n"
+        yield f"## {prefix.rstrip('.') or '(top level)'}\n"
+        if model.__doc__ and not model.__doc__.startswith("A run, whole"):
+            yield f"{model.__doc__.strip()}\n"
         yield "| field | type | default | what it is |\n|---|---|---|---|"
         yield "\n".join(rows) + "\n"
     for name, inner in nested:

@@ -23,6 +23,7 @@ from pathlib import Path
 from dart.config import Config
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
+from dart.gpus import gpus_here, place
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 MOST_RESTARTS = 3
@@ -57,7 +58,11 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
         return Child(name, command, {**extra, **token}, restart=role != "train")
 
     children = [child("env", f"env-{n}", {}) for n in range(job.environments(config))]
-    children += [child("rollout", f"rollout-{n}", config.rollout.environment) for n in range(job.replicas(config))]
+    gpus = place(config, job, gpus_here())
+    children += [
+        child("rollout", f"rollout-{n}", gpus.of_replica(n) | config.rollout.environment)
+        for n in range(job.replicas(config))
+    ]
     if isinstance(job, Train):
         ranks = config.trainer.ranks
         launch = [
@@ -71,7 +76,7 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
         ]
         launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
         launch += ["--multi_gpu"]  # also without a GPU: the ranks then talk over gloo, where --cpu would want MPI
-        children.append(child("train", "train", {}, launch if ranks > 1 else ()))
+        children.append(child("train", "train", gpus.of_trainer(), launch if ranks > 1 else ()))
     return children
 
 

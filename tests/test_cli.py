@@ -49,6 +49,8 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["train", DEMO, "--set", "model.path=builtin:big"], "there are builtin:"),
         (["train", DEMO, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
         (["train", DEMO, "--set", "environment.browser=/none"], "environment.browser /none is not an executable"),
+        (["train", DEMO, "--set", "environment.kind=osworld"], "environment.kind osworld: the env workers that dart"),
+        (["train", DEMO, "--set", "sync.transport=nccl"], "sync.transport: nccl needs a GPU for each of trainer.ranks"),
         (["train", DEMO, "--set", "rollout.replica=1"], "did you mean replicas?"),
         (["train", DEMO, "--resume", "none"], "none is not a run directory"),
         (["worker", "--role", "cook", "--coordinator", "127.0.0.1:1"], "--role 'cook' is not a role"),

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import click
 
-from dart.config import Config, load
+from dart.config import BUILTIN_SUITE, Config, load
 from dart.coordinator.job import Job, Train
+from dart.errors import UserError
+from dart.gpus import gpus_here, place
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
@@ -61,6 +63,7 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         if job.model:
             found.append(("model folder", lambda: _model(config)))
         found.append(("port", lambda: _port(config)))
+        found.append(("gpus", lambda: _gpus(config, job)))
         if job.environments(config):
             found.append(("task names", lambda: _tasks(config)))
     return found
@@ -134,11 +137,14 @@ def _model(config: Config) -> str | None:
 
 
 def _tasks(config: Config) -> str | None:
+    if config.environment.kind != BUILTIN_SUITE:
+        return (
+            f"environment.kind {config.environment.kind}: the env workers that dart starts run {BUILTIN_SUITE} alone: "
+            "start `dart coordinator` and env workers of your own"
+        )
     if not importlib.util.find_spec("miniwob"):
         return None  # said already
     from importlib import import_module
-
-    from dart.errors import UserError
 
     try:
         check = import_module("dart.workers.env.miniwob").check_task
@@ -149,6 +155,14 @@ def _tasks(config: Config) -> str | None:
             check(name)
         except UserError as error:
             return str(error)
+    return None
+
+
+def _gpus(config: Config, job: Job) -> str | None:
+    try:
+        place(config, job, gpus_here())
+    except UserError as error:
+        return str(error)
     return None
 
 

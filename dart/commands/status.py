@@ -28,10 +28,10 @@ from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 TIMEOUT_SECONDS = 5.0
 
 
-def status(run: Path | None, address: str | None, *, as_json: bool) -> None:
+def status(run: Path | None, address: str | None, tls_ca: Path | None, *, as_json: bool) -> None:
     """Print a run's state. Raises UserError when there is nothing to ask."""
     if address is not None:
-        answer = asyncio.run(ask(address))
+        answer = asyncio.run(ask(address, tls_ca))
         if answer is None:
             raise UserError(f"--address {address}: no coordinator answers there: `dart runs` lists runs and addresses")
         _print_live(answer, as_json)
@@ -40,7 +40,7 @@ def status(run: Path | None, address: str | None, *, as_json: bool) -> None:
     record, totals = asyncio.run(_read(directory))
     state = described_state(record)
     if state == RunState.RUNNING and record.control_address:
-        answer = asyncio.run(ask(record.control_address))
+        answer = asyncio.run(ask(record.control_address, tls_ca or _own_certificate(record)))
         if answer is not None:
             _print_live(answer, as_json)
             return
@@ -62,9 +62,15 @@ def newest_run(directory: Path) -> Path:
     return found[-1].parent
 
 
-async def ask(address: str) -> cpb.GetStatusResponse | None:
+def _own_certificate(record: RunRecord) -> Path | None:
+    """What the run's coordinator shows, as its workers on this machine trust it."""
+    certificate = record.config.get("server", {}).get("tls_certificate")
+    return Path(certificate) if certificate else None
+
+
+async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse | None:
     """A coordinator's status, or None when it does not answer."""
-    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT))
+    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
     async with dial.channel() as channel:
         try:
             answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(

@@ -311,9 +311,7 @@ class Run:
 
     async def _watch_trainer(self) -> None:
         await self.ranks.lost.wait()
-        raise TrainerLost(
-            "the trainer is gone: look at logs/train-*.log in the run directory, then go on with --resume"
-        )
+        raise TrainerLost("the trainer is gone: look at logs/train.log in the run directory, then go on with --resume")
 
     async def _goodbye(self) -> None:
         """Tell every worker to end, and wait until they have."""

@@ -111,7 +111,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A program in the environment's own language; refused unless the config allows it."""
+    """A program in the environment's own language; an environment that runs none does nothing."""
 
     language: str
     source: str

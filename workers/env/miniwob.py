@@ -14,14 +14,12 @@ import json
 import struct
 from pathlib import Path
 
-from dart.config import Environment
+from dart.config import BUILTIN_SUITE, Environment
 from dart.core.action import Action, Wait
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page
 from dart.workers.env.inputs import InputDevices
-
-SUITE = "miniwob"
 
 # The end of an episode covers the page with START and shows the next problem: without startEpisode it stays as it
 # is. The display beside the task shows the reward and a clock, and lets the page be scrolled. Pictures that the
@@ -74,7 +72,7 @@ def check_task(name: str) -> None:
         return
     close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(close)}?" if close else "for example click-test, enter-text or login-user"
-    raise UserError(f"environment.tasks.names: {SUITE} has no task {name!r}: {hint}")
+    raise UserError(f"environment.tasks.names: {BUILTIN_SUITE} has no task {name!r}: {hint}")
 
 
 class MiniWobEnv:
@@ -102,8 +100,10 @@ class MiniWobEnv:
 
     async def reset(self, task: Task) -> Observation:
         """Start the task's episode: its first screenshot and its instruction."""
-        if task.suite != SUITE:
-            raise UserError(f"task {task.id} is of suite {task.suite!r}, this environment runs {SUITE!r}: use another")
+        if task.suite != BUILTIN_SUITE:
+            raise UserError(
+                f"task {task.id} is of suite {task.suite!r}, this environment runs {BUILTIN_SUITE!r}: use another"
+            )
         check_task(task.name)
         self._devices = InputDevices(self._config.viewport)
         self._final = None

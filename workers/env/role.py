@@ -17,7 +17,7 @@ from importlib import metadata
 
 from pydantic import ValidationError
 
-from dart.config import Delay, EnvWorkerConfig
+from dart.config import BUILTIN_SUITE, Delay, EnvWorkerConfig
 from dart.core.types import Observation
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
@@ -51,6 +51,10 @@ class EnvRole:
         except ValidationError as error:
             raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
         config = told.environment
+        if config.kind != BUILTIN_SUITE:
+            raise UserError(
+                f"environment.kind {config.kind}: this env worker runs {BUILTIN_SUITE} alone: start your own"
+            )
         for name in config.tasks.names:
             check_task(name)
         self._patience = 2 * config.step_timeout_seconds

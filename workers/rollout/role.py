@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 import time
 from importlib import metadata
 
@@ -54,7 +57,12 @@ class RolloutRole:
             config = RolloutWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
             raise UserError(f"the coordinator's rollout config is not understood ({error}): use one version") from None
-        self._engine = await Engine.start(config)
+        seconds = config.rollout.startup_timeout_seconds
+        deadline = asyncio.get_running_loop().call_later(seconds, _give_up_starting, seconds)
+        try:
+            self._engine = await Engine.start(config)
+        finally:
+            deadline.cancel()
         return pb.Ready(
             slots=config.rollout.slots,
             weight_version=self._engine.version,
@@ -86,6 +94,17 @@ class RolloutRole:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
+
+
+def _give_up_starting(seconds: float) -> None:
+    """The thread that starts vLLM cannot be stopped, so the process ends; whoever started it starts it again."""
+    print(
+        f"the engine was not ready within {seconds:g} s: if the model takes so long to load, raise "
+        "rollout.startup_timeout_seconds",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:

@@ -1,0 +1,73 @@
+"""Which of this machine's GPUs each local worker gets, so that no two share one where there are enough."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dart.config import Config
+from dart.coordinator.job import Job, Train
+from dart.errors import UserError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+LIST_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`trainer`: a GPU for each rank. `replicas`: for each replica, those of its tensor parallelism. Empty: none."""
+
+    trainer: tuple[str, ...] = ()
+    replicas: tuple[tuple[str, ...], ...] = ()
+
+    def of_trainer(self) -> dict[str, str]:
+        """Environment variables."""
+        return _visible(self.trainer)
+
+    def of_replica(self, index: int) -> dict[str, str]:
+        return _visible(self.replicas[index]) if self.replicas else {}
+
+
+def _visible(gpus: Sequence[str]) -> dict[str, str]:
+    return {VISIBLE: ",".join(gpus)} if gpus else {}
+
+
+def gpus_here() -> list[str]:
+    """By CUDA_VISIBLE_DEVICES where it is set, else all that nvidia-smi lists; none without it."""
+    if (named := os.environ.get(VISIBLE)) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    if shutil.which(LIST[0]) is None:
+        return []
+    try:
+        listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.split()
+
+
+def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
+    """The trainer's ranks first, then the replicas, each on GPUs of its own; over gloo they share what there is.
+
+    Raises UserError where NCCL, which cannot work between two processes on one GPU, has too few.
+    """
+    ranks = config.trainer.ranks if isinstance(job, Train) else 0
+    replicas, parallel = job.replicas(config), config.rollout.tensor_parallel
+    needed = ranks + replicas * parallel
+    if ranks and replicas and config.sync.transport == "nccl" and len(gpus) < needed:
+        raise UserError(
+            f"sync.transport: nccl needs a GPU for each of trainer.ranks ({ranks}) and rollout.replicas ({replicas}) "
+            f"x rollout.tensor_parallel ({parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of "
+            "them, or set sync.transport: gloo, with which they may share"
+        )
+    if not gpus:
+        return Placement()
+
+    def some(first: int, number: int) -> tuple[str, ...]:
+        # No GPU twice in one process, however few there are.
+        return tuple(dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(number)))
+
+    return Placement(some(0, ranks), tuple(some(ranks + i * parallel, parallel) for i in range(replicas)))
