@@ -3,7 +3,7 @@
 The whole algorithm, without one piece at a time, and without all of them, on real MiniWoB tasks of mixed difficulty
 (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the scripted
 oracle made (`dart collect`), once for all runs. A run ends after as many environment steps as configs/ablation.yaml
-says, eleven to eighteen minutes where two run at a time; stop it and call it again as you like (`benchmarks.sweep`). Writes
+says, eleven to eighteen minutes where two run at a time; stop it and call it again (`benchmarks.sweep`). Writes
 results/ablation.json and ablation.png, from whatever runs are finished.
 """
 

@@ -343,6 +343,11 @@ class Server(Section):
         2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
     )
     lost_after_seconds: Seconds = Field(15.0, description="A worker that is silent for so long is given up.")
+    reply_timeout_seconds: Seconds = Field(
+        600.0,
+        description="A command to an environment or a replica without an answer by then has failed; a worker that owes "
+        "half of its answers is begun anew.",
+    )
     share_screenshots: bool = Field(
         True,
         description="Workers that see the run's blob directory write and read screenshots there themselves; those that "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,45 @@ async def test_no_more_is_begun_than_the_budget(tmp_path: Path) -> None:
                 begun += 1
         # max_staleness × trajectories_per_update + rollouts
         assert begun == 2 * 8 + 4
+
+
+async def test_a_roll_out_that_cannot_be_made_is_given_up_while_others_can(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        for order in orders[1:3]:
+            await rig.data.finished(order, rolled_out(order, order is orders[1]))
+        bad = orders[0]
+        for worker in ("env-0", "env-1", "env-0", "env-1"):
+            rig.data.failed(bad.failed(worker), InfrastructureError("the page does not load"))
+            bad = await rig.order()
+        assert bad.trajectory_id == orders[0].trajectory_id and bad.attempt == 5
+        rig.data.failed(bad.failed("env-2"), InfrastructureError("the page does not load"))
+        assert rig.events("given_up")[0]["why"] == "the page does not load"
+        await rig.data.finished(orders[3], rolled_out(orders[3], False))
+        group = rig.events("group")[0]
+        assert (group["size"], group["released"], group["reason"]) == (3, True, "1 of 3 succeeded")
+
+
+async def test_a_group_of_which_nothing_can_be_made_is_dropped(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        for order in orders:
+            hopeless = replace(order, attempt=5, failed_on=frozenset({"env-0", "env-1"}))
+            rig.data.failed(hopeless, InfrastructureError("the page does not load"))
+        assert (await rig.order()).group_id != orders[0].group_id
+        assert rig.events("group")[0]["reason"] == "none of its roll-outs could be made"
+        assert (await rig.database.group(orders[0].group_id)).state is GroupState.DROPPED
+
+
+async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        for _ in range(2):
+            await rig.group(True, False, True, False)
+        batch = await rig.data.next_batch(0)
+        assert len(batch) == 2
+        await rig.data.unusable(batch, batch[0], "a screenshot cannot be had")
+        assert rig.metrics.fates["dropped: cannot be trained on"] == 4
+        assert (await rig.database.group(batch[0].id)).state is GroupState.DROPPED
+        await rig.group(True, False, True, False)
+        again = await rig.data.next_batch(0)
+        assert batch[1].id in {group.id for group in again} and batch[0].id not in {group.id for group in again}

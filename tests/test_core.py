@@ -230,10 +230,13 @@ def test_sync_rolls_one_at_a_time_and_skips_to_the_newest() -> None:
     plan.updated("a", 1)
     assert plan.next() == ("b", 2), "the oldest first, straight to the newest"
     plan.failed("b")
-    assert plan.next() == ("b", 2)
-    plan.left("b")
-    assert plan.next() == ("a", 2)
+    assert plan.next() == ("a", 2), "one that fails holds nobody else up"
     plan.updated("a", 2)
+    assert plan.next() == ("b", 2)
+    plan.failed("b")
+    plan.published(3)
+    assert [plan.next(), plan.failed("b") or plan.updated("a", 3), plan.next()] == [("a", 3), None, ("b", 3)]
+    plan.left("b")
     assert plan.settled
     with pytest.raises(ValueError, match="versions only grow"):
         plan.published(2)
@@ -294,3 +297,21 @@ def test_the_ledger_books_every_slot_second_once() -> None:
     ledger.restart(110.0)
     assert {state: spent for state, spent in ledger.seconds(112.0).items() if spent} == {lost: 2}
     assert ledger.causes(idle, 112.0) == {}
+
+
+def test_a_group_does_without_a_roll_out_that_cannot_be_made() -> None:
+    groups = book(3)
+    orders = [groups.next()[0] for _ in range(2)]
+    again = groups.failed(orders[0])
+    assert groups.next()[0] == again
+    assert groups.give_up(again) is None and groups.open_trajectories == 2
+    third = groups.next()[0]
+    assert third.trajectory_id.endswith("-3") and groups.next_would_open()
+    assert groups.finished(trajectory(orders[1])) is None
+    group = groups.finished(trajectory(third))
+    assert group is not None and len(group.finished) == 2
+    assert groups.open_trajectories == groups.open_groups == 0
+    alone = [groups.next()[0] for _ in range(3)]
+    assert [groups.give_up(order) for order in alone[:2]] == [None, None]
+    empty = groups.give_up(alone[2])
+    assert empty is not None and not empty.finished

@@ -166,3 +166,11 @@ async def test_a_bad_config_ends_before_any_work(text: str, message: str) -> Non
             await worker.prepare(text)
     finally:
         await worker.close()
+
+
+async def test_what_is_prepared_anew_has_nothing_of_before() -> None:
+    worker = EnvRole()
+    for _ in range(2):
+        await worker.prepare(config())
+        assert worker._free.qsize() == 2
+        await worker.close()

@@ -313,6 +313,18 @@ async def test_versions_and_syncs(database: Database) -> None:
     assert await database.syncs() == syncs
 
 
+async def test_what_is_cancelled_while_it_waits_for_its_turn_is_written(database: Database) -> None:
+    events = [Event(number, float(number), "update", "{}") for number in range(1, 101)]
+    writes = [asyncio.create_task(database.append_events([event])) for event in events]
+    await asyncio.sleep(0)
+    for write in writes:
+        write.cancel()
+    await asyncio.gather(*writes, return_exceptions=True)
+    await database.append_events([Event(101, 101.0, "update", "{}")])
+    assert await database.last_sequence() == 101
+    assert len(await database.events_since(1)) == 101
+
+
 async def test_checkpoints(database: Database) -> None:
     assert await database.latest_checkpoint() is None
     first, second = CheckpointRecord("v1", 1, 1.0), CheckpointRecord("v2", 2, 2.0, 0.75)

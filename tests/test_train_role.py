@@ -136,6 +136,33 @@ async def test_a_given_up_attempt_leaves_no_pages_behind(role: TrainRole) -> Non
     assert not role._pages
 
 
+async def test_pages_that_come_again_after_a_lost_stream_are_not_kept(role: TrainRole) -> None:
+    samples = mixed()
+    await train(role, 1, samples)
+    *early, _ = pages(1, samples)
+    assert [await role.handle(page) for page in early] == [None] * len(early)
+    assert not role._pages
+
+
+async def test_the_former_group_of_a_replica_is_left(role: TrainRole, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Quiet:
+        def open(self, group: Any) -> None:
+            self.name = group.group_id
+
+        def send(self, tensors: Any) -> int:
+            return 1
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr("dart.workers.train.senders.make_sender", lambda transport, seconds: Quiet())
+    for name in ("gpu-0-1", "gpu-1-2", "gpu-0-3", "gpu-0-3", "gpu-1-4"):
+        await role.handle(pb.SendWeights(version=0, group=transfer_group(name)))
+    assert closed == ["gpu-0-1", "gpu-1-2"]
+
+
 async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_directory(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -340,7 +340,11 @@ def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(fo
     assert (resumed.version, resumed.updates) == (1, 1)
     resumed.update(samples, *totals(samples))
     assert same_weights(resumed.snapshot(), trainer.snapshot())
+    # In a long run what it resumed from is deleted; a save that was killed leaves its folder.
+    shutil.rmtree(path)
+    (path.parent / ".v0.1.tmp").mkdir()
     resumed.save_checkpoint(path)
+    assert [entry.name for entry in path.parent.iterdir()] == ["v1"]
     assert Trainer(settings(folder, resume_from=str(path))).version == 2
 
 

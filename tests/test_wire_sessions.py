@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -244,3 +245,68 @@ def test_heartbeats_grow_rarer_with_the_number_of_workers() -> None:
     assert [heartbeat_interval(usual, workers) for workers in (1, 400, 1000, 100_000)] == [2.0, 2.0, 4.0, 5.0]
     hurried = config.Server(heartbeat_seconds=2.0, lost_after_seconds=3.0)
     assert heartbeat_interval(hurried, 100_000) == 2.0
+
+
+async def test_a_release_is_sent_again_after_a_lost_stream() -> None:
+    fleet = Fleet(60.0)
+    hello = pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV)
+    worker, _ = fleet.admit(hello)
+    fleet.became_ready(worker, pb.Ready(slots=1))
+    worker.tell(pb.Release(assignment=pb.Assignment(assignment_id="t1", attempt=1)))
+    worker.end_assignment("t1", 1)
+    await worker.outbox.get()  # and the stream that carried it was dead
+    hello.last_epoch = worker.epoch
+    assert fleet.admit(hello) == (worker, True)
+    again = await asyncio.wait_for(worker.outbox.get(), 5)
+    assert again.release.assignment.assignment_id == "t1"
+    worker.receive(pb.SessionRequest(released=pb.Released(assignment=again.release.assignment)))
+    await asyncio.sleep(0)
+    assert fleet.admit(hello) == (worker, True) and not worker.outbox
+    worker.tell(pb.Release(assignment=pb.Assignment(assignment_id="t2", attempt=1)))
+    fleet.lose(worker, "silent")  # nobody waits for what it owes
+
+
+@pytest.mark.parametrize(("hanging", "lost"), [(1, False), (2, True)])
+async def test_a_worker_that_hangs_behind_its_heartbeats(
+    monkeypatch: pytest.MonkeyPatch, hanging: int, lost: bool
+) -> None:
+    fleet = Fleet(60.0, answer_within=30.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ROLLOUT))
+    fleet.became_ready(worker, pb.Ready(slots=4))
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+
+    def call(name: str) -> asyncio.Task[object]:
+        return asyncio.create_task(worker.call(pb.Generate(assignment=pb.Assignment(assignment_id=name, attempt=1))))
+
+    old = [call(f"old-{number}") for number in range(hanging)]
+    update = asyncio.create_task(worker.call(pb.LoadWeights(assignment=pb.Assignment(assignment_id="w1", attempt=1))))
+    await asyncio.sleep(0)
+    clock += 31.0
+    new = [call(f"new-{number}") for number in range(2)]
+    await asyncio.sleep(0)
+    worker.last_heard = clock
+    reaping = asyncio.create_task(fleet.reap())
+    done, _ = await asyncio.wait(old, timeout=5)
+    assert len(done) == hanging
+    assert {type(task.exception()) for task in done} == {WorkerLost if lost else CommandFailed}
+    assert "no answer to generate for 30 s" in str(old[0].exception())
+    assert (worker.state == "lost") is lost
+    assert update.done() is lost, "a transfer has a timeout of its own"
+    for task in (reaping, update, *new):
+        task.cancel()
+    await asyncio.gather(reaping, update, *new, return_exceptions=True)
+
+
+async def test_nobody_is_lost_because_the_coordinator_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(1.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV))
+    fleet.became_ready(worker, pb.Ready(slots=1))
+    real, ahead = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
+    reaping = asyncio.create_task(fleet.reap())
+    await asyncio.sleep(0.1)
+    ahead = 20.0
+    await asyncio.sleep(0.5)
+    assert worker.state == "ready"
+    reaping.cancel()

@@ -19,9 +19,7 @@ NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp")
 def export(run: Path, out: Path, weight_version: int | None) -> None:
     """Copy the newest (or the named version's) checkpoint. Raises UserError; never writes over anything."""
     checkpoint = asyncio.run(_find(run, weight_version))
-    source = Path(checkpoint.path)
-    if not source.is_absolute() and not source.exists():
-        source = run / "checkpoints" / source.name
+    source = run / "checkpoints" / Path(checkpoint.path).name
     if not source.exists():
         raise UserError(f"checkpoint {source} is gone from the disk: choose another --version")
     if out.exists():

@@ -47,11 +47,20 @@ def learning_curve(directory: Path) -> Path | None:
 def read_metrics(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The run's updates in order, and its evaluations by label."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
+    events = [event for line in lines if (event := _event(line)) is not None]
     return (
         [event for event in events if event["event"] == "update"],
         {event["label"]: event for event in events if event["event"] == "evaluation"},
     )
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """None for a line that was cut off."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return event
 
 
 def evaluation_picture(directory: Path, document: dict[str, Any]) -> Path | None:

@@ -97,7 +97,7 @@ async def _run(
 ) -> dict[str, Any] | None:
     async with await open_database(directory, create=not resume) as database:
         if resume:
-            start = await starting_point(database)
+            start = await starting_point(database, directory)
             await database.resume_run(pid=os.getpid(), control_address=None)
         else:
             start = Start()

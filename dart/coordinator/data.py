@@ -42,6 +42,8 @@ FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
 fails all of its own at once, and a cloud may be away for a minute."""
 REPLACED = f"{DROPPED}: replaced by a pooled success"
 STALE = f"{DROPPED}: stale"
+UNMADE = "none of its roll-outs could be made"
+UNUSABLE = f"{DROPPED}: cannot be trained on"
 LEAST_WEIGHT = 0.01
 """Of a task that has nothing to teach at full task_preference: every task is looked at again now and then."""
 
@@ -72,6 +74,8 @@ class DataManager:
         self._in_training = 0
         self._running = 0
         """Roll-outs under way."""
+        self._given_up: list[Group] = []
+        """Groups that a roll-out which cannot be made has closed; nothing is decided about them yet."""
         self._closing: list[Group] = []
         """Out of the book, and not in the feed yet: what is decided about them is being stored."""
         schedule, size = config.schedule, config.trainer.trajectories_per_update
@@ -108,7 +112,7 @@ class DataManager:
         await self._restore_curation()
         if not self._resumed:
             return
-        for group in await self._database.unfinished_groups(with_images=True):
+        for group in await self._database.unfinished_groups(with_images=False):
             if group.kind is not GroupKind.TRAINING:
                 await self._database.close_group(group.id, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
             elif group.state == GroupState.OPEN:
@@ -141,10 +145,12 @@ class DataManager:
 
     async def next(self) -> Order | None:
         waited = False
+        await self._close_given_up()
         while why := self._why_wait():
             waited = True
             self._envs.usage.blame(EnvState.IDLE, why, time.monotonic())
             await self._changed.wait()
+            await self._close_given_up()
         if waited:
             self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
         order, opened = self._book.next()
@@ -167,8 +173,8 @@ class DataManager:
     def _situation(self) -> Situation:
         return Situation(
             opens=self._book.next_would_open(),
-            open_groups=self._book.open_groups + len(self._closing),
-            running=self._running + len(self._closing),
+            open_groups=self._book.open_groups + len(self._closing) + len(self._given_up),
+            running=self._running + len(self._closing) + len(self._given_up),
             waiting=self._feed.waiting_trajectories,
             environments=self._envs.slots,
         )
@@ -182,11 +188,18 @@ class DataManager:
         if trajectory.success:
             self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
         if group := self._book.finished(trajectory):
-            self._closing.append(group)
-            await self._close(group)
-            self._closing.remove(group)
-            self._pacing.closed(self._situation)
+            await self._close_now(group)
         self._notify()
+
+    async def _close_now(self, group: Group) -> None:
+        self._closing.append(group)
+        await self._close(group)
+        self._closing.remove(group)
+        self._pacing.closed(self._situation)
+
+    async def _close_given_up(self) -> None:
+        while self._given_up:
+            await self._close_now(self._given_up.pop())
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         self._running -= 1
@@ -202,12 +215,18 @@ class DataManager:
                 f"{self._failures_in_a_row} attempts in a row failed, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
-        self._book.failed(order)
+        if order.hopeless and self._failures_in_a_row < self._most_environments + LEAST_FAILURES:
+            # Others succeed meanwhile, so this one is to blame: a task whose page does not load, say.
+            self._metrics.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
+            if group := self._book.give_up(order):
+                self._given_up.append(group)
+        else:
+            self._book.failed(order)
         self._notify()
 
     @property
     def _begun(self) -> int:
-        closing = sum(group.planned for group in self._closing)
+        closing = sum(group.planned for group in (*self._closing, *self._given_up))
         return self._book.open_trajectories + closing + self._feed.waiting_trajectories + self._in_training
 
     def _plan(self, task: Task) -> Plan:
@@ -225,6 +244,11 @@ class DataManager:
         return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
 
     async def _close(self, group: Group) -> None:
+        if not group.finished:
+            reason = f"dropped: {UNMADE}"
+            await self._database.close_group(group.id, GroupState.DROPPED, reason, reason, {}, time.time())
+            self._metrics.event("group", group=group.id, task=group.task.id, size=0, released=False, reason=UNMADE)
+            return
         members = list(group.finished)
         pooled, fates = None, {}
         if not any(one.success for one in members) and (pooled := await self._pooled(group)):
@@ -307,6 +331,20 @@ class DataManager:
         await self._database.consume_groups([group.id for group in batch], update)
         self._metrics.consumed(batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories])
         self._in_training = 0
+        self._notify()
+
+    async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
+        """The trainer could not have this group of the batch: it is dropped, and the others wait again."""
+        reason = f"{UNUSABLE}: {why}"
+        await self._database.close_group(group.id, GroupState.DROPPED, reason, UNUSABLE, {}, time.time())
+        self._metrics.fates[UNUSABLE] += len(group.trajectories)
+        self._metrics.event("group", group=group.id, task=group.trajectories[0].task.id,
+                            size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
+        for other in batch:
+            if other.id != group.id:
+                self._feed.add(other)
+        self._in_training = 0
+        self._pacing.update_over()
         self._notify()
 
     async def _drop_stale(self, group: ReleasedGroup, trainer_version: int) -> None:

@@ -76,6 +76,9 @@ class Demonstrations:
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         self._metrics.consumed(batch, [0 for group in batch for _ in group.trajectories])
 
+    async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
+        raise UserError(f"sft.sources: demonstration {group.id} cannot be trained on: {why}")
+
     async def close(self) -> None:
         await self._open.aclose()
 

@@ -19,6 +19,7 @@ from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
 from dart.coordinator.sessions import InfrastructureError, Worker
 from dart.core.groups import Order
 from dart.core.types import Generation, Prompt, Trajectory
+from dart.store.blobs import BlobError
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,11 @@ async def sample(
         finally:
             env.close()
             envs.release(worker, failed)
-        await source.finished(order, trajectory)
+        try:
+            await source.finished(order, trajectory)
+        except BlobError as error:
+            log.warning("%s cannot be stored: %s", order.trajectory_id, error)
+            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
 
     async with asyncio.TaskGroup() as episodes:
         while True:

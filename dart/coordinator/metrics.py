@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
@@ -22,9 +23,20 @@ from dart.store.records import Event, Totals
 KEPT_EVENTS = 10_000
 
 
+def ends_within_a_line(path: Path) -> bool:
+    """A full disk or a killed process may have left a part of one."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
 class Metrics:
     def __init__(self, path: Path, window: int, first_sequence: int = 1) -> None:
         self._file: TextIO = path.open("a", encoding="utf-8")
+        if ends_within_a_line(path):
+            self._file.write("\n")
         self._next = first_sequence
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._unwritten: list[Event] = []
@@ -107,12 +119,13 @@ class Metrics:
             },
         }
 
-    def restore(self, stored: Totals, totals: dict[str, Any]) -> None:
+    def restore(self, stored: Totals, totals: dict[str, Any] | None) -> None:
         """Go on counting where an earlier process ended.
 
-        `stored`: what the database counts, exactly; `totals`: the rest, as of the last update. Updates and version come
-        from the checkpoint.
+        `stored`: what the database counts, exactly; `totals`: the rest, as of the last update, or None before any.
+        Updates and version come from the checkpoint.
         """
+        totals = totals or self.totals()
         self.trajectories, self.env_steps = stored.trajectories, stored.env_steps
         self.unparsable, self.pooled, self.fates = stored.unparsable, stored.pooled, Counter(stored.fates)
         self.weight_syncs = totals["weight_syncs"]

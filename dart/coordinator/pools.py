@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -335,4 +336,6 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
             f"{replica} answered {len(generation.token_ids)} {'forced' if forced else 'sampled'} tokens "
             f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine"
         )
+    if not all(map(math.isfinite, generation.logprobs)):
+        raise InfrastructureError(f"{replica} answered a log-probability that is not finite")
     return generation

@@ -40,6 +40,18 @@ IMAGES_ONCE = "images_once"
 """The capability of a train worker that finds a screenshot's bytes in another sample of the update."""
 
 
+class UnusableGroup(Exception):
+    """A screenshot of the group is gone; the batch was not trained on."""
+
+    def __init__(self, group: ReleasedGroup, why: str) -> None:
+        super().__init__(why)
+        self.group = group
+
+
+class NotSaved(UserError):
+    """The trainer is there, and its checkpoint could not be written."""
+
+
 class TrainerLost(UserError):
     """A rank left or failed in the middle of an update."""
 
@@ -74,7 +86,7 @@ class TrainerRanks:
         await self._complete.wait()
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch; rank 0's reply. Raises TrainerLost."""
+        """Train on a batch; rank 0's reply. Raises TrainerLost, UnusableGroup."""
         with self._doing(TrainerState.TRAINING):
             if not all(rank.shares_blobs for rank in self._ranks.values()):
                 batch = await self._filled(batch)
@@ -107,22 +119,29 @@ class TrainerRanks:
         return trained
 
     async def _filled(self, batch: Sequence[ReleasedGroup]) -> list[ReleasedGroup]:
-        """With the bytes of all screenshots. Raises TrainerLost for those that cannot be had."""
+        """With the bytes of all screenshots. Raises UnusableGroup where they cannot be had."""
         filled = []
-        try:
-            for group in batch:
+        for group in batch:
+            try:
                 members = [await self._screenshots.filled(member) for member in group.trajectories]
-                filled.append(replace(group, trajectories=tuple(members)))
-        except InfrastructureError as error:
-            raise TrainerLost(f"the trainer's batch is not whole: {error}") from error
+            except InfrastructureError as error:
+                raise UnusableGroup(group, str(error)) from error
+            filled.append(replace(group, trajectories=tuple(members)))
         return filled
 
     async def save(self, path: Path) -> pb.CheckpointSaved:
-        """A checkpoint of the weights as they are now. Raises TrainerLost."""
+        """A checkpoint of the weights as they are now. Raises TrainerLost, and NotSaved when it cannot be written."""
         name = f"c{next(self._numbers)}"
         command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
         with self._doing(TrainerState.SAVING):
-            replies = await self._all(lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name)
+            try:
+                replies = await self._all(
+                    lambda rank: [pb.SaveCheckpoint.FromString(command.SerializeToString())], name
+                )
+            except TrainerLost as error:
+                if isinstance(error.__cause__, CommandFailed):
+                    raise NotSaved(str(error.__cause__)) from error
+                raise
         saved: pb.CheckpointSaved = replies[0]
         return saved
 

@@ -27,7 +27,7 @@ from dart.coordinator.evaluation import Evaluation, evaluation_temperature
 from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.ranks import TrainerLost, TrainerRanks
+from dart.coordinator.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.server import CoordinatorService, Server
 from dart.coordinator.sessions import Fleet
@@ -61,7 +61,7 @@ class Run:
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
         self.replicas_wanted = job.replicas(config)
-        self.fleet = Fleet(config.server.lost_after_seconds)
+        self.fleet = Fleet(config.server.lost_after_seconds, config.server.reply_timeout_seconds)
         screenshots = Screenshots(database.blobs)
         self._shared = screenshots.share() if config.server.share_screenshots else None
         self.envs = EnvPool(self.fleet)
@@ -173,8 +173,9 @@ class Run:
             return await self._beside(launch) if launch else await self.work()
         finally:
             self.address.cancel()
-            await self.metrics.flush(self.database)
-            self.metrics.close()
+            with contextlib.suppress(UserError, OSError):  # it has been said why, if the disk is full
+                await self.metrics.flush(self.database)
+                self.metrics.close()
             await self.server.stop()
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
@@ -197,7 +198,8 @@ class Run:
             raise
         except (UserError, asyncio.CancelledError) as error:
             # Cancelled: the launcher could not go on, and says why.
-            self.metrics.event("failed", why=str(error))
+            with contextlib.suppress(OSError):
+                self.metrics.event("failed", why=str(error))
             await self._end(RunState.FAILED)
             raise
         self._phase("finished")
@@ -215,8 +217,13 @@ class Run:
                 summary = await self._phases()
                 for task in background:
                     task.cancel()
-        except* (Interrupted, UserError) as errors:
-            raise _leaf(errors) from None
+        except* (Interrupted, UserError, OSError) as errors:
+            error = _leaf(errors)
+            if not isinstance(error, OSError):
+                raise error from None
+            raise UserError(
+                f"the run cannot go on: {error}: what had finished is kept; mend it, then go on with --resume"
+            ) from error
         return summary
 
     async def _phases(self) -> dict[str, Any]:
@@ -241,7 +248,7 @@ class Run:
         self._phase("training")
         await self._training.run()
         if episodes:
-            await self.sync.settled()
+            await self.sync.settled_or_out()
             await self._evaluate("after", episodes)
         summary = self._summary()
         write_summary(self.directory, summary)
@@ -323,12 +330,14 @@ class Run:
 
     async def _end(self, state: RunState) -> None:
         was = self.metrics.phase
-        self._phase(state.value)
+        with contextlib.suppress(OSError):  # where the disk is full, the rest has to be done all the same
+            self._phase(state.value)
         if state is RunState.INTERRUPTED and was == "training":
-            with contextlib.suppress(TimeoutError, TrainerLost):
+            with contextlib.suppress(TimeoutError, TrainerLost, NotSaved):
                 async with asyncio.timeout(INTERRUPT_CHECKPOINT_SECONDS):
                     await self._training.cut_off()
-        await self.database.set_run_state(state, time.time())
+        with contextlib.suppress(UserError):
+            await self.database.set_run_state(state, time.time())
         await self._goodbye()
 
     def _phase(self, phase: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ _COMMAND_FIELDS: dict[type, str] = {
 }  # fmt: skip
 
 Key = tuple[str, int, int]
+STALLED_SECONDS = 2.0
+BOUNDED = frozenset({"reset", "act", "suggest", "generate", "release"})
+"""Commands whose answers have to come in time. An update takes as long as it takes, transfers have a timeout."""
 
 
 class InfrastructureError(Exception):
@@ -55,6 +59,11 @@ class CommandFailed(InfrastructureError):
 class _Pending:
     messages: list[pb.SessionResponse]
     reply: asyncio.Future[Any]
+    since: float
+
+    @property
+    def kind(self) -> str:
+        return self.messages[0].WhichOneof("body") or ""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +118,7 @@ class Worker:
         for command in commands:
             message, key = self._number(command)
             messages.append(message)
-        pending = _Pending(messages, asyncio.get_running_loop().create_future())
+        pending = _Pending(messages, asyncio.get_running_loop().create_future(), time.monotonic())
         self._pending[key] = pending
         for message in messages:
             self.outbox.put(message)
@@ -119,9 +128,15 @@ class Worker:
             self._pending.pop(key, None)
 
     def tell(self, command: Command) -> None:
-        """Send a command that has no reply (Abort)."""
-        if self.state != "lost":
-            self.outbox.put(self._number(command)[0])
+        """Send a command whose reply nobody waits for (Abort, which has none; Release, which is sent until it has)."""
+        if self.state == "lost":
+            return
+        message, key = self._number(command)
+        if isinstance(command, pb.Release):
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            told.add_done_callback(lambda done: (self._pending.pop(key, None), done.cancelled() or done.exception()))
+            self._pending[key] = _Pending([message], told, time.monotonic())
+        self.outbox.put(message)
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come: forget its sequence."""
@@ -176,6 +191,22 @@ class Worker:
             if not pending.reply.done():
                 pending.reply.set_exception(WorkerLost(f"worker {self.id} is lost: {why}"))
 
+    def fail_overdue(self, now: float, seconds: float) -> str:
+        """Commands without an answer for `seconds` have failed. Why the worker itself has, or "" if it has not.
+
+        That is when they are half of what it has: then its engine or its browser hangs, though its heartbeats go on.
+        """
+        waiting = [one for one in self._pending.values() if one.kind in BOUNDED and not one.reply.done()]
+        overdue = [one for one in waiting if now - one.since >= seconds]
+        if not overdue:
+            return ""
+        why = f"no answer to {', '.join(sorted({one.kind for one in overdue}))} for {seconds:.0f} s"
+        if 2 * len(overdue) >= len(waiting):
+            return why
+        for one in overdue:
+            one.reply.set_exception(CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {why}"))
+        return ""
+
     def _number(self, command: Command | pb.SessionResponse) -> tuple[pb.SessionResponse, Key]:
         """The message, and what its reply is known by."""
         message = command if isinstance(command, pb.SessionResponse) else None
@@ -201,8 +232,8 @@ Listener = Callable[[Worker], None]
 class Fleet:
     """Every connected worker. Listeners are called when a worker becomes ready and when it is lost."""
 
-    def __init__(self, lost_after: float) -> None:
-        self._lost_after = lost_after
+    def __init__(self, lost_after: float, answer_within: float = math.inf) -> None:
+        self._lost_after, self._answer_within = lost_after, answer_within
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
         """By instance id; the lost ones are gone."""
@@ -248,13 +279,26 @@ class Fleet:
                 listener(worker)
 
     async def reap(self) -> None:
-        """Lose every worker that has been silent for `lost_after` seconds. Runs until cancelled."""
+        """Lose every worker that has been silent for `lost_after` seconds, or does not answer. Runs until cancelled.
+
+        One that is lost though it lives dials again, and prepares anew.
+        """
         while True:
             now = time.monotonic()
+            for worker in list(self.workers.values()):
+                if why := worker.fail_overdue(now, self._answer_within):
+                    self.lose(worker, why)
             for worker in [w for w in self.workers.values() if now - w.last_heard >= self._lost_after]:
                 self.lose(worker, f"silent for {self._lost_after:.0f} s")
             heard = min((worker.last_heard for worker in self.workers.values()), default=now)
-            await asyncio.sleep(max(heard + self._lost_after - now, 0.5))
+            wake = max(heard + self._lost_after, now + 0.5)
+            await asyncio.sleep(wake - now)
+            if (late := time.monotonic() - wake) > STALLED_SECONDS:
+                # This process stood still (its machine was paused, a disk hung), and what came meanwhile is not read
+                # yet: nobody was silent.
+                log.warning("the coordinator stood still for %.1f s", late)
+                for worker in self.workers.values():
+                    worker.last_heard = time.monotonic()
 
     def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
         for worker in list(self.workers.values()) if workers is None else workers:

@@ -28,7 +28,7 @@ class Start:
     first_event: int = 1
 
 
-async def starting_point(database: Database) -> Start:
+async def starting_point(database: Database, directory: Path) -> Start:
     """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
     run = await database.run()
     if run.kind is not RunKind.TRAINING:
@@ -51,7 +51,9 @@ async def starting_point(database: Database) -> Start:
         return Start(totals=totals, evaluations=evaluations, first_group=group, first_event=sequence)
     # One update makes one version, so the checkpoint's version is also the number of its update.
     made = checkpoint.version
-    return Start(Path(checkpoint.path), made, made, totals, evaluations, group, sequence)
+    # By name: the run may have been moved, or be resumed from another working directory.
+    folder = directory / "checkpoints" / Path(checkpoint.path).name
+    return Start(folder, made, made, totals, evaluations, group, sequence)
 
 
 def process_runs(pid: int) -> bool:

@@ -23,6 +23,7 @@ from dart.coordinator.pools import RolloutPool
 from dart.coordinator.ranks import TrainerRanks
 from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
 from dart.core.sync_plan import SyncPlan
+from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import SyncRecord
 from dart.v1 import session_pb2 as pb
@@ -36,6 +37,8 @@ _MODES = {
     "abort": weights_pb2.PAUSE_MODE_ABORT,
 }
 RETRY_SECONDS = 0.5
+SETTLE_TIMEOUTS = 3
+"""`sync.timeout_seconds` that the last weights may take to reach everybody."""
 RECEIVES_WHILE_SERVING = "receives_while_serving"
 """The capability of a replica that takes weights into host memory in the background."""
 
@@ -82,6 +85,24 @@ class WeightSync:
     async def settled(self) -> None:
         """Wait until every replica serves the newest version."""
         await self._settled.wait()
+
+    async def settled_or_out(self) -> None:
+        """Wait until every replica that serves has the newest version; one that cannot get it serves no more.
+
+        Raises UserError when none can.
+        """
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
+                return await self.settled()
+        except TimeoutError:
+            behind = [name for name, version in self.versions.items() if version < self._plan.version]
+        self._metrics.event("left_out", replicas=behind, reason=f"version {self._plan.version} could not be sent")
+        if len(behind) == len(self.versions):
+            raise UserError(
+                f"no replica took version {self._plan.version}: look at logs/ in the run directory, then --resume"
+            )
+        for name in behind:
+            self._policy.set_serving(name, False)
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -21,12 +22,14 @@ from dart.coordinator.demonstrations import Demonstrations
 from dart.coordinator.episodes import sample
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.ranks import TrainerRanks, timed
+from dart.coordinator.ranks import NotSaved, TrainerRanks, UnusableGroup, timed
 from dart.coordinator.start import Start
 from dart.coordinator.syncing import WeightSync
 from dart.core.feed import ReleasedGroup
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two looks at the stop conditions while no batch comes together."""
@@ -56,6 +59,8 @@ class Training:
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
         self._last_update: dict[str, float] = {}
+        every = config.checkpoint.every_updates
+        self._next_save = (start.update // every + 1) * every
         self._seconds = 0.0
         self._since: float | None = None
         self.usage: dict[str, Any] = {}
@@ -98,14 +103,14 @@ class Training:
                 sampling.cancel()
 
     async def cut_off(self) -> None:
-        """Save what an interruption leaves. Raises TrainerLost."""
+        """Save what an interruption leaves. Raises TrainerLost, NotSaved."""
         _, saved = await self.save()
         if self._in_flight and saved > self._metrics.version:
             # The trainer finished the update that was cut off here before it saved: its batch is trained.
             await self._updated(self._in_flight, saved, {})
 
     async def save(self) -> tuple[str, int]:
-        """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost."""
+        """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost, NotSaved."""
         # A save waits for the update in flight, and holds it.
         version = self._metrics.version + (self._in_flight is not None)
         path = self._checkpoints / f"v{version:06d}"
@@ -114,8 +119,10 @@ class Training:
         await self._database.add_checkpoint(record)
         self._metrics.event("checkpoint", path=str(path), version=saved.weight_version)
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
+            if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
+                continue  # a replica that starts again begins with it
             await self._database.drop_checkpoint(old.path)
-            await asyncio.to_thread(_remove, Path(old.path))
+            await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
         return str(path), saved.weight_version
 
     async def _take_up(self) -> None:
@@ -123,23 +130,39 @@ class Training:
         self._metrics.updates, self._metrics.version = self._start.update, self._start.version
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
             self._metrics.event("released_again", groups=again, reason="what they had trained was not saved")
-        if self._start.totals:
+        if self._start.first_group > 1:
             self._metrics.restore(await self._database.totals(), self._start.totals)
-            self._seconds = self._start.totals.get("train_seconds", 0.0)
+            self._seconds = (self._start.totals or {}).get("train_seconds", 0.0)
         await self._data.prepare()
 
     async def _updates(self) -> None:
         while not self._done() and (batch := await self._next_batch()):
             number, begun = self._metrics.updates + 1, time.monotonic()
             self._in_flight = batch
-            trained = await self._ranks.update(number, batch)
+            try:
+                trained = await self._ranks.update(number, batch)
+            except UnusableGroup as error:
+                self._in_flight = None
+                await self._data.unusable(batch, error.group, str(error))
+                continue
             await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.publish(trained.weight_version, trained.tensors)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()
-            if number % self._config.checkpoint.every_updates == 0:
-                await self.save()
+            if number >= self._next_save:
+                await self._save_or_later(number)
+
+    async def _save_or_later(self, number: int) -> None:
+        """A checkpoint that cannot be written costs the run nothing yet: it is tried again after the next update."""
+        try:
+            await self.save()
+        except NotSaved as error:
+            self._metrics.event("checkpoint_failed", version=self._metrics.version, why=str(error))
+            log.warning("%s", error)
+        else:
+            every = self._config.checkpoint.every_updates
+            self._next_save = (number // every + 1) * every
 
     async def _settled(self) -> None:
         """Every replica serves the newest weights, or the phase is over: a transfer may be tried for ever."""

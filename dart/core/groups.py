@@ -59,6 +59,8 @@ class Group:
     why: str = ""
     """Where the plan's numbers come from."""
     started: int = 0
+    given_up: int = 0
+    """Roll-outs that could not be made; `planned` has them no more."""
     retry: deque[Order] = field(default_factory=deque)
     finished: list[Trajectory] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ class Group:
 
     @property
     def has_next(self) -> bool:
-        return bool(self.retry) or self.started < self.planned
+        return bool(self.retry) or self.started < self.planned + self.given_up
 
 
 class GroupBook:
@@ -109,6 +111,17 @@ class GroupBook:
         """Count a finished trajectory; returns its group, taken out of the book, when that closes it."""
         group = self._open[trajectory.group_id]
         group.finished.append(trajectory)
+        return self._closed(group)
+
+    def give_up(self, order: Order) -> Group | None:
+        """The roll-out cannot be made, and its group does without; returns the group when that closes it."""
+        group = self._open[order.group_id]
+        group.planned -= 1
+        group.given_up += 1
+        self.open_trajectories -= 1
+        return self._closed(group)
+
+    def _closed(self, group: Group) -> Group | None:
         if not group.complete:
             return None
         del self._open[group.id]

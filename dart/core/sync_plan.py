@@ -1,8 +1,9 @@
 """Which replica gets the newest weights next: rolling, per worker, at most `max_unavailable` at once; or all together.
 
 Events in, decisions out: `published`, `joined`, `left`, `updated`, `failed` change the state; `next` says which
-replica to update now. A replica jumps straight to the newest version; the oldest version goes first. A replica that
-joins with old weights serves nothing until its first update.
+replica to update now. A replica jumps straight to the newest version; the oldest version goes first, and one whose
+transfer broke comes after those that have not had their turn since. A replica that joins with old weights serves
+nothing until its first update.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ class _State:
     version: int
     target: int | None = None
     """The version that is being sent to it."""
+    tried: int = -1
+    """The newest version whose transfer broke."""
 
 
 class SyncPlan:
@@ -44,7 +47,7 @@ class SyncPlan:
     def failed(self, replica: str) -> None:
         """The transfer broke; the replica is tried again, after the others."""
         if state := self._replicas.pop(replica, None):
-            state.target = None
+            state.tried, state.target = state.target or self.version, None
             self._replicas[replica] = state
 
     def next(self) -> tuple[str, int] | None:
@@ -52,7 +55,7 @@ class SyncPlan:
         begun = sum(state.target is not None for state in self._replicas.values())
         if not self.together and begun >= self._max_unavailable:
             return None
-        behind = [(s.version, i, name) for i, (name, s) in enumerate(self._replicas.items())
+        behind = [(max(s.version, s.tried), i, name) for i, (name, s) in enumerate(self._replicas.items())
                   if s.target is None and s.version < self.version]  # fmt: skip
         if not behind:
             return None

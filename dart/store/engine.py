@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
 from dart.errors import UserError
 from dart.store import tables
@@ -65,11 +65,18 @@ class Lane:
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, after the commit. What it raises rolls everything back."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+        # Shielded, because one that still waits for its thread would be cancelled with its caller.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work))
 
     def _transact(self, work: Callable[[Connection], T]) -> T:
-        with self._engine.begin() as connection:
-            return work(connection)
+        try:
+            with self._engine.begin() as connection:
+                return work(connection)
+        except OperationalError as error:
+            raise UserError(
+                f"the database {shown(self._engine.url)} failed: {error.orig}: mend that (a full disk, a server "
+                "that is away), then go on with --resume"
+            ) from error
 
     def close(self) -> None:
         """Waits for the transactions under way."""

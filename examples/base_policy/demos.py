@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image as Picture
 
-from dart.config import Environment
+from dart.config import BUILTIN_SUITE, Environment
 from dart.core.action import Action, Click, Point, TypeText
 from dart.core.types import Task
 from dart.workers.env.browser import Browser, Page
 from dart.workers.env.inputs import InputDevices
-from dart.workers.env.miniwob import SUITE, MiniWobEnv
+from dart.workers.env.miniwob import MiniWobEnv
 from dart.workers.env.oracle import Oracle, Target
 
 FIRST_SEED = 2_000_000
@@ -126,7 +126,7 @@ async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept
     first = next(seeds, None)
     if first is None:
         return
-    await environment.reset(Task(SUITE, name, first))
+    await environment.reset(Task(BUILTIN_SUITE, name, first))
     for seed in itertools.chain([first], seeds):
         demonstration = await _episode(environment.page, name, seed)
         if demonstration is not None:
@@ -136,7 +136,7 @@ async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept
 async def _episode(page: Page, name: str, seed: int) -> Demonstration | None:
     """One episode on a page that has the task already: ten times quicker than loading it, and the same pixels."""
     instruction = await page.evaluate(_AGAIN % seed, wait=True)
-    oracle = Oracle(Task(SUITE, name, seed), instruction)
+    oracle = Oracle(Task(BUILTIN_SUITE, name, seed), instruction)
     moves: list[Move] = []
     images: list[bytes] = []
     while suggested := await oracle.next(page):

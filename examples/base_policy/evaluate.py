@@ -11,10 +11,10 @@ import torch
 
 from dart.agent.parsing import ParseError
 from dart.agent.prompt import Turn
-from dart.config import Environment
+from dart.config import BUILTIN_SUITE, Environment
 from dart.core.types import Image, Observation, Task
 from dart.workers.env.browser import Browser
-from dart.workers.env.miniwob import SUITE, MiniWobEnv
+from dart.workers.env.miniwob import MiniWobEnv
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
 from examples.base_policy.demos import Move
@@ -36,7 +36,7 @@ def success(model: Any, chat: Chat, config: Environment, seeds: range, step_limi
 
 
 async def _success(model: Any, chat: Chat, config: Environment, seeds: range, step_limit: int) -> dict[str, float]:
-    tasks = iter([Task(SUITE, name, seed) for seed in seeds for name in config.tasks.names])
+    tasks = iter([Task(BUILTIN_SUITE, name, seed) for seed in seeds for name in config.tasks.names])
     rewards: dict[str, list[float]] = {name: [] for name in config.tasks.names}
     async with Browser.launch(config.browser) as browser:
         environments = [await MiniWobEnv.open(browser, config) for _ in range(config.slots)]

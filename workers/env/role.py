@@ -96,6 +96,7 @@ class EnvRole:
     async def close(self) -> None:
         self._held.clear()
         self._oracles.clear()
+        self._free = asyncio.Queue()  # they are this browser's
         await self._resources.aclose()
 
     async def _reset(self, key: tuple[str, int], command: pb.Reset) -> Observation:

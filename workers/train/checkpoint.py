@@ -34,8 +34,9 @@ def save(
     """Write to a folder beside `path`, then rename: a reader sees the old checkpoint or the new one, never a part."""
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in (*path.parent.glob(".*.tmp"), *path.parent.glob(".*.old")):
+        shutil.rmtree(left, ignore_errors=True)  # by a process that was killed: one rank alone writes here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         for file in source.iterdir():
@@ -47,6 +48,8 @@ def save(
         if dtype != torch.float32:
             state["weights"] = {name: p.detach().cpu() for name, p in model.named_parameters()}
         torch.save(state, temporary / STATE)
+        for file in temporary.iterdir():
+            _to_disk(file)
         _replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -73,6 +76,15 @@ def resume(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[
             for name, value in state["weights"].items():
                 parameters[name].copy_(value)
     return int(state["updates"]), int(state["version"])
+
+
+def _to_disk(file: Path) -> None:
+    """The database's row survives a power failure, so what it names has to."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _replace(temporary: Path, path: Path) -> None:

@@ -49,6 +49,8 @@ class TrainRole:
         self._thread: ThreadPoolExecutor | None = None
         self._snapshots = Snapshots()
         self._pages: dict[Key, dict[int, pb.TrainBatch]] = {}
+        self._begun: Key | None = None
+        """The newest update whose pages are all there."""
         self._senders: Senders | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
@@ -102,13 +104,16 @@ class TrainRole:
 
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
         key = (page.assignment.assignment_id, page.assignment.attempt)
+        if key == self._begun:
+            return None  # sent again after a lost stream: the last page has the answer
         for older in [k for k in self._pages if k[0] == key[0] and k[1] < key[1]]:
             del self._pages[older]
         pages = self._pages.setdefault(key, {})
         pages[page.page] = page
         if len(pages) < page.pages:
             return None
-        del self._pages[key]
+        self._pages.clear()
+        self._begun = key
         samples = [sample for _, one in sorted(pages.items()) for sample in one.samples]
         trainer = self._loaded()
         started = time.perf_counter()
@@ -158,7 +163,7 @@ class TrainRole:
 
         try:
             version = await self._train_thread(save)
-        except OSError as error:
+        except Exception as error:
             raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
         return pb.CheckpointSaved(path=str(path), weight_version=version, seconds=time.perf_counter() - started)
 

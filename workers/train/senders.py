@@ -18,7 +18,7 @@ from dart.workers.weights.transfer import Sender, TransferError, make_sender
 T = TypeVar("T")
 
 MAX_GROUPS = 256
-"""Open groups; above it the one unused for longest is left. Replicas that are gone leave theirs behind."""
+"""Open groups; above it the one unused for longest is left."""
 
 
 class Senders:
@@ -35,6 +35,8 @@ class Senders:
     async def send(self, group: wpb.TransferGroup, weights: dict[str, Any]) -> int:
         """Send all weights to the group's replica; the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
+            if group.group_id not in self._open:
+                await self._leave_former(group.group_id)
             sender = self._open.get(group.group_id) or self._make(group)
             self._open[group.group_id] = sender
             self._open.move_to_end(group.group_id)
@@ -68,6 +70,17 @@ class Senders:
     def _forget(self, group_id: str) -> None:
         self._open.pop(group_id, None)
         self._locks.pop(group_id, None)
+
+    async def _leave_former(self, group_id: str) -> None:
+        """Those of earlier instances of this replica, with their buffers: REPLICA-NUMBER names a group."""
+        replica, _, _ = group_id.rpartition("-")
+        if not replica:
+            return
+        for former in [one for one in self._open if one.rpartition("-")[0] == replica]:
+            if not self._locks[former].locked():
+                sender = self._open[former]
+                self._forget(former)
+                await self._in_thread(sender.close)
 
     async def _leave_oldest(self) -> None:
         idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]

@@ -30,7 +30,13 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.shared import SharedScreenshots
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
-from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
+from dart.workers.train.errors import (
+    CancelledUpdateError,
+    NonFiniteError,
+    SampleError,
+    TrainError,
+    UnknownImageError,
+)
 from dart.workers.train.images import Images
 from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
 from dart.workers.train.selection import Score, select
@@ -180,9 +186,13 @@ class Trainer:
 
     def _raise_together(self, problem: TrainError | None, what: str) -> None:
         """Raise on every rank when any has a problem, so that none waits for another that gave up."""
-        (failed,) = collectives.add([float(problem is not None)], self.device)
-        if problem is not None:
+        unknown_here = isinstance(problem, UnknownImageError)
+        failed, unknown = collectives.add([float(problem is not None), float(unknown_here)], self.device)
+        if problem is not None and (not unknown or unknown_here):
             raise problem
+        if unknown:
+            # The same on every rank: the coordinator goes by whichever answer comes first.
+            raise UnknownImageError(f"another rank could not {what}: it lacks an image")
         if failed:
             raise TrainError(f"another rank could not {what}")
 
@@ -351,7 +361,7 @@ class Trainer:
         """Write a folder that `from_pretrained` loads and `resume_from` goes on from. It is whole or not there."""
         checkpoint.save(
             path,
-            source=self.folder,
+            source=self.config.model.folder,  # the checkpoint that a run resumed from is deleted in time
             model=self.model,
             weights=self.snapshot(),
             dtype=self.dtype,
