@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dart import config
+from dart.commands.plot import read_metrics
 from dart.coordinator.data import FAILING_SECONDS, DataManager
 from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool
@@ -308,3 +309,16 @@ async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(t
         await rig.group(True, False, True, False)
         again = await rig.data.next_batch(0)
         assert batch[1].id in {group.id for group in again} and batch[0].id not in {group.id for group in again}
+
+
+def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, 1)
+    first.event("update", update=1)
+    first.close()
+    path.write_text(path.read_text() + '{"event": "update", "upd')
+    again = Metrics(path, 1)
+    again.event("update", update=2)
+    again.close()
+    updates, _ = read_metrics(tmp_path)
+    assert [event["update"] for event in updates] == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ import pytest
 
 from dart import config
 from dart.coordinator.metrics import Metrics
-from dart.coordinator.pools import RolloutPool
+from dart.coordinator.pools import RolloutPool, _checked
 from dart.coordinator.ranks import TrainerRanks
 from dart.coordinator.screenshots import Screenshots
-from dart.coordinator.sessions import Fleet, Worker
+from dart.coordinator.sessions import Fleet, InfrastructureError, Worker
 from dart.coordinator.syncing import RECEIVES_WHILE_SERVING, WeightSync
+from dart.core.types import Generation
+from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 
@@ -161,3 +164,25 @@ async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_
         for _ in range(100):
             await asyncio.sleep(0)
         assert made.serves
+
+
+async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.coordinator.syncing.SETTLE_TIMEOUTS", 0.02)
+    async with stage(tmp_path, "gloo", True) as made:
+        other, _ = made.fleet.admit(pb.Hello(worker_id="other", instance_id="other", role=pb.ROLE_ROLLOUT))
+        made.fleet.became_ready(other, pb.Ready(slots=1, weight_version=1, engine_ranks=1))
+        made.fails = lambda command: isinstance(command, pb.SendWeights)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled_or_out()
+        assert not made.serves and made.pool.router.replicas["other"].serving
+        made.fleet.lose(other, "goodbye")
+        with pytest.raises(UserError, match="no replica took version 1"):
+            await made.sync.settled_or_out()
+
+
+def test_a_log_probability_that_is_not_a_number_is_the_replicas_failure() -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(InfrastructureError, match="gpu-3 answered a log-probability that is not finite"):
+            _checked(Generation((1,), (2, 3), (-0.5, bad), (), "t"), "gpu-3", forced=False)

@@ -20,7 +20,7 @@ from dart.agent.chat import chat_messages
 from dart.blobdir import BlobDirectory
 from dart.config import SharedBlobs
 from dart.coordinator.job import Train
-from dart.coordinator.ranks import TrainerLost, TrainerRanks
+from dart.coordinator.ranks import TrainerRanks, UnusableGroup
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, InfrastructureError
 from dart.coordinator.start import Start
@@ -286,8 +286,10 @@ async def test_a_screenshot_that_was_lost_is_named(blobs: BlobStore) -> None:
     ranks = TrainerRanks(made, 1, Screenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1))
-    with pytest.raises(TrainerLost, match=f"blob .* is not in {blobs.where}"):
-        await ranks.update(1, [ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))])
+    group = ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))
+    with pytest.raises(UnusableGroup, match=f"blob .* is not in {blobs.where}") as caught:
+        await ranks.update(1, [group])
+    assert caught.value.group is group
 
 
 async def test_an_endpoint_is_shown_the_bytes(blobs: BlobStore) -> None:

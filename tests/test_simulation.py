@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from benchmarks.instant import settings
-from benchmarks.simulation import virtual_time
+from benchmarks.simulation import cluster, virtual_time
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.timings import ReplicaTimes, Timings
-from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica
+from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
+from dart.config import Config
 from dart.coordinator.episodes import sample
+from dart.coordinator.metrics import Metrics
 from dart.coordinator.pools import EnvPool, RolloutPool
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import Fleet, InfrastructureError
 from dart.core.groups import Order
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
+from dart.store.blobs import BlobMissing
 from dart.v1 import session_pb2 as pb
 
 SET_UP = SetUp("small", environments=24, replicas=2, trajectories_per_update=16, tasks=12, rollouts=4)
@@ -75,6 +79,38 @@ def test_decoupling_pays() -> None:
     assert coupled["staleness"]["max"] == 0 < decoupled["staleness"]["max"] <= SET_UP.max_staleness
 
 
+class ForgetfulTrainer(SimulatedTrainer):
+    """Its disk is full at first."""
+
+    refused = 0
+
+    def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+        if self.refused < 2:
+            type(self).refused += 1
+            failure = pb.Failure(code=pb.FAILURE_CODE_TRAINER, message="checkpoint cannot be written: no space left")
+            self.answer(command, 1.0, failure=failure)
+        else:
+            super().save_checkpoint(command)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(*arguments: Any) -> Config:
+        made = plain(*arguments)
+        return made.model_copy(update={"checkpoint": made.checkpoint.model_copy(update={"every_updates": 2})})
+
+    plain = cluster._config
+    monkeypatch.setattr(cluster, "_config", config)
+    monkeypatch.setattr(cluster, "SimulatedTrainer", ForgetfulTrainer)
+    events: list[tuple[str, dict[str, Any]]] = []
+    record = Metrics.event
+    monkeypatch.setattr(Metrics, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    assert simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)["updates"] > 4
+    kinds = [kind for kind, _ in events if kind in ("update", "checkpoint", "checkpoint_failed")]
+    assert kinds[:7] == [
+        "update", "update", "checkpoint_failed", "update", "checkpoint_failed", "update", "checkpoint",
+    ]  # fmt: skip
+
+
 class Broken(SimulatedEnvs):
     """Desktops that never come up."""
 
@@ -125,3 +161,27 @@ def test_a_machine_on_which_everything_fails_does_not_take_all_the_work() -> Non
     assert spent["Broken"][EnvState.RESTING] > 0.95 * 4 * 3600
     assert spent["SimulatedEnvs"].get(EnvState.RESTING, 0.0) < 30, "a quarter of its attempts fail: that needs no rest"
     assert why == "one attempt after the other failed"
+
+
+class Losing(Endless):
+    """What finishes first cannot be stored."""
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        if not self.failures:
+            raise BlobMissing("blob 12ab is not in /mnt/blobs")
+        await super().finished(order, trajectory)
+
+
+def test_a_trajectory_that_cannot_be_stored_is_made_again() -> None:
+    async def hour() -> Losing:
+        fleet, source = Fleet(1e9), Losing()
+        envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
+        SimulatedReplica(fleet, "rollout-0", Timings(), 0)
+        SimulatedEnvs(fleet, "env-0", 2, Timings(failures_per_step=0.0), ["task-0"], 0)
+        sampling = asyncio.create_task(sample(source, envs, policy, settings()))
+        await asyncio.sleep(3600)
+        sampling.cancel()
+        return source
+
+    source = virtual_time.run(hour())
+    assert source.failures == 1 and source.finished_count > 5 and not source.again

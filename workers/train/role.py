@@ -101,6 +101,7 @@ class TrainRole:
         self._trainer, self._thread, self._senders = None, None, None
         self._snapshots = Snapshots()
         self._pages.clear()
+        self._begun = None
 
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
         key = (page.assignment.assignment_id, page.assignment.attempt)
