@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from dart.agent.episode import EpisodeSpec, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Agent
 from dart.core.action import Action, Click, Finish, Point, Wait
+from dart.core.outcomes import Failure, failure
 from dart.core.types import (
     Generation,
     Image,
@@ -22,6 +23,8 @@ from dart.core.types import (
     Trajectory,
     VersionSpan,
 )
+from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.convert import trajectory_to_proto
 
 AGENT = Agent(prompt="minimal", resize_multiple=1, min_pixels=1, history_screenshots=2)
 SPEC = EpisodeSpec("t1", "g1", Task("world", "count", 3), step_limit=4, success_threshold=0.5, agent=AGENT)
@@ -118,6 +121,30 @@ async def test_the_step_limit(verdicts: dict[int, float], reward: float) -> None
     assert (trajectory.reward, trajectory.success) == (reward, reward == 1.0)
     assert [last for _, last in world.actions] == [False, False, False, True]
     assert len(trajectory.steps) == 4
+
+
+@dataclass
+class Forgetful(Script):
+    """Its context holds so many turns."""
+
+    turns: int = 0
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        if len(self.prompts) == self.turns:
+            raise ContextFull("the prompt is longer than rollout.max_model_len")
+        return await super().generate(prompt)
+
+
+async def test_a_history_that_outgrows_the_context_is_no_infrastructure_failure() -> None:
+    trajectory = await run(World({1: 0.7}), Forgetful([WAIT] * 3, turns=2))
+    assert trajectory.termination is Termination.ENVIRONMENT
+    trajectory = await run(World(), Forgetful([WAIT] * 3, turns=2))
+    assert trajectory.termination is Termination.CONTEXT_FULL
+    assert (trajectory.reward, trajectory.success, len(trajectory.steps)) == (0.0, False, 2)
+    assert failure(trajectory) is Failure.CONTEXT_FULL
+    assert trajectory_to_proto(trajectory, None, "", True).termination == tpb.TERMINATION_CONTEXT_FULL
+    with pytest.raises(ContextFull):
+        await run(World(), Forgetful([WAIT] * 3))
 
 
 async def test_text_that_is_no_action() -> None:

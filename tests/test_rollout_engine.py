@@ -307,10 +307,10 @@ async def test_a_forced_turn_is_tokens_as_sampled_ones_are_without_log_probabili
 
 
 async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: RolloutRole) -> None:
-    for prompt in (
-        _start(_screenshot(201), "long " * 600),
-        _start(replace(_screenshot(202), width=5)),
-        [part for k in range(5) for part in _turn(_screenshot(210 + k))],
+    for prompt, code in (
+        (_start(_screenshot(201), "long " * 600), pb.FAILURE_CODE_CONTEXT_FULL),
+        (_start(replace(_screenshot(202), width=5)), pb.FAILURE_CODE_INVALID),
+        ([part for k in range(5) for part in _turn(_screenshot(210 + k))], pb.FAILURE_CODE_INVALID),
     ):
         command = pb.Generate(
             assignment=pb.Assignment(assignment_id=_id(), attempt=1),
@@ -319,7 +319,7 @@ async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: Rollo
         )
         with pytest.raises(CommandError) as error:
             await role.handle(command)
-        assert error.value.code == pb.FAILURE_CODE_INVALID
+        assert error.value.code == code
     with pytest.raises(CommandError, match="Reset"):
         await role.handle(pb.Reset())
 

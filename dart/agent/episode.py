@@ -2,7 +2,7 @@
 
 Called by the coordinator, one coroutine per trajectory. It owns nothing that outlives it and waits only on `env` and
 `policy`. Whatever those raise is infrastructure's failure and passes through: no trajectory, no reward. What the
-policy does wrong ends here as a trajectory with reward 0.
+policy does wrong ends here as a trajectory with reward 0, and so does a history that outgrows the model's context.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ class Env(Protocol):
         """Carry the action out. After `last` no screenshot is needed, only the verdict."""
 
 
+class ContextFull(Exception):
+    """The prompt does not fit into the model's context. At a first step that is the configuration's fault."""
+
+
 class Policy(Protocol):
     async def generate(self, prompt: Prompt) -> Generation:
-        """Sample one turn."""
+        """Sample one turn. Raises ContextFull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,15 @@ async def run_episode(
     while termination is None:
         image = observation.image
         prompt = conversation.prompt(image)
-        generation = await policy.generate(prompt)
+        try:
+            generation = await policy.generate(prompt)
+        except ContextFull:
+            if not steps:
+                raise
+            # Not infrastructure's failure: made again it would end here again, and long trajectories would be missing
+            # from what is trained on.
+            termination = Termination.CONTEXT_FULL
+            continue
         action, parse_error = _parse(generation, grammar, image)
         steps.append(Step(len(steps), prompt.images, generation, action, parse_error))
         conversation.add(Turn(image, generation.token_ids, generation.truncated))
@@ -67,7 +79,7 @@ async def run_episode(
         termination = _termination(action, observation, at_limit)
 
     # A verdict is the environment's to give; text that is no action gets none, whatever state it left behind.
-    judged = observation.done and termination is not Termination.UNPARSABLE
+    judged = observation.done and termination not in (Termination.UNPARSABLE, Termination.CONTEXT_FULL)
     reward = observation.reward if judged else 0.0
     return Trajectory(
         id=spec.trajectory_id,

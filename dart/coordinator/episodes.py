@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from dart.agent.episode import EpisodeSpec, Policy, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Config
 from dart.coordinator.pools import EnvPool, EnvSession, RolloutPool
@@ -74,10 +74,10 @@ async def sample(
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
-        except InfrastructureError as error:
+        except (InfrastructureError, ContextFull) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
             failed = True
-            source.failed(order.failed(worker.id), error)
+            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
             return
         finally:
             env.close()

@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from dart.agent.episode import ContextFull
 from dart.coordinator.screenshots import Screenshots
 from dart.coordinator.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
 from dart.core.action import Action
@@ -192,7 +193,7 @@ class RolloutPool:
         request stands in line, and when a replica has it.
 
         Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
-        invalid.
+        invalid, and ContextFull.
         """
         number = next(self._numbers)
         with_data = False
@@ -216,6 +217,8 @@ class RolloutPool:
             except CommandFailed as error:
                 if error.code == pb.FAILURE_CODE_INVALID:
                     raise
+                if error.code == pb.FAILURE_CODE_CONTEXT_FULL:
+                    raise ContextFull(str(error)) from error
                 if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
                     worker.forget_images()
                     with_data = True

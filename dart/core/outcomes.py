@@ -28,6 +28,8 @@ class Failure(StrEnum):
     """It took the same action on the same screenshot `LOOP_TIMES` times or more, in a row or not."""
     STEP_LIMIT = "step_limit"
     """Its last step was spent without success."""
+    CONTEXT_FULL = "context_full"
+    """Its next prompt would not have fitted into the model's context."""
     WRONG_TARGET = "wrong_target"
     """The environment ended the episode as failed, or the policy declared it finished without success."""
 
@@ -41,7 +43,8 @@ def failure(trajectory: Trajectory) -> Failure | None:
     seen = Counter((step.images[-1].sha256, step.action) for step in trajectory.steps)
     if max(seen.values(), default=0) >= LOOP_TIMES:
         return Failure.LOOP
-    return Failure.STEP_LIMIT if trajectory.termination is Termination.STEP_LIMIT else Failure.WRONG_TARGET
+    limits = {Termination.STEP_LIMIT: Failure.STEP_LIMIT, Termination.CONTEXT_FULL: Failure.CONTEXT_FULL}
+    return limits.get(trajectory.termination, Failure.WRONG_TARGET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ class Termination(StrEnum):
     FINISHED = "finished"
     STEP_LIMIT = "step_limit"
     UNPARSABLE = "unparsable"
+    CONTEXT_FULL = "context_full"
+    """Its next prompt would not have fitted into the model's context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_INVALID: _ClassVar[FailureCode]
     FAILURE_CODE_TRANSFER: _ClassVar[FailureCode]
     FAILURE_CODE_TRAINER: _ClassVar[FailureCode]
+    FAILURE_CODE_CONTEXT_FULL: _ClassVar[FailureCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ FAILURE_CODE_UNKNOWN_IMAGE: FailureCode
 FAILURE_CODE_INVALID: FailureCode
 FAILURE_CODE_TRANSFER: FailureCode
 FAILURE_CODE_TRAINER: FailureCode
+FAILURE_CODE_CONTEXT_FULL: FailureCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

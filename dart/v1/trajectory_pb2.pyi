@@ -16,11 +16,13 @@ class Termination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TERMINATION_FINISHED: _ClassVar[Termination]
     TERMINATION_STEP_LIMIT: _ClassVar[Termination]
     TERMINATION_UNPARSABLE: _ClassVar[Termination]
+    TERMINATION_CONTEXT_FULL: _ClassVar[Termination]
 TERMINATION_UNSPECIFIED: Termination
 TERMINATION_ENVIRONMENT: Termination
 TERMINATION_FINISHED: Termination
 TERMINATION_STEP_LIMIT: Termination
 TERMINATION_UNPARSABLE: Termination
+TERMINATION_CONTEXT_FULL: Termination
 
 class Task(_message.Message):
     __slots__ = ("id", "suite", "name", "seed")

@@ -32,6 +32,7 @@ _SYSTEMS: dict[a.SystemKind, Any] = {
 _TERMINATIONS = {
     t.Termination.ENVIRONMENT: tpb.TERMINATION_ENVIRONMENT, t.Termination.FINISHED: tpb.TERMINATION_FINISHED,
     t.Termination.STEP_LIMIT: tpb.TERMINATION_STEP_LIMIT, t.Termination.UNPARSABLE: tpb.TERMINATION_UNPARSABLE,
+    t.Termination.CONTEXT_FULL: tpb.TERMINATION_CONTEXT_FULL,
 }  # fmt: skip
 
 

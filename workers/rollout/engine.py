@@ -35,6 +35,8 @@ from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
 PauseMode = Literal["keep", "drain", "abort"]
+_TOO_LONG = "longer than the maximum"
+"""What vLLM says of a prompt, whether it is the prompt itself or one token more that is too much."""
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """vLLM imports it in its worker process."""
@@ -46,6 +48,10 @@ _BAN = -100.0
 
 class EngineDiedError(Exception):
     """The engine process is gone, or its weights are neither the old nor the new ones."""
+
+
+class ContextFullError(ValueError):
+    """The prompt is longer than `rollout.max_model_len`."""
 
 
 class RequestAbortedError(Exception):
@@ -111,8 +117,8 @@ class Engine:
     ) -> Generation:
         """One turn.
 
-        Raises UnknownImageError, BadImageError, ValueError (the prompt is wrong or too long), RequestAbortedError,
-        RequestFailedError, EngineDiedError.
+        Raises UnknownImageError, BadImageError, ContextFullError, ValueError (the prompt is wrong),
+        RequestAbortedError, RequestFailedError, EngineDiedError.
         """
         resolved = [self._images.resolve(part) if isinstance(part, Image) else part for part in parts]
         ids, images = self._encoder.encode(resolved)
@@ -134,7 +140,7 @@ class Engine:
         # The engine alone knows the prompt's tokens as it runs them: it samples one token more, which is thrown away.
         version, prompt = self._version, (await self.generate(request_id, parts, 0.0, 1)).prompt_token_ids
         if len(prompt) + len(token_ids) > self._max_model_len:
-            raise ValueError(
+            raise ContextFullError(
                 f"prompt and text have {len(prompt)} + {len(token_ids)} tokens, "
                 f"and rollout.max_model_len is {self._max_model_len}: raise it, or shorten the history"
             )
@@ -224,6 +230,11 @@ class Engine:
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except VLLMClientError as error:
+            if _TOO_LONG in str(error):
+                raise ContextFullError(
+                    f"the prompt is longer than rollout.max_model_len ({self._max_model_len}): raise it, or shorten "
+                    "agent.history_turns and history_screenshots"
+                ) from None
             raise ValueError(f"vLLM refuses the prompt: {error}") from None
         except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
             self._salt += 1

@@ -22,6 +22,7 @@ from dart.wire.convert import part_from_proto, spans_to_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
 from dart.workers.rollout.engine import (
+    ContextFullError,
     Engine,
     PauseMode,
     RequestAbortedError,
@@ -122,6 +123,8 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
         raise CommandError(pb.FAILURE_CODE_ABORTED, str(error)) from None
     except RequestFailedError as error:
         raise CommandError(pb.FAILURE_CODE_ENGINE, str(error)) from None
+    except ContextFullError as error:
+        raise CommandError(pb.FAILURE_CODE_CONTEXT_FULL, str(error)) from None
     except (BadImageError, ValueError) as error:
         raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return pb.Generated(
