@@ -52,6 +52,10 @@ def shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
+class DatabaseFailed(UserError):
+    """It cannot be reached, read or written: a full disk, a server that is away."""
+
+
 class Lane:
     """An engine and the threads that alone use it. One call is one transaction and one hop to a thread.
 
@@ -73,7 +77,7 @@ class Lane:
             with self._engine.begin() as connection:
                 return work(connection)
         except OperationalError as error:
-            raise UserError(
+            raise DatabaseFailed(
                 f"the database {shown(self._engine.url)} failed: {error.orig}: mend that (a full disk, a server "
                 "that is away), then go on with --resume"
             ) from error
@@ -136,9 +140,11 @@ async def prepare(url: URL, writer: Lane, reader: Lane, create: bool) -> None:
         if not create:
             raise UserError(f"database {shown(url)} has no tables of dart: name the database of a run that has started")
         await writer.run(lambda connection: _create(connection, url))
-    except DBAPIError as error:
+    except (DBAPIError, DatabaseFailed) as error:
+        cause = error.__cause__ if isinstance(error, DatabaseFailed) else error
         raise UserError(
-            f"database {shown(url)} cannot be opened ({error.orig}): name a database of dart's in a writable folder"
+            f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): name a database of dart's in a "
+            "writable folder"
         ) from None
 
 

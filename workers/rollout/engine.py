@@ -35,8 +35,8 @@ from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
 PauseMode = Literal["keep", "drain", "abort"]
-_TOO_LONG = "longer than the maximum"
-"""What vLLM says of a prompt, whether it is the prompt itself or one token more that is too much."""
+_TOO_LONG = ("maximum context length", "longer than the maximum")
+"""What vLLM says of a prompt, before and after it has counted what its screenshots come to."""
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """vLLM imports it in its worker process."""
@@ -230,7 +230,7 @@ class Engine:
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except VLLMClientError as error:
-            if _TOO_LONG in str(error):
+            if any(words in str(error) for words in _TOO_LONG):
                 raise ContextFullError(
                     f"the prompt is longer than rollout.max_model_len ({self._max_model_len}): raise it, or shorten "
                     "agent.history_turns and history_screenshots"
