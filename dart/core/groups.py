@@ -19,7 +19,7 @@ from dart.core.sampling import TaskSampler
 from dart.core.types import Task, Trajectory
 
 MOST_ATTEMPTS, MOST_ATTEMPTS_ON_ONE = 5, 12
-"""Of one roll-out that has to be made: an evaluation's, or a demonstration."""
+"""Of one roll-out, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
