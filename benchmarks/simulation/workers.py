@@ -110,6 +110,7 @@ class SimulatedEnvs(SimulatedWorker):
 
     def release(self, command: pb.Release) -> None:
         self._episodes.pop(command.assignment.assignment_id, None)
+        self.answer(command, 0.0, released=pb.Released())
 
 
 class SimulatedReplica(SimulatedWorker):

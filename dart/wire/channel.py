@@ -29,6 +29,10 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two runs on one machine must not share a port, and a taken port must be an error.
     ("grpc.so_reuseport", 0),
+    # Without probing, every message on a connection that is mostly quiet has no ping of its own to measure the link by;
+    # the window that the pings would widen is wide from the start.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
 )
 
 TOKEN_ENVIRONMENT = "DART_TOKEN"
