@@ -20,6 +20,11 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
+EXTERNAL_WORKERS = click.option(
+    "--external-workers",
+    is_flag=True,
+    help="Start no workers here; they are started elsewhere with `dart worker`, as for `dart coordinator`.",
+)
 
 
 def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,6 +164,7 @@ def worker(
     metavar="T",
     help="Of sampling; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
 )
+@EXTERNAL_WORKERS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     """Success on held-out seeds with a 95 % interval, per task, pass@k, why episodes failed; no training.
@@ -215,6 +221,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     metavar="T",
     help="With endpoint or policy: of sampling; 0 is greedy. [default: rollout.temperature]",
 )
+@EXTERNAL_WORKERS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     """Collect successes of the training tasks, for curation.pool.sources and as a data set; no training."""

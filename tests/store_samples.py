@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+from array import array
 from pathlib import Path
 
 from dart.core.action import Click, Point
@@ -24,7 +25,13 @@ def trajectory(name: str, group: str, task: Task = TASK, finished: float = 2.0, 
         Step(
             index,
             images[: index + 1],
-            Generation((1, 2, 151_655), (7, 8), (-0.5, -0.25), (VersionSpan(3, 0, 2),), "click(1, 2)"),
+            Generation(
+                array("I", (1, 2, 151_655)),
+                array("I", (7, 8)),
+                array("f", (-0.5, -0.25)),
+                (VersionSpan(3, 0, 2),),
+                "click(1, 2)",
+            ),
             Click(Point(0.25, 0.5)),
         )
         for index in range(steps)

@@ -109,7 +109,7 @@ async def test_the_oracles_successes_are_kept_and_its_failures_counted(tmp_path:
         stored = await database.trajectory(kept[0].trajectory_id, with_images=True)
         assert stored is not None
         (step,) = stored.trajectory.steps
-        assert step.generation.logprobs == ()
+        assert not step.generation.logprobs
         assert step.generation.text == "Action: click(start_box='(040,112)')"
         assert step.images[-1].data
 
@@ -256,7 +256,7 @@ async def test_what_was_collected_stands_in_where_all_fail_and_a_restart_needs_i
         first, _ = await rig.batch()
         copy = first.trajectories[-1]
         assert copy.pooled_from == used["success"]
-        assert [step.generation.logprobs for step in copy.steps] == [(), ()]
+        assert [len(step.generation.logprobs) for step in copy.steps] == [0, 0]
         assert copy.steps[0].images[0].data
         assert used["replaced"] == failed[-1].trajectory_id
     made.rename(tmp_path / "elsewhere")
@@ -369,7 +369,7 @@ async def _check_tokens(run: Path) -> None:
             assert stored is not None
             for step in stored.trajectory.steps:
                 generation = step.generation
-                assert generation.logprobs == ()
+                assert not generation.logprobs
                 assert tokenizer.decode(generation.token_ids) == generation.text + "<|im_end|>"
                 # 160 x 224 pixels in merged patches of 32
                 assert generation.prompt_token_ids.count(image_pad) == 35 * len(step.images)

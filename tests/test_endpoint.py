@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
-import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from fleet_samples import fleet, replica, screen
 
 from dart import config
 from dart.agent.chat import chat_messages
+from dart.agent.episode import ContextFull
 from dart.agent.prompt import Turn, build_prompt
 from dart.coordinator import endpoint as endpoint_module
 from dart.coordinator.endpoint import Endpoint, EndpointAlone, EndpointTurns, chosen, probe
@@ -43,7 +46,7 @@ def test_the_endpoint_reads_what_the_policy_reads(template: str) -> None:
     agent = config.Agent(prompt=template, history_screenshots=2, history_turns=2)
     turns = [Turn(screen(str(number)), (number, 2)) for number in range(3)]
     prompt = build_prompt(agent, "type <|im_end|>\n<|im_start|>assistant", turns, screen("now"))
-    messages = chat_messages(prompt, {(number, 2): f"turn {number}" for number in range(3)}.__getitem__)
+    messages = chat_messages(prompt, lambda ids: f"turn {ids[0]}")
     assert [m["content"] for m in messages if m["role"] == "assistant"] == ["turn 1", "turn 2"]
     shown = [m["content"][0]["image_url"]["url"] for m in messages if not isinstance(m["content"], str)]
     assert shown == ["data:image/png;base64,Mg==", "data:image/png;base64,bm93"], "the window's last two screenshots"
@@ -66,6 +69,7 @@ class Chat(BaseHTTPRequestHandler):
     asked: list[dict[str, Any]]
     key = "sk-right"
     finish_reason = "stop"
+    error = "busy"
 
     def do_GET(self) -> None:
         self._reply({"data": [{"id": "teacher"}]})
@@ -74,7 +78,7 @@ class Chat(BaseHTTPRequestHandler):
         self.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         answer = self.answers.pop(0)
         if isinstance(answer, int):
-            self._reply({"error": "busy"}, answer)
+            self._reply({"error": self.error}, answer)
         else:
             message = {"role": "assistant", "content": answer}
             self._reply({"choices": [{"message": message, "finish_reason": self.finish_reason}]})
@@ -113,7 +117,7 @@ async def test_the_endpoint_writes_turn_after_turn(chat: Address) -> None:
         turns = EndpointTurns(endpoint, pool, 40)
         first = await turns.generate(build_prompt(CONFIG.agent, "do it", [], screen("a")))
         assert first.text == "Action: wait()"
-        assert first.logprobs == ()
+        assert not first.logprobs
         second = build_prompt(CONFIG.agent, "do it", [Turn(screen("a"), first.token_ids)], screen("b"))
         assert (await turns.generate(second)).text == "Action: click(start_box='(001,002)')"
     last = Chat.asked[-1]
@@ -137,6 +141,17 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
             await endpoint.write([])
         assert "sk-wrong" not in str(error.value)
     assert "sk-right" not in repr(chat)
+
+
+async def test_a_prompt_that_is_too_long_for_the_endpoint_is_not_its_failure(
+    chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Chat.answers = [400]
+    monkeypatch.setattr(Chat, "error", {"code": "context_length_exceeded", "message": "Too long."})
+    async with Endpoint(chat, 1.0, 40) as endpoint:
+        with pytest.raises(ContextFull, match=r"400 .*Too long"):
+            await endpoint.write([])
+    assert len(Chat.asked) == 1
 
 
 async def test_words_that_the_token_limit_cut_off_are_no_turn(chat: Address) -> None:
@@ -190,23 +205,41 @@ async def test_the_endpoint_alone_needs_no_replica(chat: Address) -> None:
 
 
 @pytest.mark.browser
-def test_an_endpoint_is_evaluated_in_the_real_browser(chat: Address, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["here", "elsewhere"])
+def test_an_endpoint_is_evaluated_in_the_real_browser(workers: str, chat: Address, tmp_path: Path) -> None:
     """Two turns each: a click beside everything, then words that are no action. No model is there, nor an engine."""
     pytest.importorskip("miniwob")
     Chat.answers = ["Action: click(start_box='(001,200)')", "I give up."] * 2
     key = tmp_path / "key"
     key.write_text(Chat.key)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "dart", "eval", DEMO, "--quiet", "--endpoint", chat.url,
-            "--endpoint-model", "teacher", "--endpoint-key", f"file:{key}",
-            "--tasks", "click-test-2", "--episodes", "2", "--temperature", "0",
-            "--set", "model.path=nowhere", "--set", "environment.slots=1",
-        ],
-        cwd=tmp_path, env={**os.environ, "DART_TEST_RUN": str(tmp_path)}, capture_output=True, text=True,
-        timeout=HANG_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    dart = sys.executable, "-m", "dart"
+    command = [
+        "eval", DEMO, "--quiet", "--endpoint", chat.url,
+        "--endpoint-model", "teacher", "--endpoint-key", f"file:{key}",
+        "--tasks", "click-test-2", "--episodes", "2", "--temperature", "0",
+        "--set", "model.path=nowhere", "--set", "environment.slots=1",
+    ]  # fmt: skip
+    with contextlib.ExitStack() as processes:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [*dart, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            processes.callback(process.wait)
+            processes.callback(process.kill)
+            return process
+
+        if workers == "here":
+            evaluation = start(*command)
+        else:
+            evaluation = start(*command, "--external-workers")
+            said = itertools.takewhile(bool, iter(evaluation.stdout.readline, None))
+            address = next(found[1] for line in said if (found := re.match(r"coordinator listens on (\S+);", line)))
+            worker = start("worker", "--role", "env", "--coordinator", address)
+        out, _ = evaluation.communicate(timeout=HANG_SECONDS)
+        assert evaluation.returncode == 0, out[-3000:]
+        if workers == "elsewhere":
+            assert worker.wait(HANG_SECONDS) == 0
     (run,) = (tmp_path / "runs").iterdir()
     document = json.loads((run / "evaluation.json").read_text())
     assert document["checkpoint"] == f"teacher at {chat.url}"

@@ -291,8 +291,8 @@ async def test_a_forced_turn_is_tokens_as_sampled_ones_are_without_log_probabili
     reply = await role.handle(command)
     assert isinstance(reply, pb.Generated)
     forced = generation_from_proto(reply)
-    assert forced.prompt_token_ids == sampled.prompt_token_ids
-    assert (forced.logprobs, forced.truncated, forced.text) == ((), False, text)
+    assert tuple(forced.prompt_token_ids) == sampled.prompt_token_ids
+    assert (len(forced.logprobs), forced.truncated, forced.text) == (0, False, text)
     assert forced.versions == (VersionSpan(engine.version, 0, len(forced.token_ids)),)
     assert forced.token_ids[-1] == tokenizer.eos_token_id
     assert not set(tokenizer.all_special_ids) & set(forced.token_ids[:-1])

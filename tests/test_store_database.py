@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def without_bytes(whole: Trajectory) -> Trajectory:
 # ---- trajectories ----
 
 seconds = st.floats(0, 4e9)
-token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: array("I", ids))
 images = st.builds(
     Image.of, st.binary(min_size=1, max_size=30), st.sampled_from(["image/png", "image/webp"]), *[st.integers(1, 9)] * 2
 )
@@ -52,7 +53,7 @@ generations = st.builds(
     Generation,
     token_ids,
     token_ids,
-    st.lists(st.floats(max_value=0, allow_nan=False, width=32), max_size=6).map(tuple),
+    st.lists(st.floats(max_value=0, allow_nan=False, width=32), max_size=6).map(lambda values: array("f", values)),
     st.lists(st.builds(VersionSpan, *[st.integers(0, 2**62)] * 3), max_size=3).map(tuple),
     texts,
     st.booleans(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,7 @@ _ROLE = re.compile(r"(system|user|assistant)\n")
 
 
 def chat_messages(
-    prompt: Prompt, said: Callable[[tuple[int, ...]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
+    prompt: Prompt, said: Callable[[Sequence[int]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
     """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens. `stored`: the bytes, by
     digest, of those screenshots that have none with them.

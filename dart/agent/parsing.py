@@ -5,6 +5,7 @@ Whatever a parser returns can be sent: no lone surrogates in strings, whole numb
 
 from __future__ import annotations
 
+import functools
 import math
 
 from dart.core.action import Point
@@ -57,6 +58,7 @@ def grid_pixels(at: Point, width: int, height: int) -> tuple[int, int]:
     return min(round(at.x * width), width - 1), min(round(at.y * height), height - 1)
 
 
+@functools.lru_cache(1024)
 def smart_resize(width: int, height: int, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Qwen-VL's resize rule: (width, height) in pixels of the image that the model sees.
 

@@ -7,7 +7,8 @@ does not slide, the parts of step k are a prefix of the parts of step k+1, which
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dart import config
@@ -21,7 +22,7 @@ class Turn:
     """A past step: the screenshot it saw and the tokens that were sampled, the stop token included."""
 
     image: Image
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     truncated: bool = False
     """The token limit ended it: there is no stop token, the template adds one."""
 
@@ -73,10 +74,16 @@ class Conversation:
         if index > 0:
             markup = (STOP_TOKEN if self._turns[index - 1].truncated else "") + template.after_turn
         if image is None:
-            return Block((Markup(markup + template.before_turn),))
+            return _markup(markup + template.before_turn)
         return Block(
             (Markup(markup + template.before_image), image, Markup(template.after_image + template.before_turn))
         )
+
+
+@functools.lru_cache(64)
+def _markup(text: str) -> Block:
+    """The same in every episode: there are as many as templates have places between turns."""
+    return Block((Markup(text),))
 
 
 def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:

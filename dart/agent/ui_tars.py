@@ -58,6 +58,7 @@ _ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_
 
 _ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
+_PLAIN = re.compile(r"""[^'"\\]+""")
 _ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 _WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
 _NUMBER = r"\s*(\d{1,6})\s*"
@@ -246,6 +247,10 @@ def _string(text: str, position: int) -> tuple[str, int]:
     characters: list[str] = []
     position += 1
     while position < len(text):
+        if plain := _PLAIN.match(text, position):
+            characters.append(plain[0])
+            position = plain.end()
+            continue
         character = text[position]
         if character == quote:
             return "".join(characters), position + 1

@@ -17,8 +17,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dart.agent.vocabulary import vocabulary_digest
 from dart.commands.train import check_before, new_directory, open_database, run_in_loop
-from dart.config import Config, load, parse
+from dart.config import BUILTIN_SUITE, Config, load, parse
 from dart.coordinator.endpoint import chosen, probe
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.summary import write_summary
@@ -45,6 +46,7 @@ def collect(
     samples: int | None,
     seeds: str | None,
     temperature: float | None,
+    external_workers: bool,
     quiet: bool,
 ) -> None:
     """Collect, write the data set and print what came of it. Raises UserError for anything wrong, before it starts."""
@@ -83,13 +85,19 @@ def collect(
     )
     _check_reachable(plan)
     check_writable()
-    check_before(config, plan)
-    if teacher == "oracle":
+    if not external_workers:
+        check_before(config, plan)
+    elif vocabulary_digest(config.model.folder) is None:
+        raise UserError(
+            f"model.path {config.model.path}: this machine needs the model's tokenizer.json too, because what is "
+            "collected is kept with its vocabulary: copy the folder here"
+        )
+    if teacher == "oracle" and config.environment.kind == BUILTIN_SUITE:
         _check_oracle(config)
     if plan.endpoint:
         probe(plan.endpoint)
     directory = new_directory(config, f"{config.run.name}-collect")
-    summary = run_in_loop(config, directory, plan, quiet=quiet)
+    summary = run_in_loop(config, directory, plan, quiet=quiet, local=not external_workers)
     if summary is None:
         sys.exit(130)
     write_summary(directory, summary)

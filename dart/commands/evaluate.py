@@ -50,6 +50,7 @@ def evaluate(
     episodes: int | None,
     samples: int | None,
     temperature: float | None,
+    external_workers: bool,
     quiet: bool,
 ) -> None:
     """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
@@ -62,14 +63,22 @@ def evaluate(
             )
         address = chosen("evaluating an endpoint", endpoint, endpoint_model, endpoint_key, endpoint_system)
     config = _chosen(load(config_path, overrides), checkpoint, tasks, seeds, episodes, samples, temperature)
-    job = Evaluate(address)
-    check_before(config, job)
+    job, local = Evaluate(address), not external_workers
+    if local:
+        check_before(config, job)
     if address:
         probe(address)
     other = _opponent(config, against) if against is not None else None
-    document, directory = _run(config, job, "eval", quiet) or sys.exit(130)
     if isinstance(other, Config):
-        if (run := _run(other, Evaluate(), "eval-against", quiet)) is None:
+        if external_workers:
+            raise UserError(
+                f"--against {against} has to be evaluated too, and workers that were started elsewhere end with the "
+                "first evaluation: evaluate each, then compare by --against RUN"
+            )
+        check_before(other, Evaluate())
+    document, directory = _run(config, job, "eval", quiet=quiet, local=local) or sys.exit(130)
+    if isinstance(other, Config):
+        if (run := _run(other, Evaluate(), "eval-against", quiet=quiet, local=True)) is None:
             click.echo(f"{document['checkpoint']} is evaluated: compare with it by --against {directory}")
             sys.exit(130)
         other, _ = run
@@ -151,9 +160,7 @@ def _opponent(config: Config, against: str) -> Config | dict[str, Any]:
             f"--against {against} does not exist: name a checkpoint's folder ({known} ships with dart), "
             f"or a finished evaluation's run directory or {FILE}"
         )
-    other = parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")
-    check_before(other, Evaluate())
-    return other
+    return parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")
 
 
 def _finished(config: Config, path: Path) -> dict[str, Any]:
@@ -183,10 +190,10 @@ def _finished(config: Config, path: Path) -> dict[str, Any]:
 # ---- running and comparing ----
 
 
-def _run(config: Config, job: Evaluate, kind: str, quiet: bool) -> tuple[dict[str, Any], Path] | None:
+def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[dict[str, Any], Path] | None:
     """Its evaluation.json and its run directory; None when it was interrupted."""
     directory = new_directory(config, f"{config.run.name}-{kind}")
-    summary = run_in_loop(config, directory, job, quiet=quiet)
+    summary = run_in_loop(config, directory, job, quiet=quiet, local=local)
     if summary is None:
         return None
     write_summary(directory, summary)

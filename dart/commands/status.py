@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 from dart.commands.train import go_on, open_database
 from dart.commands.view import MOST_ROWS, worker_states
 from dart.coordinator.server import ROLE_NAMES
-from dart.coordinator.start import process_runs
 from dart.errors import UserError
+from dart.store.lock import is_held
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
@@ -38,7 +38,7 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, *, as_jso
         return
     directory = run or newest_run(Path("runs"))
     record, totals = asyncio.run(_read(directory))
-    state = described_state(record)
+    state = described_state(directory, record)
     if state == RunState.RUNNING and record.control_address:
         answer = asyncio.run(ask(record.control_address, tls_ca or _own_certificate(record)))
         if answer is not None:
@@ -47,9 +47,9 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, *, as_jso
     _print_past(directory, record, state, totals, as_json)
 
 
-def described_state(record: RunRecord) -> str:
+def described_state(directory: Path, record: RunRecord) -> str:
     """A run whose process is gone without a word was interrupted, whatever its row says."""
-    if record.state == RunState.RUNNING and not (record.pid and process_runs(record.pid)):
+    if record.state == RunState.RUNNING and not is_held(directory):
         return RunState.INTERRUPTED
     return record.state
 
@@ -174,6 +174,5 @@ def list_runs(directory: Path) -> None:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
         rate = totals.get("success_rate")
         success = "" if rate is None else f", recent success {rate:.0%}"
-        click.echo(
-            f"{started}  {described_state(record):12s} {path.parent}  {totals.get('updates', 0)} updates{success}"
-        )
+        state = described_state(path.parent, record)
+        click.echo(f"{started}  {state:12s} {path.parent}  {totals.get('updates', 0)} updates{success}")

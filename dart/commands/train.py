@@ -25,6 +25,7 @@ from dart.errors import UserError
 from dart.launcher import Launcher, local_children
 from dart.process import collect_seldom, ending_signals, keep_memory
 from dart.store.database import Database, sqlite_url
+from dart.store.lock import held
 from dart.store.records import RunKind
 
 
@@ -83,13 +84,14 @@ def run_in_loop(
 
     collect_seldom()
     keep_memory()
-    logging.basicConfig(
-        filename=directory / "coordinator.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,  # a comparison has two runs, each with its own log
-    )
-    return uvloop.run(_run(config, directory, job, resume=resume, quiet=quiet, local=local))
+    with held(directory):
+        logging.basicConfig(
+            filename=directory / "coordinator.log",
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            force=True,  # a comparison has two runs, each with its own log
+        )
+        return uvloop.run(_run(config, directory, job, resume=resume, quiet=quiet, local=local))
 
 
 async def _run(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from dart.agent.chat import chat_messages
+from dart.agent.episode import ContextFull
 from dart.coordinator.job import Address
 from dart.coordinator.pools import RolloutPool
 from dart.coordinator.screenshots import Screenshots
@@ -33,6 +34,11 @@ TRIES = 5
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 REFUSED = (401, 403, 404)
 """Another try would go the same way: the key, the model or the URL is wrong."""
+TOO_LONG = (
+    "context_length_exceeded", "exceed_context_size", "maximum context length", "longer than the maximum",
+    "model's context length",
+)  # fmt: skip
+"""What servers say when a prompt does not fit: OpenAI, llama.cpp, vLLM twice, SGLang."""
 
 
 def chosen(asker: str, url: str | None, model: str | None, key: str | None, system: Path | None) -> Address:
@@ -120,7 +126,7 @@ class Endpoint:
         await self._client.aclose()
 
     async def write(self, messages: list[dict[str, Any]]) -> Words:
-        """One turn. Raises InfrastructureError after `TRIES`, UserError where trying again is of no use."""
+        """One turn. Raises InfrastructureError after `TRIES`, UserError where that is of no use, ContextFull."""
         if self._address.system:
             messages = [{"role": "system", "content": self._address.system}, *messages]
         delay, failed = FIRST_DELAY_SECONDS, _Later("")
@@ -148,6 +154,8 @@ class Endpoint:
             return _Later(said, answer.headers.get("retry-after", ""))
         if answer.status_code in REFUSED:
             raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
+        if answer.is_client_error and any(words in answer.text for words in TOO_LONG):
+            raise ContextFull(f"--endpoint {self._address.url}: {said}")
         try:
             choice = answer.json()["choices"][0]
             text = str(choice["message"]["content"] or "").strip()
@@ -166,11 +174,11 @@ class EndpointTurns:
 
     async def generate(self, prompt: Prompt) -> Generation:
         stored = await self._policy.screenshots.missing(prompt.images)
-        words = await self._endpoint.write(chat_messages(prompt, self._said.__getitem__, stored))
+        words = await self._endpoint.write(chat_messages(prompt, lambda ids: self._said[tuple(ids)], stored))
         generation, self._replica = await self._policy.generate(
             prompt, 0.0, self._max_tokens, self._replica, words.text
         )
-        self._said[generation.token_ids] = words.text
+        self._said[tuple(generation.token_ids)] = words.text
         return replace(generation, truncated=generation.truncated or words.cut_off)
 
 

@@ -26,10 +26,10 @@ from dart.core.usage import EnvState, Ledger, ReplicaState, rest_seconds
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (
     action_from_proto,
-    action_to_proto,
     generation_from_proto,
     observation_from_proto,
     task_to_proto,
+    write_action,
     write_prompt,
 )
 
@@ -136,7 +136,7 @@ class EnvSession:
         message = pb.SessionResponse()
         command = message.act  # in place: each level of nesting would be copied
         command.assignment.CopyFrom(self._assignment)
-        command.action.CopyFrom(action_to_proto(action))
+        write_action(command.action, action)
         command.last = last
         reply = await self._worker.call(message)
         self.enter(EnvState.GENERATING)
@@ -190,7 +190,7 @@ class RolloutPool:
         """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
 
         `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities. `enter` is told when the
-        request stands in line, and when a replica has it.
+        request has to stand in line, and when a replica has it then.
 
         Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
         invalid, and ContextFull.
@@ -198,9 +198,10 @@ class RolloutPool:
         number = next(self._numbers)
         with_data = False
         for attempt in range(1, GENERATE_ATTEMPTS + 1):
-            enter(EnvState.QUEUED)
-            replica = await self._take(affinity)
-            enter(EnvState.GENERATING)
+            if (replica := self._taken(affinity)) is None:
+                enter(EnvState.QUEUED)
+                replica = await self._wait_for_one(affinity)
+                enter(EnvState.GENERATING)
             worker = self._workers[replica.id]
             try:
                 message = pb.SessionResponse()
@@ -265,11 +266,18 @@ class RolloutPool:
                 if with_data or not worker.holds_image(image.sha256):
                     # One that shares the store keeps what it reads there, as if it had been sent.
                     worker.sent_image(image.sha256)
-                    request.prompt[start + place].image.data = image.data or stored.get(image.sha256, b"")
+                    if data := image.data or stored.get(image.sha256):
+                        request.prompt[start + place].image.data = data
             start += len(block.parts)
 
-    async def _take(self, affinity: str | None) -> Replica:
-        while (replica := self.router.take(affinity)) is None:
+    def _taken(self, affinity: str | None) -> Replica | None:
+        """A replica with capacity, which has this request now."""
+        if replica := self.router.take(affinity):
+            self._account(replica)
+        return replica
+
+    async def _wait_for_one(self, affinity: str | None) -> Replica:
+        while (replica := self._taken(affinity)) is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
@@ -278,7 +286,6 @@ class RolloutPool:
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
-        self._account(replica)
         return replica
 
     def _give_back(self, replica: Replica) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ async def starting_point(database: Database, directory: Path) -> Start:
         raise UserError(f"run {run.id} is no training run but one of {run.kind}: start it again without --resume")
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
-    if run.state == RunState.RUNNING and run.pid and process_runs(run.pid):
-        raise UserError(f"run {run.id} is running as process {run.pid}: stop it first")
     totals = next((json.loads(event.json) for event in await database.newest_events("update")), None)
     evaluations = {}
     for event in await database.newest_events("evaluation", 100):
@@ -54,13 +51,3 @@ async def starting_point(database: Database, directory: Path) -> Start:
     # By name: the run may have been moved, or be resumed from another working directory.
     folder = directory / "checkpoints" / Path(checkpoint.path).name
     return Start(folder, made, made, totals, evaluations, group, sequence)
-
-
-def process_runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()

@@ -6,6 +6,7 @@ They are plain and frozen; who owns their changing state (statistics, groups, fe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,12 +72,14 @@ class Generation:
 
     prompt_token_ids: int[P], exactly as the engine ran them (image placeholders expanded).
     token_ids: int[T], sampled, the stop token included. logprobs: float[T], natural, of the behaviour policy (after
-    temperature). versions: spans that cover [0, T). text: the sampled tokens decoded.
+    temperature). versions: spans that cover [0, T). text: the sampled tokens decoded. Those that came over the wire or
+    from the store are arrays of 4 bytes a token: a run holds thousands of prompts, and as numbers of Python's they
+    take nine times as much.
     """
 
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     versions: tuple[VersionSpan, ...]
     text: str
     truncated: bool = False
@@ -156,7 +159,7 @@ class Text:
 class Tokens:
     """Tokens sampled on an earlier turn, unchanged."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 PromptPart = Markup | Text | Tokens | Image
@@ -174,7 +177,7 @@ class Block:
     """As `dart.wire.convert` wrote it: a turn is encoded once in an episode, not once in every later prompt."""
 
     def __post_init__(self) -> None:
-        self.images = tuple((place, part) for place, part in enumerate(self.parts) if isinstance(part, Image))
+        self.images = tuple([(place, part) for place, part in enumerate(self.parts) if isinstance(part, Image)])
 
 
 @dataclass(frozen=True, slots=True)

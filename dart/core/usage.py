@@ -74,6 +74,10 @@ class _Account:
         self.counts[state] = self.counts.get(state, 0) + slots
         self.balances[state] = self.balances.get(state, 0.0) - slots * now
 
+    def move(self, old: State, new: State, slots: int, now: float) -> None:
+        self.add(old, -slots, now)
+        self.add(new, slots, now)
+
     def seconds(self, now: float) -> dict[State, float]:
         return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}
 
@@ -129,9 +133,11 @@ class Ledger:
 
     def move(self, worker: str, old: State, new: State, now: float, slots: int = 1) -> None:
         """`slots` of the worker change from `old` to `new`. What is not there any more does not move."""
-        if worker in self._workers and old is not new:
-            self._add(worker, old, -slots, now)
-            self._add(worker, new, slots, now)
+        if old is new or (account := self._workers.get(worker)) is None:
+            return
+        at = now - self._origin
+        self._all.move(old, new, slots, at)
+        account.move(old, new, slots, at)
 
     def counts(self, worker: str | None = None) -> Mapping[State, int]:
         """Slots now in each state; `worker` None: of all."""

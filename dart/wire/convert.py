@@ -2,11 +2,12 @@
 
 Python's protobuf copies a message that is put into another by writing and parsing it, which takes 70 times as long as
 setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So what carries screenshots is filled in where it is
-to be: `write_image`, `write_sample`.
+to be: `write_image`, `write_sample`; and so is what goes into every step's messages.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from typing import Any
 
@@ -43,8 +44,10 @@ def _name(table: dict[Any, Any], value: int, what: str) -> Any:
     raise ValueError(f"{what} {value} is unspecified or unknown: the sender speaks another protocol version")
 
 
-def _point(at: a.Point | None) -> apb.Point | None:
-    return None if at is None else apb.Point(x=at.x, y=at.y)
+def _write_at(into: Any, at: a.Point | None) -> None:
+    into.SetInParent()
+    if at is not None:
+        into.at.x, into.at.y = at.x, at.y
 
 
 def _at(message: Any) -> a.Point | None:
@@ -52,31 +55,45 @@ def _at(message: Any) -> a.Point | None:
 
 
 def action_to_proto(action: a.Action) -> apb.Action:
+    message = apb.Action()
+    write_action(message, action)
+    return message
+
+
+def write_action(into: apb.Action, action: a.Action) -> None:
+    """Into an empty message."""
     match action:
         case a.Move(at):
-            return apb.Action(move=apb.Move(at=_point(at)))
+            _write_at(into.move, at)
         case a.Click(at, button, count, modifiers):
-            return apb.Action(click=apb.Click(at=_point(at), button=_BUTTONS[button], count=count, modifiers=modifiers))
+            _write_at(into.click, at)
+            into.click.button, into.click.count = _BUTTONS[button], count
+            into.click.modifiers.extend(modifiers)
         case a.Button(at, button, mode):
-            return apb.Action(button=apb.Button(at=_point(at), button=_BUTTONS[button], mode=_MODES[mode]))
+            _write_at(into.button, at)
+            into.button.button, into.button.mode = _BUTTONS[button], _MODES[mode]
         case a.Drag(path, button):
-            return apb.Action(drag=apb.Drag(path=[apb.Point(x=p.x, y=p.y) for p in path], button=_BUTTONS[button]))
+            into.drag.button = _BUTTONS[button]
+            for point in path:
+                into.drag.path.add(x=point.x, y=point.y)
         case a.Scroll(at, dx, dy):
-            return apb.Action(scroll=apb.Scroll(at=_point(at), dx_notches=dx, dy_notches=dy))
+            _write_at(into.scroll, at)
+            into.scroll.dx_notches, into.scroll.dy_notches = dx, dy
         case a.Keys(keysyms, mode):
-            return apb.Action(keys=apb.Keys(keysyms=keysyms, mode=_MODES[mode]))
+            into.keys.mode = _MODES[mode]
+            into.keys.keysyms.extend(keysyms)
         case a.TypeText(text):
-            return apb.Action(type_text=apb.TypeText(text=text))
+            into.type_text.text = text
         case a.Wait(seconds):
-            return apb.Action(wait=apb.Wait(seconds=seconds))
+            into.wait.seconds = seconds
         case a.Observe():
-            return apb.Action(observe=apb.Observe())
+            into.observe.SetInParent()
         case a.Finish(status, answer):
-            return apb.Action(finish=apb.Finish(status=_STATUSES[status], answer=answer))
+            into.finish.status, into.finish.answer = _STATUSES[status], answer
         case a.System(kind, argument):
-            return apb.Action(system=apb.System(kind=_SYSTEMS[kind], argument=argument))
+            into.system.kind, into.system.argument = _SYSTEMS[kind], argument
         case a.Code(language, source):
-            return apb.Action(code=apb.Code(language=language, source=source))
+            into.code.language, into.code.source = language, source
 
 
 def action_from_proto(message: apb.Action) -> a.Action:
@@ -144,21 +161,30 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
     """
     for block in prompt.blocks:
         if block.encoded is None:
-            parts = [part_to_proto(part, with_data=False) for part in block.parts]
-            block.encoded = spb.Generate(prompt=parts).SerializeToString()
+            alone = spb.Generate()
+            for part in block.parts:
+                _write_part(alone.prompt.add(), part, with_data=False)
+            block.encoded = alone.SerializeToString()
     into.MergeFromString(b"".join([block.encoded for block in prompt.blocks if block.encoded]))
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
+    message = spb.PromptPart()
+    _write_part(message, part, with_data)
+    return message
+
+
+def _write_part(into: spb.PromptPart, part: t.PromptPart, with_data: bool) -> None:
     match part:
         case t.Image():
-            return spb.PromptPart(image=image_to_proto(part, with_data))
+            write_image(into.image, part, with_data)
         case t.Markup(text):
-            return spb.PromptPart(markup=text)
+            into.markup = text
         case t.Text(text):
-            return spb.PromptPart(text=text)
+            into.text = text
         case t.Tokens(ids):
-            return spb.PromptPart(token_ids=spb.TokenIds(ids=ids))
+            into.token_ids.SetInParent()
+            into.token_ids.ids.extend(ids)
 
 
 def part_from_proto(message: spb.PromptPart) -> t.PromptPart:
@@ -193,9 +219,9 @@ def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Obse
 
 def generation_from_proto(message: spb.Generated) -> t.Generation:
     return t.Generation(
-        tuple(message.prompt_token_ids),
-        tuple(message.token_ids),
-        tuple(message.logprobs),
+        array("I", message.prompt_token_ids[:]),
+        array("I", message.token_ids[:]),
+        array("f", message.logprobs[:]),
         tuple(t.VersionSpan(s.version, s.start, s.end) for s in message.versions),
         message.text,
         message.finish_reason == spb.FINISH_REASON_LENGTH,
@@ -257,7 +283,8 @@ def write_sample(
     into.prompt_token_ids.extend(g.prompt_token_ids)
     into.token_ids.extend(g.token_ids)
     into.logprobs.extend(g.logprobs)
-    into.versions.extend(spans_to_proto(g.versions))
+    for span in g.versions:
+        into.versions.add(version=span.version, start=span.start, end=span.end)
     for image in step.images:
         write_image(into.images.add(), image, image.sha256 not in held)
     into.rescore = bool(trajectory.pooled_from) and not g.logprobs
