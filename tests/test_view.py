@@ -21,12 +21,12 @@ from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb
 
 
-def screen(folder: Path, env_workers: int, tasks: int) -> list[str]:
-    """What the terminal shows of a run in training, of two replicas and so many workers and tasks."""
+def screen(folder: Path, env_workers: int, tasks: int, replicas: int = 2) -> list[str]:
+    """What the terminal shows of a run in training, of so many workers and tasks; no replica: all are gone."""
 
     async def shown() -> str:
         run = Run(settings(), folder, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
-        roles = {pb.ROLE_ENV: env_workers, pb.ROLE_ROLLOUT: 2, pb.ROLE_TRAIN: 1}
+        roles = {pb.ROLE_ENV: env_workers, pb.ROLE_ROLLOUT: replicas, pb.ROLE_TRAIN: min(replicas, 1)}
         for role, number in roles.items():
             for index in range(number):
                 name = f"{pb.Role.Name(role).removeprefix('ROLE_').lower()}-{index}"
@@ -46,6 +46,12 @@ def screen(folder: Path, env_workers: int, tasks: int) -> list[str]:
         return console.export_text()
 
     return asyncio.run(shown()).splitlines()
+
+
+def test_what_stays_on_the_screen_has_the_tasks_and_no_address(tmp_path: Path) -> None:
+    lines = screen(tmp_path, env_workers=0, tasks=3, replicas=0)
+    assert [line for line in lines if "task-001" in line and "50%" in line]
+    assert not [line for line in lines if "worker" in line or "dart status" in line or "version" in line]
 
 
 def test_a_few_workers_and_tasks_have_a_row_each(tmp_path: Path) -> None:

@@ -75,11 +75,12 @@ class View:
             return f"{self._elapsed()} evaluating: {len(evaluation.outcomes)}/{evaluation.total} episodes"
         if (collection := self._run.collection) is not None:
             return f"{self._elapsed()} collecting: {collection}"
+        versions = list(self._run.sync.versions.values())
         return (
             f"{self._elapsed()} {status.phase}: update {status.update}, success {metrics.success_rate:.0%}, "
             f"{metrics.trajectories} trajectories ({self._per_minute():.0f}/min), "
             f"environments {status.env_utilisation:.0%}, replicas {status.rollout_utilisation:.0%}, "
-            f"staleness {metrics.staleness_mean:.1f}, versions {sorted(self._run.sync.versions.values())}"
+            f"staleness {metrics.staleness_mean:.1f}" + (f", version {_range(versions)}" if versions else "")
         )
 
     def _elapsed(self) -> str:
@@ -102,16 +103,14 @@ class View:
         evaluation = run.evaluation
         if evaluation is not None:
             body.append(_bar(len(evaluation.outcomes) / max(evaluation.total, 1)))
-        elif status.phase == "training":
+        elif run.metrics.success_by_task:
             body.append(_bar(self._progress()))
             body.append(self._tasks())
+        if not status.workers:  # it begins, or has ended and this is what stays on the screen
+            return Panel(Group(*body), title=f"dart {run.directory.name}")
         body.append(self._workers(status))
-        return Panel(
-            Group(*body), title=f"dart {run.directory.name}", subtitle=f"{self._address()}  Ctrl-C ends in order"
-        )
-
-    def _address(self) -> str:
-        return f"dart status --address {self._run.server.address}"
+        subtitle = f"dart status --address {run.server.address}  Ctrl-C ends in order"
+        return Panel(Group(*body), title=f"dart {run.directory.name}", subtitle=subtitle)
 
     def _progress(self) -> float:
         stop = self._run.config.stop

@@ -59,7 +59,8 @@ class Accounting:
 
 def _told(ledger: Ledger, counts: Mapping[State, int], *, counted: bool) -> str:
     told = []
-    for state, count in sorted(counts.items()):
+    # With causes last: a cause may have commas and colons of its own.
+    for state, count in sorted(counts.items(), key=lambda item: (bool(ledger.cause(item[0])), item[0])):
         what = f"{count} {state}" if counted else str(state)
         told.append(f"{what}: {cause}" if (cause := ledger.cause(state)) else what)
     return ", ".join(told)
