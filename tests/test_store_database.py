@@ -31,7 +31,7 @@ async def opened(directory: Path, create: bool = True) -> Database:
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     async with await opened(tmp_path) as made:
-        await made.start_run("run-1", "demo", {"seed": 1}, started=1.0, pid=42)
+        await made.start_run("run-1", "demo", {"seed": 1}, started=1.0)
         yield made
 
 
@@ -45,7 +45,7 @@ def without_bytes(whole: Trajectory) -> Trajectory:
 # ---- trajectories ----
 
 seconds = st.floats(0, 4e9)
-token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: array("I", ids))
+token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=6).map(lambda ids: array("I", ids))
 images = st.builds(
     Image.of, st.binary(min_size=1, max_size=30), st.sampled_from(["image/png", "image/webp"]), *[st.integers(1, 9)] * 2
 )
@@ -242,13 +242,13 @@ async def test_a_run_and_its_states(database: Database, tmp_path: Path) -> None:
     await database.set_control_address("127.0.0.1:9")
     run = await database.run()
     assert (run.id, run.name, run.config, run.state) == ("run-1", "demo", {"seed": 1}, RunState.RUNNING)
-    assert (run.pid, run.control_address, run.started, run.finished) == (42, "127.0.0.1:9", 1.0, None)
+    assert (run.control_address, run.started, run.finished) == ("127.0.0.1:9", 1.0, None)
     await database.set_run_state(RunState.INTERRUPTED, 5.0)
     assert (await database.run()).state == RunState.INTERRUPTED
     async with await opened(tmp_path) as resumed:
-        await resumed.resume_run(pid=43, control_address=None)
+        await resumed.resume_run()
         run = await resumed.run()
-        assert (run.state, run.pid, run.control_address, run.finished) == (RunState.RUNNING, 43, None, None)
+        assert (run.state, run.control_address, run.finished) == (RunState.RUNNING, None, None)
         await resumed.finish_run({"success_after": math.nan, "updates": 3}, 6.0)
     run = await database.run()
     assert (run.state, run.summary, run.finished) == (RunState.FINISHED, {"success_after": None, "updates": 3}, 6.0)

@@ -1,7 +1,6 @@
 """One process at a time works on a run's directory."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +50,6 @@ def test_a_killed_process_holds_nothing(tmp_path: Path, holder: subprocess.Popen
 
 
 def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, holder: subprocess.Popen[str]):
-    """Whatever process has its number later: here it is this one's, which lives."""
     record = asyncio.run(_began(tmp_path))
     demo = str(Path(__file__).parents[1] / "configs" / "miniwob_cpu.yaml")
     resume = ["coordinator", demo, "--resume", str(tmp_path), "--quiet"]
@@ -66,7 +64,7 @@ def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, ho
 
 async def _began(directory: Path):
     async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
-        await database.start_run(directory.name, "r", {}, started=1.0, pid=os.getpid())
+        await database.start_run(directory.name, "r", {}, started=1.0)
         return await database.run()
 
 

@@ -40,7 +40,7 @@ def screen(folder: Path, env_workers: int, tasks: int, replicas: int = 2) -> lis
                 run.metrics.counted(
                     Trajectory("t", "g", task, "do", (), Termination.STEP_LIMIT, float(success), success, 9, 0.0, 1.0)
                 )
-        run.metrics.phase = "training"
+        run.metrics.phase = "training" if replicas else "finished"
         console = Console(width=110, record=True, file=(folder / "out").open("w"))
         console.print(View(run, live=True)._picture())
         return console.export_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -100,7 +99,7 @@ async def _run(
     async with await open_database(directory, create=not resume) as database:
         if resume:
             start = await starting_point(database, directory)
-            await database.resume_run(pid=os.getpid(), control_address=None)
+            await database.resume_run()
         else:
             start = Start()
             (directory / "config.yaml").write_text(
@@ -112,7 +111,6 @@ async def _run(
                 _recorded(config, job),
                 started=time.time(),
                 kind=job.kind,
-                pid=os.getpid(),
             )
         run = Run(config, directory, database, job, start)
         loop = asyncio.get_running_loop()

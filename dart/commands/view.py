@@ -19,6 +19,7 @@ from rich.table import Table
 
 from dart.coordinator.run import Run
 from dart.coordinator.server import ROLE_NAMES
+from dart.store.records import RunState
 
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
@@ -106,7 +107,7 @@ class View:
         elif run.metrics.success_by_task:
             body.append(_bar(self._progress()))
             body.append(self._tasks())
-        if not status.workers:  # it begins, or has ended and this is what stays on the screen
+        if status.phase in set(RunState) and not status.workers:  # it has ended, and this is what stays on the screen
             return Panel(Group(*body), title=f"dart {run.directory.name}")
         body.append(self._workers(status))
         subtitle = f"dart status --address {run.server.address}  Ctrl-C ends in order"

@@ -80,7 +80,6 @@ class Database(Reader):
         *,
         started: float,
         kind: r.RunKind = r.RunKind.TRAINING,
-        pid: int | None = None,
         control_address: str | None = None,
     ) -> None:
         """A new run, running; from here on this object writes and reads that run."""
@@ -91,17 +90,14 @@ class Database(Reader):
             "config_json": r.to_json(config),
             "state": r.RunState.RUNNING,
             "started": started,
-            "pid": pid,
             "control_address": control_address,
         }
         await self._execute(insert(t.runs), row)
         self._run_id = run_id
 
-    async def resume_run(self, *, pid: int, control_address: str | None) -> None:
+    async def resume_run(self) -> None:
         """The run goes on in another process."""
-        await self._update_run(
-            state=r.RunState.RUNNING, finished=None, summary_json=None, pid=pid, control_address=control_address
-        )
+        await self._update_run(state=r.RunState.RUNNING, finished=None, summary_json=None, control_address=None)
 
     async def set_run_state(self, state: r.RunState, finished: float | None = None) -> None:
         await self._update_run(state=state, finished=finished)

@@ -68,7 +68,6 @@ class RunRecord:
     started: float
     finished: float | None
     summary: Mapping[str, Any] | None
-    pid: int | None
     control_address: str | None
 
 
@@ -311,7 +310,7 @@ def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) ->
 
 def run_from_row(row: RowMapping) -> RunRecord:
     summary = row["summary_json"]
-    same = ("id", "name", "started", "finished", "pid", "control_address")
+    same = ("id", "name", "started", "finished", "control_address")
     return RunRecord(
         kind=RunKind(row["kind"]),
         config=json.loads(row["config_json"]),

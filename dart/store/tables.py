@@ -40,7 +40,6 @@ runs = Table(
     Column("started", Double, nullable=False),
     Column("finished", Double),
     Column("summary_json", Text),
-    Column("pid", Integer),
     Column("control_address", Text),
 )
 
