@@ -32,7 +32,7 @@ browser:
 demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
 	$(VENV)/bin/dart train configs/miniwob_cpu.yaml
 
-# Without their dependencies: tests/test_algo_references.py calls their equations, and nothing else of them.
+# Without their dependencies: tests/algo/test_algo_references.py calls their equations, and nothing else of them.
 build/references/installed: $(VENV)/installed
 	rm -rf build/references
 	$(PY) -m pip install --quiet --no-deps --target build/references verl==0.9.1 trl==1.16.0
@@ -58,22 +58,15 @@ test: install references ## All tests, the real browser and the real engine incl
 test-fast: install ## Without the engine, torch and the browser.
 	$(PY) -m pytest -m 'not engine and not torch and not browser'
 
-# The type checker and the import checker read folders: show them the package as it is imported.
-build/tree/dart: $(VENV)/installed
-	rm -rf build/tree && mkdir -p build/tree/dart
-	for part in dart/* ; do ln -s ../../../$$part build/tree/dart/ ; done
-	ln -s ../../../workers build/tree/dart/workers
-	ln -s ../../benchmarks ../../examples build/tree/
-
 lint: $(VENV)/installed ## Style.
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: build/tree/dart ## Types.
-	cd build/tree && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml -p dart -p benchmarks -p examples
+types: $(VENV)/installed ## Types.
+	$(PY) -m mypy -p dart -p benchmarks -p examples
 
-imports: build/tree/dart ## Who may import whom.
-	cd build/tree && PYTHONPATH=. ../../$(VENV)/bin/lint-imports --config ../../pyproject.toml
+imports: $(VENV)/installed ## Who may import whom.
+	PYTHONPATH=. $(VENV)/bin/lint-imports
 
 proto: $(VENV)/installed ## Generate the Python code of the wire protocol.
 	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/dart/v1/*.proto

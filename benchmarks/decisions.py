@@ -25,12 +25,12 @@ from typing import Any
 
 from benchmarks.simulation.store import NoDatabase
 from dart import config
-from dart.coordinator.data import DataManager
-from dart.coordinator.metrics import Metrics
-from dart.coordinator.pools import EnvPool
-from dart.coordinator.sessions import Fleet
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.sampling.data import DataManager
+from dart.coordinator.service.metrics import Metrics
 from dart.coordinator.summary import machine, software, write_json
-from dart.core.groups import Order
+from dart.core.curation.groups import Order
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 

@@ -3,7 +3,7 @@
 The ladder of `benchmarks.efficiency` by `dart train`: real Chromium, vLLM, trainer and weight sync, on this machine.
 One thing is not as it would be: environments sleep after each reset and action (`environment.delay` in
 configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. Four minutes a
-run (the config's `stop`); end it and call it again as you like (`benchmarks.sweep`). Writes
+run (the config's `stop`); end it and call it again as you like (`benchmarks.learning.sweep`). Writes
 results/efficiency_real.json.
 
 On a GPU machine: --config with a config of your own, on which the schedules are laid; its results go by its name.
@@ -16,9 +16,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sweep
 from benchmarks.efficiency import LADDER, RATIOS
-from benchmarks.sweep import Setting
+from benchmarks.learning import sweep
+from benchmarks.learning.sweep import Setting
 
 CONFIG = Path("configs/efficiency_real.yaml")
 SHOWN = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",

@@ -24,11 +24,12 @@ import uvloop
 
 from benchmarks.peers.shared import Screenshots, touch
 from dart import config
-from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.ranks import TrainerRanks
-from dart.coordinator.screenshots import Screenshots as StoredScreenshots
-from dart.coordinator.server import CoordinatorService, Server
-from dart.coordinator.sessions import Fleet
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.sampling.screenshots import Screenshots as StoredScreenshots
+from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.types import Image, Observation
 from dart.process import keep_memory
 from dart.store.blobs import BlobStore

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sweep import HARD
+from benchmarks.learning.sweep import HARD
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"

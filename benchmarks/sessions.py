@@ -28,11 +28,12 @@ import uvloop
 
 from benchmarks.instant import InstantPolicy, settings
 from benchmarks.step_path import Source
-from dart.coordinator.episodes import sample
-from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.screenshots import Screenshots
-from dart.coordinator.server import CoordinatorService, Server
-from dart.coordinator.sessions import Fleet
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.sampling.episodes import sample
+from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Image
 from dart.process import collect_seldom

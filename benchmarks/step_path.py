@@ -25,10 +25,10 @@ import grpc
 import uvloop
 
 from benchmarks.instant import coordinator, settings
-from dart.coordinator.episodes import sample
-from dart.coordinator.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.summary import machine, software
-from dart.core.groups import Order
+from dart.core.curation.groups import Order
 from dart.core.types import Task, Trajectory
 from dart.process import collect_seldom, keep_memory
 from dart.wire.channel import OPTIONS

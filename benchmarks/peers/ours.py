@@ -24,12 +24,13 @@ from benchmarks.instant import coordinator, settings
 from benchmarks.peers import shared
 from benchmarks.step_path import Source
 from dart import config
-from dart.coordinator.data import DataManager
-from dart.coordinator.episodes import Writer, sample
-from dart.coordinator.metrics import Metrics
-from dart.coordinator.pools import EnvSession, RolloutPool
-from dart.core.feed import ReleasedGroup
-from dart.core.groups import Order
+from dart.coordinator.fleet.environments import EnvSession
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.sampling.data import DataManager
+from dart.coordinator.sampling.episodes import Writer, sample
+from dart.coordinator.service.metrics import Metrics
+from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.groups import Order
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
 from dart.process import collect_seldom, keep_memory
 from dart.store.blobs import BlobStore

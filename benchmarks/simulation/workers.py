@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.simulation.timings import Timings, success_rate
-from dart.coordinator.sessions import Fleet, Worker
+from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.types import Image
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2

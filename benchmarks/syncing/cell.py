@@ -19,13 +19,13 @@ from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
 from benchmarks.syncing.plan import Scene, tensor_list
 from benchmarks.syncing.watch import Load, Pause, Rotation, Served, served_within
 from dart import config
-from dart.coordinator.metrics import Metrics
-from dart.coordinator.pools import RolloutPool
-from dart.coordinator.ranks import TrainerRanks
-from dart.coordinator.screenshots import Screenshots
-from dart.coordinator.server import CoordinatorService, Server
-from dart.coordinator.sessions import Fleet, InfrastructureError
-from dart.coordinator.syncing import WeightSync
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
+from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
+from dart.coordinator.sampling.screenshots import Screenshots
+from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.training.ranks import TrainerRanks
+from dart.coordinator.training.syncing import WeightSync
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from dart import config
 from dart.agent.prompt import build_prompt
-from dart.coordinator.pools import RolloutPool
-from dart.coordinator.sessions import InfrastructureError
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.core.types import Image
 
 AGAIN_SECONDS = 0.05

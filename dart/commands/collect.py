@@ -20,8 +20,8 @@ from rich.table import Table
 from dart.agent.vocabulary import vocabulary_digest
 from dart.commands.train import check_before, new_directory, open_database, run_in_loop
 from dart.config import BUILTIN_SUITE, Config, load, parse
-from dart.coordinator.endpoint import chosen, probe
 from dart.coordinator.job import Collect, Teacher
+from dart.coordinator.sampling.endpoint import chosen, probe
 from dart.coordinator.summary import write_summary
 from dart.errors import UserError
 from dart.store.dataset import check_writable, write_dataset

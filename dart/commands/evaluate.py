@@ -21,11 +21,11 @@ from rich.table import Table
 
 from dart.commands.train import check_before, new_directory, run_in_loop
 from dart.config import BUILTIN_MODELS, Config, load, parse
-from dart.coordinator.endpoint import chosen, probe
-from dart.coordinator.evaluation import instances
 from dart.coordinator.job import Evaluate
+from dart.coordinator.sampling.endpoint import chosen, probe
+from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.summary import write_json, write_summary
-from dart.core.outcomes import compare
+from dart.core.evaluation.outcomes import compare
 from dart.errors import UserError
 
 FILE = "evaluation.json"

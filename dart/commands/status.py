@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from dart.commands.train import go_on, open_database
 from dart.commands.view import MOST_ROWS, worker_states
-from dart.coordinator.server import ROLE_NAMES
+from dart.coordinator.fleet.server import ROLE_NAMES
 from dart.errors import UserError
 from dart.store.lock import is_held
 from dart.store.records import RunRecord, RunState

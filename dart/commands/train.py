@@ -18,7 +18,7 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, load
 from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
-from dart.coordinator.sources import POOL, SFT, check_sources
+from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.launcher import Launcher, local_children

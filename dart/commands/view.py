@@ -17,8 +17,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from dart.coordinator.fleet.server import ROLE_NAMES
 from dart.coordinator.run import Run
-from dart.coordinator.server import ROLE_NAMES
 from dart.store.records import RunState
 
 REFRESH_SECONDS = 0.5

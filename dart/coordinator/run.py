@@ -16,26 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from dart.config import Config
-from dart.coordinator.accounting import Accounting
-from dart.coordinator.collecting import Collection, teacher
-from dart.coordinator.control import ControlService, worker_statuses
-from dart.coordinator.data import DataManager
-from dart.coordinator.demonstrations import Demonstrations
-from dart.coordinator.endpoint import Endpoint, EndpointAlone
-from dart.coordinator.episodes import Writer, sample
-from dart.coordinator.evaluation import Evaluation, evaluation_temperature
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
-from dart.coordinator.metrics import Metrics
-from dart.coordinator.pools import EnvPool, RolloutPool
-from dart.coordinator.ranks import NotSaved, TrainerLost, TrainerRanks
-from dart.coordinator.screenshots import Screenshots
-from dart.coordinator.server import CoordinatorService, Server
-from dart.coordinator.sessions import Fleet
+from dart.coordinator.sampling.collecting import Collection, teacher
+from dart.coordinator.sampling.data import DataManager
+from dart.coordinator.sampling.demonstrations import Demonstrations
+from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone
+from dart.coordinator.sampling.episodes import Writer, sample
+from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperature
+from dart.coordinator.sampling.screenshots import Screenshots
+from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.service.control import ControlService, worker_statuses
+from dart.coordinator.service.metrics import Metrics
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, write_json, write_summary
-from dart.coordinator.syncing import WeightSync
-from dart.coordinator.training import Training
-from dart.coordinator.welcome import welcome
+from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
+from dart.coordinator.training.syncing import WeightSync
+from dart.coordinator.training.updates import Training
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError

@@ -1,0 +1,56 @@
+"""The run's configuration: one YAML file, one pydantic model, no torch.
+
+Every number that the algorithm uses is a field with a default here, never a literal in code. Defaults are the
+paper's (arXiv 2509.23866) where it gives one. `load` turns anything wrong into one `ConfigError` that names the
+field, the value and the remedy.
+"""
+
+from dart.config.base import ConfigError, Fraction, Positive, Seconds, Section
+from dart.config.curation import Curation, DynamicLength, DynamicRollouts, Pool
+from dart.config.environment import BUILTIN_SUITE, Delay, Environment, TaskSet
+from dart.config.loading import load, parse
+from dart.config.policy import BUILTIN_MODELS, Agent, Model, Rollout
+from dart.config.run import Checkpoint, Evaluation, Run, Server, Stop
+from dart.config.told import EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, TrainWorkerConfig
+from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Loss, Schedule, Supervised, Sync, Trainer
+from dart.config.whole import Config
+
+__all__ = [
+    "BUILTIN_MODELS",
+    "BUILTIN_SUITE",
+    "LOSS_KINDS",
+    "OWN_LOSS",
+    "Advantage",
+    "Agent",
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "Curation",
+    "Delay",
+    "DynamicLength",
+    "DynamicRollouts",
+    "EnvWorkerConfig",
+    "Environment",
+    "Evaluation",
+    "Fraction",
+    "Loss",
+    "Model",
+    "Pool",
+    "Positive",
+    "Rollout",
+    "RolloutWorkerConfig",
+    "Run",
+    "Schedule",
+    "Seconds",
+    "Section",
+    "Server",
+    "SharedBlobs",
+    "Stop",
+    "Supervised",
+    "Sync",
+    "TaskSet",
+    "TrainWorkerConfig",
+    "Trainer",
+    "load",
+    "parse",
+]

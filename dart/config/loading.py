@@ -1,0 +1,89 @@
+"""From a YAML file and overrides to a checked config, or one message that names field, value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from dart.config.base import ConfigError
+from dart.config.whole import Config
+
+
+def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """Read a YAML config, apply `section.field=value` overrides, and check it.
+
+    Raises ConfigError with one message for the first things that are wrong: each names field, value and remedy.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"config {path} does not exist: name a YAML file, for example configs/miniwob_cpu.yaml"
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(f"config {path} is a folder: name a YAML file in it") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} is not YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/miniwob_cpu.yaml")
+    for override in overrides:
+        _override(raw, override)
+    return parse(raw, str(path))
+
+
+def parse(raw: dict[str, Any], where: str = "config") -> Config:
+    """Check a config that is already a dictionary. Raises ConfigError."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(where, problem) for problem in error.errors())) from None
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    *parents, last = key.split(".")
+    if not separator or not last:
+        raise ConfigError(f"override {override!r} is not section.field=value, for example stop.updates=10")
+    node = raw
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"override {override!r}: {value} is not a YAML value: quote it, or close its brackets"
+        ) from None
+
+
+def _explain(where: str, problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
+    value = problem["input"]
+    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"
+    if problem["type"] == "extra_forbidden":
+        known = _fields_beside(problem["loc"])
+        close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{where}: {field} is not a known field{shown}: {hint}"
+    if problem["type"] == "missing":
+        return f"{where}: {field} is missing: add it"
+    return f"{where}: {field}{shown}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Config
+    for part in location[:-1]:
+        annotation = section.model_fields[str(part)].annotation
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        section = annotation
+    return sorted(section.model_fields)

@@ -1,0 +1,86 @@
+"""The whole config, and what has to fit together in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dart.config.base import Section
+from dart.config.curation import Curation
+from dart.config.environment import Environment
+from dart.config.policy import Agent, Model, Rollout
+from dart.config.run import Checkpoint, Evaluation, Run, Server, Stop
+from dart.config.trainer import Schedule, Supervised, Sync, Trainer
+
+
+class Config(Section):
+    """A run, whole."""
+
+    algorithm: Literal["grpo", "sft"] = Field(
+        "grpo", description="`sft` imitates demonstrations: no sampling, and trainer.loss is the likelihood alone."
+    )
+    run: Run = Field(default_factory=Run)
+    model: Model
+    agent: Agent = Field(default_factory=Agent)
+    environment: Environment
+    rollout: Rollout = Field(default_factory=Rollout)
+    curation: Curation = Field(default_factory=Curation)
+    trainer: Trainer = Field(default_factory=Trainer)
+    schedule: Schedule = Field(default_factory=Schedule)
+    sync: Sync = Field(default_factory=Sync)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    sft: Supervised = Field(default_factory=Supervised)
+    stop: Stop
+    server: Server = Field(default_factory=Server)
+
+    @property
+    def samples(self) -> bool:
+        """The run needs environments and replicas."""
+        return self.algorithm != "sft" or self.evaluation.episodes > 0
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        if self.algorithm == "sft" and not self.sft.sources:
+            raise ValueError("algorithm sft needs sft.sources: name folders that `dart collect` made")
+        if self.algorithm != "sft" and self.sft.sources:
+            raise ValueError(
+                "sft.sources is set but algorithm is grpo: set algorithm: sft, or name the folders in "
+                "curation.pool.sources"
+            )
+        if self.algorithm == "sft" and self.stop.updates is None and self.stop.train_seconds is None:
+            raise ValueError("algorithm sft has no success rate to stop at: set stop.updates or stop.train_seconds")
+        if self.algorithm == "sft" and self.schedule.training == "synchronous":
+            raise ValueError(
+                "schedule.training is synchronous but algorithm sft samples nothing that updates could wait for: "
+                "leave it out"
+            )
+        if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.minimum > self.curation.rollouts:
+            raise ValueError(
+                f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "
+                f"curation.rollouts ({self.curation.rollouts}): lower it, or set dynamic_rollouts.enabled: false"
+            )
+        if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.window < self.curation.rollouts:
+            raise ValueError(
+                f"curation.dynamic_rollouts.window is {self.curation.dynamic_rollouts.window}, less than "
+                f"curation.rollouts ({self.curation.rollouts}), so no success rate would ever be known: raise it"
+            )
+        if self.trainer.advantage.overlong_buffer > self.rollout.max_tokens:
+            raise ValueError(
+                f"trainer.advantage.overlong_buffer is {self.trainer.advantage.overlong_buffer}, more than "
+                f"rollout.max_tokens ({self.rollout.max_tokens}): make it a part of it"
+            )
+        if self.sync.max_unavailable > self.rollout.replicas:
+            raise ValueError(
+                f"sync.max_unavailable is {self.sync.max_unavailable} "
+                f"but there are only {self.rollout.replicas} replicas"
+            )
+        episodes, tasks = self.evaluation.episodes, len(set(self.environment.tasks.names))
+        first, last = self.environment.tasks.eval_seeds
+        if (needed := -(-episodes // tasks)) > last - first:
+            raise ValueError(
+                f"evaluation.episodes: {episodes} episodes of {tasks} tasks need {needed} held-out seeds, and "
+                f"environment.tasks.eval_seeds has {last - first}: widen it or evaluate fewer"
+            )
+        return self

@@ -1,0 +1,72 @@
+"""What a worker is told when it joins: everything that it needs beyond an address, a role and a token."""
+
+from __future__ import annotations
+
+from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, Trainer, TrainWorkerConfig
+from dart.coordinator.fleet.server import ROLE_NAMES, Rejected
+from dart.coordinator.job import Collect, Job, Train
+from dart.coordinator.sampling.collecting import CAPABILITIES
+from dart.coordinator.start import Start
+from dart.v1 import session_pb2 as pb
+
+SHARED_BLOBS = "shared_blobs"
+"""The capability of a worker that may use the run's blob directory, where it sees it."""
+
+
+def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
+    """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
+    if SHARED_BLOBS not in hello.capabilities or isinstance(job, Collect):
+        shared = None  # `dart collect` keeps the screenshots of successes alone
+    model = config.model
+    if start.checkpoint:
+        model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
+    wanted = CAPABILITIES[job.teacher].get(ROLE_NAMES[hello.role]) if isinstance(job, Collect) else None
+    if wanted and wanted not in hello.capabilities:
+        raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
+    if hello.role == pb.ROLE_ENV:
+        return _json(EnvWorkerConfig(environment=config.environment, shared_blobs=shared))
+    if hello.role == pb.ROLE_ROLLOUT:
+        told = RolloutWorkerConfig(
+            model=model,
+            rollout=config.rollout,
+            sync=config.sync,
+            max_images=config.agent.history_screenshots,
+            seed=config.run.seed,
+            weight_version=start.version,
+            shared_blobs=shared,
+        )
+        return _json(told)
+    rescores = config.algorithm == "sft" or config.curation.pool.enabled
+    if isinstance(job, Train) and rescores and "rescore" not in hello.capabilities:
+        raise Rejected("this run needs the capability rescore", "update dart on the trainer's machine")
+    if not isinstance(job, Train):
+        raise Rejected("this run does not train", "start it with `dart train` to use a trainer")
+    if hello.world_size != config.trainer.ranks or hello.rank >= config.trainer.ranks:
+        raise Rejected(
+            f"rank {hello.rank} of {hello.world_size} does not fit trainer.ranks {config.trainer.ranks}",
+            f"launch {config.trainer.ranks} ranks, or set trainer.ranks: {hello.world_size}",
+        )
+    trainer = TrainWorkerConfig(
+        model=config.model,
+        trainer=_trainer(config),
+        sync=config.sync,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        total_updates=config.stop.updates,
+        resume_from=start.checkpoint.resolve() if start.checkpoint else None,
+        shared_blobs=shared,
+    )
+    return _json(trainer)
+
+
+def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
+    """An older worker refuses fields that it does not know."""
+    return told.model_dump_json(exclude=None if told.shared_blobs else {"shared_blobs"})
+
+
+def _trainer(config: Config) -> Trainer:
+    if config.algorithm != "sft":
+        return config.trainer
+    alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0,
+             "entropy_coefficient": 0.0}  # fmt: skip
+    return config.trainer.model_copy(update={"loss": config.trainer.loss.model_copy(update=alone)})

@@ -1,0 +1,146 @@
+"""`dart collect`: successes for the experience pool from the scripted oracle, an endpoint or the policy itself.
+
+`Collection` is the run's source of orders: it tries each task until it has its successes or its attempts are spent
+(`core.quota`), stores the trajectories that succeeded, and counts the rest. `teacher` gives who writes the turns.
+Whoever that is, the episode is the training's own: its prompts, its grammar, and tokens that a replica made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dart.agent.grammar import Grammar, make_grammar
+from dart.config import Config
+from dart.coordinator.fleet.environments import EnvSession
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.job import Collect, Teacher
+from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
+from dart.coordinator.sampling.episodes import Writer
+from dart.core.curation.groups import Order
+from dart.core.evaluation.quota import Quota
+from dart.core.types import Generation, Prompt, Trajectory
+from dart.errors import UserError
+from dart.store.database import Database
+from dart.store.records import COLLECTED, GroupKind, GroupState
+
+CAPABILITIES: dict[Teacher, dict[str, str]] = {
+    "oracle": {"env": "oracle", "rollout": "forced_text"},
+    "endpoint": {"rollout": "forced_text"},
+    "policy": {},
+}
+"""What workers must be able to do: teacher → role → capability."""
+
+
+class Collection:
+    """The source of orders (`coordinator.episodes.EpisodeSource`). Only what succeeded is stored."""
+
+    def __init__(self, collect: Collect, config: Config, database: Database) -> None:
+        self._collect, self._database = collect, database
+        self._step_limit = config.curation.step_limit
+        names = list(dict.fromkeys(config.environment.tasks.names))
+        self._quota = Quota(
+            config.environment.kind, names, collect.seeds, collect.per_task, collect.most_attempts, collect.samples
+        )
+        self.temperature = collect.temperature
+        self._again: list[Order] = []
+        self._opened: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {tally.kept}/{self._collect.per_task} in {tally.finished}"
+            for name, tally in self._quota.tallies.items()
+        )
+
+    async def next(self) -> Order | None:
+        while True:
+            if self._again:
+                return self._again.pop()
+            if self._quota.done:
+                return None
+            if begun := self._quota.next():
+                task, sample = begun
+                group = f"collect-{task.name}-{task.seed}"
+                return Order(f"{group}-{sample}", group, task, self._step_limit)
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        if self._quota.finished(order.task.name, trajectory.success):
+            if order.group_id not in self._opened:
+                self._opened.add(order.group_id)
+                await self._database.open_group(
+                    order.group_id, order.task, self._collect.samples, time.time(), kind=GroupKind.COLLECTED
+                )
+            await self._database.add_trajectory(trajectory, order.attempt)
+        self._changed.set()
+
+    def failed(self, order: Order, error: InfrastructureError) -> None:
+        if order.hopeless:
+            raise UserError(
+                f"collect: {order.trajectory_id} failed {order.attempt} times, the last with: {error}: "
+                "look at the workers' logs in the run directory, and run `dart doctor`"
+            )
+        self._again.append(order.again())
+        self._changed.set()
+
+    async def close(self) -> dict[str, Any]:
+        """What came of it, per task."""
+        for group in self._opened:
+            await self._database.close_group(group, GroupState.DROPPED, COLLECTED, COLLECTED, {}, time.time())
+        return {
+            "teacher": self._collect.teacher,
+            "wanted": self._collect.per_task,
+            "samples": self._collect.samples,
+            "seeds": list(self._collect.seeds),
+            "per_task": {
+                name: {
+                    "kept": tally.kept,
+                    "attempts": tally.finished,
+                    "successes": tally.successes,
+                    "failures": tally.finished - tally.successes,
+                }
+                for name, tally in self._quota.tallies.items()
+            },
+        }
+
+
+@asynccontextmanager
+async def teacher(collect: Collect, policy: RolloutPool, config: Config) -> AsyncIterator[Writer | None]:
+    """Who writes the turns; None: the policy samples them."""
+    limit = config.rollout.max_tokens
+    if collect.teacher == "oracle":
+        grammar = make_grammar(config.agent)
+        yield lambda env: OracleTurns(env, policy, grammar, limit)
+    elif collect.endpoint is not None:
+        async with Endpoint(collect.endpoint, collect.temperature, limit) as endpoint:
+            yield lambda env: EndpointTurns(endpoint, policy, limit)
+    else:
+        yield None
+
+
+class OracleTurns:
+    """`dart.agent.episode.Policy`: what the oracle does, in the grammar's words."""
+
+    def __init__(self, env: EnvSession, policy: RolloutPool, grammar: Grammar, max_tokens: int) -> None:
+        self._env, self._policy, self._grammar, self._max_tokens = env, policy, grammar, max_tokens
+        self._replica: str | None = None
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        action, seen, text = await self._env.suggest(), prompt.images[-1], ""
+        if action is not None:  # else it finds no way on: saying nothing ends the episode as a failure
+            try:
+                text = self._grammar.format(action, seen.width, seen.height)
+            except ValueError as error:
+                raise UserError(
+                    f"agent.grammar: the oracle's next action has no words ({error}): "
+                    "choose another grammar, or leave the task out of environment.tasks.names"
+                ) from None
+        generation, self._replica = await self._policy.generate(prompt, 0.0, self._max_tokens, self._replica, text)
+        return generation

@@ -1,0 +1,89 @@
+"""Supervised training: batches of demonstrations in the place of roll-outs (`algorithm: sft`).
+
+`Demonstrations` gives the training phase its batches as the data manager does, from successes that `dart collect`
+stored: every trajectory once an epoch, in an order that the seed decides. Nothing is sampled and no group is kept;
+updates, versions, checkpoints and weight sync are those of any run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+from dart.config import Config
+from dart.coordinator.sampling.sources import SFT, check_sources, fitting_successes, open_source
+from dart.coordinator.service.metrics import Metrics
+from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.pool import unscored_copy
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.store.database import Reader
+
+
+class Demonstrations:
+    """Stands where `coordinator.data.DataManager` does, without its orders."""
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self._config, self._metrics = config, metrics
+        self._open = AsyncExitStack()
+        self._all: list[tuple[Reader, str]] = []
+        self._order: list[int] = []
+        """This epoch's."""
+        self._going = asyncio.Event()
+        self._going.set()
+
+    @property
+    def waiting_groups(self) -> int:
+        return 0
+
+    def submit(self, task: Task) -> None:
+        raise UserError(f"task {task.id} cannot be submitted: this run trains on demonstrations and samples nothing")
+
+    def pause(self, paused: bool) -> None:
+        if paused:
+            self._going.clear()
+        else:
+            self._going.set()
+
+    async def prepare(self) -> None:
+        """Find every demonstration. Raises UserError."""
+        await check_sources(self._config, SFT)
+        for directory in self._config.sft.sources:
+            source = await self._open.enter_async_context(await open_source(directory, SFT))
+            found = await fitting_successes(source, directory, self._config, SFT, per_task=None)
+            self._all += [(source, success.trajectory_id) for success in found]
+        size = self._config.trainer.trajectories_per_update
+        self._metrics.event("demonstrations", trajectories=len(self._all), updates_per_epoch=len(self._all) / size)
+
+    async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
+        """The next `trajectories_per_update` demonstrations, each a group of one with advantage 1."""
+        await self._going.wait()
+        size = self._config.trainer.trajectories_per_update
+        first = self._metrics.updates * size
+        made = []
+        for number in range(first, first + size):
+            epoch, place = divmod(number, len(self._all))
+            if place == 0 or not self._order:
+                self._order = self._shuffled(epoch)
+            source, name = self._all[self._order[place]]
+            stored = await source.trajectory(name, with_images=True)
+            assert stored is not None, f"{name} has left its run directory"
+            copy = unscored_copy(stored.trajectory, f"{name}-{epoch}", trainer_version)
+            made.append(ReleasedGroup(copy.group_id, (copy,), (1.0,)))
+        return made
+
+    async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
+        self._metrics.consumed(batch, [0 for group in batch for _ in group.trajectories])
+
+    async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
+        raise UserError(f"sft.sources: demonstration {group.id} cannot be trained on: {why}")
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        """The same in every process of the run, so that one that resumes goes on where it was."""
+        order = list(range(len(self._all)))
+        random.Random(f"{self._config.run.seed}/{epoch}").shuffle(order)
+        return order

@@ -1,0 +1,198 @@
+"""A model behind an OpenAI-compatible chat endpoint: a teacher that collects, or a policy that is evaluated.
+
+`probe` asks for its models before anything starts. `Endpoint.write` asks for one turn: it tries again, later each time,
+where the endpoint is busy or breaks, and raises InfrastructureError in the end, so that the attempt is given out again.
+At most one request per environment is under way, since an episode waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from dart.agent.chat import chat_messages
+from dart.agent.episode import ContextFull
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.job import Address
+from dart.coordinator.sampling.screenshots import Screenshots
+from dart.core.types import Generation, Prompt
+from dart.errors import UserError
+from dart.wire.channel import read_token
+
+if TYPE_CHECKING:
+    import httpx
+
+PROBE_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
+TRIES = 5
+FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
+REFUSED = (401, 403, 404)
+"""Another try would go the same way: the key, the model or the URL is wrong."""
+TOO_LONG = (
+    "context_length_exceeded", "exceed_context_size", "maximum context length", "longer than the maximum",
+    "model's context length",
+)  # fmt: skip
+"""What servers say when a prompt does not fit: OpenAI, llama.cpp, vLLM twice, SGLang."""
+
+
+def chosen(asker: str, url: str | None, model: str | None, key: str | None, system: Path | None) -> Address:
+    """The address that the command line's `--endpoint...` options give. Raises UserError."""
+    if url is None or model is None:
+        missing = "--endpoint URL" if url is None else "--endpoint-model NAME"
+        raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--endpoint {url!r} is no URL: write it as in http://127.0.0.1:8000/v1")
+    parts = urlsplit(url)
+    if parts.query or "@" in parts.netloc:
+        raise UserError(
+            "--endpoint must be a base URL without user, password or query, because it is shown and stored: "
+            "give a key by --endpoint-key"
+        )
+    if key is not None and not key.startswith(("env:", "file:")):
+        raise UserError("--endpoint-key must be env:NAME or file:PATH, so that no secret is on a command line")
+    try:
+        words = system.read_text(encoding="utf-8") if system else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--endpoint-system {system} cannot be read ({error}): name a text file") from None
+    return Address(url.rstrip("/"), model, read_token(key, "--endpoint-key") if key else "", words)
+
+
+def probe(address: Address) -> None:
+    """The endpoint answers and serves the model. Raises UserError."""
+    if importlib.util.find_spec("httpx") is None:
+        raise UserError("an endpoint needs the package httpx: run `pip install 'dart-gui-rl[endpoint]'`")
+    import httpx
+
+    try:
+        answer = httpx.get(f"{address.url}/models", headers=address.headers, timeout=PROBE_SECONDS)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise UserError(
+            f"--endpoint {address.url} does not answer ({error}): start its server, or correct the URL, which is "
+            "OpenAI's base URL, for example http://127.0.0.1:8000/v1"
+        ) from None
+    try:
+        served = [str(model["id"]) for model in answer.json()["data"]] if answer.is_success else []
+    except (ValueError, KeyError, TypeError):
+        served = []
+    if answer.status_code in REFUSED[:2]:
+        raise UserError(f"--endpoint {address.url} refuses the key ({answer.status_code}): give it by --endpoint-key")
+    if not served:
+        raise UserError(
+            f"--endpoint {address.url} lists no models (GET {address.url}/models gave {answer.status_code}): "
+            "name the base URL of an OpenAI-compatible server, for example http://127.0.0.1:8000/v1"
+        )
+    if address.model not in served:
+        raise UserError(f"--endpoint-model {address.model} is not served there: use {', '.join(served[:10])}")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    text: str
+    cut_off: bool = False
+    """The token limit ended them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """It may go better in `after` seconds, where the endpoint says so."""
+
+    why: str
+    after: str = ""
+
+
+class Endpoint:
+    """An open client; an async context manager."""
+
+    def __init__(self, address: Address, temperature: float, max_tokens: int) -> None:
+        self._address = address
+        self._body = {"model": address.model, "temperature": temperature, "max_tokens": max_tokens}
+        self._client: httpx.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        import httpx
+
+        self._client = httpx.AsyncClient(
+            headers=self._address.headers, timeout=ANSWER_SECONDS, limits=httpx.Limits(max_connections=None)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def write(self, messages: list[dict[str, Any]]) -> Words:
+        """One turn. Raises InfrastructureError after `TRIES`, UserError where that is of no use, ContextFull."""
+        if self._address.system:
+            messages = [{"role": "system", "content": self._address.system}, *messages]
+        delay, failed = FIRST_DELAY_SECONDS, _Later("")
+        for number in range(TRIES):
+            if number:
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            said = await self._try(messages)
+            if isinstance(said, Words):
+                return said
+            failed = said
+            delay = min(float(said.after) if said.after.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
+        raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}")
+
+    async def _try(self, messages: list[dict[str, Any]]) -> Words | _Later:
+        import httpx
+
+        try:
+            answer = await self._client.post(
+                f"{self._address.url}/chat/completions", json=self._body | {"messages": messages}
+            )
+        except httpx.TransportError as error:
+            return _Later(f"{type(error).__name__} {error}")
+        said = f"{answer.status_code} {answer.text[:200]}"
+        if answer.status_code == 429 or answer.status_code >= 500:
+            return _Later(said, answer.headers.get("retry-after", ""))
+        if answer.status_code in REFUSED:
+            raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
+        if answer.is_client_error and any(words in answer.text for words in TOO_LONG):
+            raise ContextFull(f"--endpoint {self._address.url}: {said}")
+        try:
+            choice = answer.json()["choices"][0]
+            text = str(choice["message"]["content"] or "").strip()
+            return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
+
+
+class EndpointTurns:
+    """`dart.agent.episode.Policy`: the teacher writes, a replica makes the tokens."""
+
+    def __init__(self, endpoint: Endpoint, policy: RolloutPool, max_tokens: int) -> None:
+        self._endpoint, self._policy, self._max_tokens = endpoint, policy, max_tokens
+        self._replica: str | None = None
+        self._said: dict[tuple[int, ...], str] = {}
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        stored = await self._policy.screenshots.missing(prompt.images)
+        words = await self._endpoint.write(chat_messages(prompt, lambda ids: self._said[tuple(ids)], stored))
+        generation, self._replica = await self._policy.generate(
+            prompt, 0.0, self._max_tokens, self._replica, words.text
+        )
+        self._said[tuple(generation.token_ids)] = words.text
+        return replace(generation, truncated=generation.truncated or words.cut_off)
+
+
+class EndpointAlone:
+    """`dart.agent.episode.Policy`: the endpoint is the policy, and no replica is there.
+
+    The bytes of its words stand for a turn's tokens, which only the history of the next turns reads; a run that is
+    made of them has no vocabulary, so nothing can train on it.
+    """
+
+    def __init__(self, endpoint: Endpoint, screenshots: Screenshots) -> None:
+        self._endpoint, self._screenshots = endpoint, screenshots
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        stored = await self._screenshots.missing(prompt.images)
+        words = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode(), stored))
+        return Generation((), tuple(words.text.encode()), (), (), words.text, truncated=words.cut_off)

@@ -1,0 +1,103 @@
+"""Sampling: one coroutine per trajectory, and an environment that finishes takes the next order at once.
+
+`sample` waits for: a free environment (unblocked when an episode ends), then an order (unblocked by the source:
+budget, schedule, pause, the end of an evaluation). An episode waits for: its environment's replies, and a replica with
+capacity. Infrastructure failures end an attempt, never the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
+from dart.agent.grammar import make_grammar
+from dart.config import Config
+from dart.coordinator.fleet.environments import EnvPool, EnvSession
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.sessions import InfrastructureError, Worker
+from dart.core.curation.groups import Order
+from dart.core.types import Generation, Prompt, Trajectory
+from dart.store.blobs import BlobError
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeSource(Protocol):
+    """Gives out orders and takes results. `next` returns None when there is nothing more to sample."""
+
+    temperature: float
+
+    async def next(self) -> Order | None: ...
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None: ...
+
+    def failed(self, order: Order, error: InfrastructureError) -> None: ...
+
+
+class _Turns:
+    """`dart.agent.episode.Policy` over the pool: a trajectory's turns prefer the replica of the turn before."""
+
+    def __init__(self, env: EnvSession, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
+        self._env, self._pool, self._temperature, self._max_tokens = env, pool, temperature, max_tokens
+        self._replica: str | None = None
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        generation, self._replica = await self._pool.generate(
+            prompt, self._temperature, self._max_tokens, self._replica, enter=self._env.enter
+        )
+        return generation
+
+
+Writer = Callable[[EnvSession], Policy]
+"""Who writes the turns of an episode in this environment."""
+
+
+async def sample(
+    source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
+) -> None:
+    """Run orders until the source has no more and all that were begun have ended. No `writer`: the policy samples."""
+    grammar = make_grammar(config.agent)
+
+    async def episode(worker: Worker, order: Order) -> None:
+        env = EnvSession(envs, worker, order)
+        spec = EpisodeSpec(
+            trajectory_id=order.trajectory_id,
+            group_id=order.group_id,
+            task=order.task,
+            step_limit=order.step_limit,
+            success_threshold=config.curation.success_threshold,
+            agent=config.agent,
+        )
+        failed = False
+        turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
+        try:
+            trajectory = await run_episode(env, turns, spec, grammar)
+        except (InfrastructureError, ContextFull) as error:
+            log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
+            failed = True
+            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
+            return
+        finally:
+            env.close()
+            envs.release(worker, failed)
+        try:
+            await source.finished(order, trajectory)
+        except BlobError as error:
+            log.warning("%s cannot be stored: %s", order.trajectory_id, error)
+            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
+
+    async with asyncio.TaskGroup() as episodes:
+        while True:
+            worker = await envs.acquire()
+            try:
+                order = await source.next()
+            except asyncio.CancelledError:
+                envs.release(worker)
+                raise
+            if order is None:
+                envs.release(worker)
+                return
+            episodes.create_task(episode(worker, order))

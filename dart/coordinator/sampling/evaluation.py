@@ -1,0 +1,177 @@
+"""Held-out evaluation: the same workers and the same episode, on seeds that training never sees, no training.
+
+Instances go round the tasks in turn, each with the next held-out seed; every episode counts, whatever it ends with,
+and an attempt that infrastructure ended is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from dart.config import Config
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.core.curation.groups import Order
+from dart.core.evaluation.outcomes import Failure, Outcome, pass_curve, success_rate
+from dart.core.types import Task, Trajectory
+from dart.errors import UserError
+from dart.store.database import Database
+from dart.store.records import EVALUATED, GroupKind, GroupState
+
+
+def instances(config: Config, number: int) -> list[Task]:
+    """The first `number` held-out instances. The config has checked that there are enough seeds."""
+    tasks = config.environment.tasks
+    names = list(dict.fromkeys(tasks.names))  # a name that training has twice would be the same instances twice
+    first = tasks.eval_seeds[0]
+    return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
+
+
+def evaluation_temperature(config: Config) -> float:
+    chosen = config.evaluation.temperature
+    return config.rollout.temperature if chosen is None else chosen
+
+
+class Evaluation:
+    """A source of orders (`coordinator.episodes.EpisodeSource`) that collects what comes back.
+
+    `number` instances, `samples` episodes of each. Only outcomes are held: screenshots are the database's.
+    """
+
+    def __init__(self, label: str, config: Config, database: Database, number: int, samples: int = 1) -> None:
+        self._database, self._config, self._samples = database, config, samples
+        self.temperature = evaluation_temperature(config)
+        self._instances = instances(config, number)
+        limit = config.curation.step_limit
+        self._orders = deque(
+            Order(name, f"eval-{label}-{task.name}", task, limit)
+            for task in self._instances
+            for name in _names(f"eval-{label}-{task.name}-{task.seed}", samples)
+        )
+        self._tasks = {order.group_id: order.task for order in self._orders}
+        self._planned = Counter(order.group_id for order in self._orders)
+        self._open: list[str] = []
+        self.outcomes: list[Outcome] = []
+        self.total = len(self._orders)
+        self._running = 0
+        self._changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Take up what an earlier process of the run has of this evaluation."""
+        for group, task in self._tasks.items():
+            if (stored := await self._database.group(group)) is None:
+                planned = self._planned[group]
+                await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
+                self._open.append(group)
+                continue
+            if stored.state is GroupState.OPEN:
+                self._open.append(group)
+            self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in stored.trajectories]
+        there = {outcome.trajectory_id for outcome in self.outcomes}
+        self._orders = deque(order for order in self._orders if order.trajectory_id not in there)
+
+    async def next(self) -> Order | None:
+        """Waits while one of the last may have to be made again."""
+        while not self._orders and self._running:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._orders:
+            return None
+        self._running += 1
+        return self._orders.popleft()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        self._changed.set()
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        await self._database.add_trajectory(trajectory, order.attempt)
+        self.outcomes.append(Outcome.of(trajectory, order.attempt))
+        self._ended()
+
+    def failed(self, order: Order, error: InfrastructureError) -> None:
+        if order.hopeless:
+            raise UserError(
+                f"evaluation: {order.task.id} failed {order.attempt} times, the last with: {error}: look at what "
+                "failed; for workers their logs are in the run directory, and `dart doctor` knows what is missing"
+            )
+        self._orders.append(order.again())
+        self._ended()
+
+    async def close(self) -> dict[str, Any]:
+        for group in self._open:
+            await self._database.close_group(group, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """Success with its 95 % interval, over all and per task, and how episodes went and failed."""
+        return {
+            **_rate(self.outcomes),
+            "steps": fmean(o.steps for o in self.outcomes) if self.outcomes else 0.0,
+            "seconds": fmean(o.seconds for o in self.outcomes) if self.outcomes else 0.0,
+            "terminations": dict(sorted(Counter(o.termination.value for o in self.outcomes).items())),
+            "failures": {kind.value: sum(o.failure is kind for o in self.outcomes) for kind in Failure},
+            "infrastructure_attempts": sum(o.attempts - 1 for o in self.outcomes),
+            "temperature": self.temperature,
+            "per_task": {
+                name: _rate([o for o in self.outcomes if o.task.name == name])
+                for name in sorted({o.task.name for o in self.outcomes})
+            },
+        }
+
+    def document(self, run: str, policy: str | None = None) -> dict[str, Any]:
+        """evaluation.json (docs/evaluation.md). `policy`: who acted, where it was not config.model.
+
+        It resamples: a second of work where there are many instances.
+        """
+        by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
+        for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):
+            by_instance[outcome.task.id].append(outcome)
+        curve = pass_curve([[o.success for o in outcomes] for outcomes in by_instance.values()])
+        return {
+            "run": run,
+            "checkpoint": policy or self._config.model.path,
+            "protocol": {
+                "tasks": list(dict.fromkeys(task.name for task in self._instances)),
+                "seeds": [self._instances[0].seed, self._instances[-1].seed + 1],
+                "episodes": len(self._instances),
+                "samples": self._samples,
+                "temperature": self.temperature,
+                "step_limit": self._config.curation.step_limit,
+            },
+            "success": self.result(),
+            "pass_at_k": {str(k): asdict(estimate) for k, estimate in curve.items()},
+            "instances": [
+                {
+                    "id": task.id,
+                    "task": task.name,
+                    "seed": task.seed,
+                    "samples": [
+                        {
+                            "trajectory": o.trajectory_id,
+                            "success": o.success,
+                            "failure": o.failure,
+                            "steps": o.steps,
+                            "seconds": round(o.seconds, 3),
+                        }
+                        for o in by_instance[task.id]
+                    ],
+                }
+                for task in self._instances
+            ],
+        }
+
+
+def _names(instance: str, samples: int) -> list[str]:
+    """Trajectory ids of an instance's samples."""
+    width = len(str(samples))
+    return [instance] if samples == 1 else [f"{instance}-{number:0{width}d}" for number in range(1, samples + 1)]
+
+
+def _rate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {**asdict(success_rate([o.success for o in outcomes])), "episodes": len(outcomes)}

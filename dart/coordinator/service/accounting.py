@@ -1,0 +1,75 @@
+"""The ledgers of a run's environments, replicas and trainer, read together.
+
+Utilisation is the share of slot-seconds that were within an episode (environments), with at least one request
+(replicas), in an update (trainer), since training began; docs/efficiency.md says how the paper's figures compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.sessions import Worker
+from dart.coordinator.training.ranks import TRAINER, TrainerRanks
+from dart.core.usage import EnvState, Ledger, State
+from dart.v1 import session_pb2 as pb
+
+
+class Accounting:
+    def __init__(self, envs: EnvPool, policy: RolloutPool, ranks: TrainerRanks) -> None:
+        self.environments, self.replicas, self.trainer = envs.usage, policy.usage, ranks.usage
+
+    def restart(self, now: float) -> None:
+        for ledger in (self.environments, self.replicas, self.trainer):
+            ledger.restart(now)
+
+    def utilisation(self, now: float) -> tuple[float, float, float]:
+        """Of environments, replicas and the trainer."""
+        ledgers = (self.environments, self.replicas, self.trainer)
+        environments, replicas, trainer = (round(ledger.utilisation(now), 4) for ledger in ledgers)
+        return environments, replicas, trainer
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Slot-seconds by state, and what idle and queued time was due to, as JSON."""
+        return {
+            "env": {
+                "seconds": _seconds(self.environments, now),
+                "idle_because": _rounded(self.environments.causes(EnvState.IDLE, now)),
+                "queued_because": _rounded(self.environments.causes(EnvState.QUEUED, now)),
+            },
+            "rollout": {"seconds": _seconds(self.replicas, now)},
+            "trainer": {"seconds": _seconds(self.trainer, now)},
+        }
+
+    def doing(self, worker: Worker) -> str:
+        """What a worker's slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
+        ledger = self._ledger(worker.role)
+        counts = ledger.counts(TRAINER if ledger is self.trainer else worker.id)
+        return _told(ledger, counts, counted=worker.role == pb.ROLE_ENV)
+
+    def all_doing(self, role: pb.Role) -> str:
+        """The same of all workers of the role together."""
+        ledger = self._ledger(role)
+        return _told(ledger, ledger.counts(), counted=ledger is not self.trainer)
+
+    def _ledger(self, role: pb.Role) -> Ledger:
+        return {pb.ROLE_ENV: self.environments, pb.ROLE_ROLLOUT: self.replicas}.get(role, self.trainer)
+
+
+def _told(ledger: Ledger, counts: Mapping[State, int], *, counted: bool) -> str:
+    told = []
+    # With causes last: a cause may have commas and colons of its own.
+    for state, count in sorted(counts.items(), key=lambda item: (bool(ledger.cause(item[0])), item[0])):
+        what = f"{count} {state}" if counted else str(state)
+        told.append(f"{what}: {cause}" if (cause := ledger.cause(state)) else what)
+    return ", ".join(told)
+
+
+def _seconds(ledger: Ledger, now: float) -> dict[str, float]:
+    return _rounded({str(state): seconds for state, seconds in ledger.seconds(now).items()})
+
+
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in sorted(seconds.items())}

@@ -1,0 +1,145 @@
+"""The Control service: what the run is doing, its trajectories, and a few levers, for people and other programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from dart.coordinator.fleet.server import ROLE_NAMES
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.service.metrics import Metrics
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.store.database import Database
+from dart.v1 import control_pb2 as cpb
+from dart.v1 import control_pb2_grpc
+from dart.wire.channel import authorised
+from dart.wire.convert import task_from_proto, trajectory_to_proto
+
+
+class Levers(Protocol):
+    """What Control may do to a run."""
+
+    def pause(self, paused: bool) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def submit(self, task: Task) -> None: ...
+
+    async def checkpoint(self) -> tuple[str, int]: ...
+
+    def status(self) -> cpb.GetStatusResponse: ...
+
+
+def worker_statuses(
+    fleet: Fleet, busy: dict[str, int], versions: dict[str, int], syncing: set[str], doing: Callable[[Worker], str]
+) -> list[Any]:
+    """One row per connected worker, by role and name."""
+    now = time.monotonic()
+    return [
+        cpb.WorkerStatus(
+            worker_id=worker.id,
+            role=worker.role,
+            state="syncing" if worker.id in syncing else worker.state,
+            slots=worker.slots,
+            busy=busy.get(worker.id, 0),
+            weight_version=versions.get(worker.id, worker.ready.weight_version),
+            seconds_since_heard=now - worker.last_heard,
+            doing=doing(worker),
+        )
+        for worker in sorted(fleet.workers.values(), key=lambda w: (ROLE_NAMES[w.role], w.id))
+    ]
+
+
+class ControlService(control_pb2_grpc.ControlServiceServicer):
+    """`token` is asked of every caller."""
+
+    def __init__(self, levers: Levers, metrics: Metrics, database: Database, token: str | None) -> None:
+        self._levers, self._metrics, self._database, self._token = levers, metrics, database, token
+
+    async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
+        await self._authorise(context)
+        return self._levers.status()
+
+    async def WatchEvents(
+        self, request: cpb.WatchEventsRequest, context: Any
+    ) -> AsyncIterator[cpb.WatchEventsResponse]:
+        await self._authorise(context)
+        async for event in self._metrics.watch(request.from_sequence):
+            yield cpb.WatchEventsResponse(
+                sequence=event.sequence, unix_seconds=event.unix_seconds, kind=event.kind, json=event.json
+            )
+
+    async def ListTrajectories(self, request: cpb.ListTrajectoriesRequest, context: Any) -> Any:
+        await self._authorise(context)
+        size = min(request.page_size or 100, 1000)
+        try:
+            page = await self._database.list_trajectories(request.task_name, size, request.page_token)
+        except UserError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return cpb.ListTrajectoriesResponse(
+            trajectories=[
+                cpb.TrajectorySummary(
+                    id=row.id, group_id=row.group_id, task_id=row.task.id, reward=row.reward, success=row.success,
+                    steps=row.steps, fate=row.fate, finished_unix_seconds=row.finished,
+                )
+                for row in page
+            ],
+            next_page_token=page[-1].id if len(page) == size else "",
+        )  # fmt: skip
+
+    async def GetTrajectory(self, request: cpb.GetTrajectoryRequest, context: Any) -> Any:
+        await self._authorise(context)
+        stored = await self._database.trajectory(request.id, with_images=request.with_images)
+        if stored is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"trajectory {request.id!r} is not in this run")
+            raise AssertionError("abort raises")
+        return cpb.GetTrajectoryResponse(
+            trajectory=trajectory_to_proto(stored.trajectory, stored.advantage, stored.fate, request.with_images)
+        )
+
+    async def SubmitTasks(self, request: cpb.SubmitTasksRequest, context: Any) -> cpb.SubmitTasksResponse:
+        await self._authorise(context)
+        for task in request.tasks:
+            if not task.suite or not task.name:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a task needs suite and name")
+            await self._obey(context, partial(self._levers.submit, task_from_proto(task)))
+        return cpb.SubmitTasksResponse(accepted=len(request.tasks))
+
+    async def Pause(self, request: cpb.PauseRequest, context: Any) -> cpb.PauseResponse:
+        await self._authorise(context)
+        await self._obey(context, partial(self._levers.pause, True))
+        return cpb.PauseResponse()
+
+    async def Resume(self, request: cpb.ResumeRequest, context: Any) -> cpb.ResumeResponse:
+        await self._authorise(context)
+        await self._obey(context, partial(self._levers.pause, False))
+        return cpb.ResumeResponse()
+
+    async def Drain(self, request: cpb.DrainRequest, context: Any) -> cpb.DrainResponse:
+        await self._authorise(context)
+        await self._obey(context, self._levers.drain)
+        return cpb.DrainResponse()
+
+    async def Checkpoint(self, request: cpb.CheckpointRequest, context: Any) -> cpb.CheckpointResponse:
+        await self._authorise(context)
+        try:
+            path, version = await self._levers.checkpoint()
+        except UserError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return cpb.CheckpointResponse(path=path, weight_version=version)
+
+    async def _obey(self, context: Any, lever: Callable[[], None]) -> None:
+        try:
+            lever()
+        except UserError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def _authorise(self, context: Any) -> None:
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if not authorised(metadata, self._token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token for control")

@@ -1,0 +1,239 @@
+"""The training phase: sampling and updates side by side until a stop condition holds, or a drain is asked for.
+
+Sampling never waits for the trainer, nor updates for sampling to end, unless `schedule.training` says so; what couples
+them is the data manager's budget and its batches. `Training` owns the count of updates, the time spent and the
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from dart.config import Config
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.sampling.data import DataManager
+from dart.coordinator.sampling.demonstrations import Demonstrations
+from dart.coordinator.sampling.episodes import sample
+from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.start import Start
+from dart.coordinator.training.ranks import NotSaved, TrainerRanks, UnusableGroup, timed
+from dart.coordinator.training.syncing import WeightSync
+from dart.core.curation.feed import ReleasedGroup
+from dart.store.database import Database
+from dart.store.records import CheckpointRecord
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the stop conditions while no batch comes together."""
+STARVED_SECONDS = 60.0
+
+
+class Training:
+    def __init__(
+        self,
+        config: Config,
+        start: Start,
+        checkpoints: Path,
+        database: Database,
+        metrics: Metrics,
+        envs: EnvPool,
+        policy: RolloutPool,
+        ranks: TrainerRanks,
+        sync: WeightSync,
+        data: DataManager | Demonstrations,
+        accounting: Accounting,
+    ) -> None:
+        self._config, self._start, self._checkpoints = config, start, checkpoints
+        self._database, self._metrics = database, metrics
+        self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
+        self._accounting = accounting
+        self._drained = False
+        self._in_flight: list[ReleasedGroup] | None = None
+        """The batch that is being trained on."""
+        self._last_update: dict[str, float] = {}
+        every = config.checkpoint.every_updates
+        self._next_save = (start.update // every + 1) * every
+        self._seconds = 0.0
+        self._since: float | None = None
+        self.usage: dict[str, Any] = {}
+        """Utilisation and where the time went, over the phase."""
+
+    @property
+    def seconds(self) -> float:
+        """Time in this phase, earlier processes of the run included."""
+        live = time.monotonic() - self._since if self._since is not None else 0.0
+        return self._seconds + live
+
+    def drain(self) -> None:
+        """End as after the last update: one that is under way is finished."""
+        self._drained = True
+
+    async def run(self) -> None:
+        """Until it is over; then the weights are saved. Raises TrainerLost."""
+        await self._take_up()
+        now = time.monotonic()
+        self._accounting.restart(now)
+        self._since = now
+        try:
+            await self._sample_and_update()
+        finally:
+            await self._data.close()
+        now = time.monotonic()
+        self.usage = self._usage(now) | {"time": self._accounting.report(now)}
+        self._seconds = self.seconds
+        self._since = None
+        if self._metrics.updates > self._start.update:
+            await self.save()
+
+    async def _sample_and_update(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            sampling = None
+            if isinstance(self._data, DataManager):
+                sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
+            await self._updates()
+            if sampling is not None:
+                sampling.cancel()
+
+    async def cut_off(self) -> None:
+        """Save what an interruption leaves. Raises TrainerLost, NotSaved."""
+        _, saved = await self.save()
+        if self._in_flight and saved > self._metrics.version:
+            # The trainer finished the update that was cut off here before it saved: its batch is trained.
+            await self._updated(self._in_flight, saved, {})
+
+    async def save(self) -> tuple[str, int]:
+        """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost, NotSaved."""
+        # A save waits for the update in flight, and holds it.
+        version = self._metrics.version + (self._in_flight is not None)
+        path = self._checkpoints / f"v{version:06d}"
+        saved = await self._ranks.save(path.resolve())
+        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._metrics.success_rate)
+        await self._database.add_checkpoint(record)
+        self._metrics.event("checkpoint", path=str(path), version=saved.weight_version)
+        for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
+            if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
+                continue  # a replica that starts again begins with it
+            await self._database.drop_checkpoint(old.path)
+            await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
+        return str(path), saved.weight_version
+
+    async def _take_up(self) -> None:
+        """Counters, statistics and groups of the process that this one resumes."""
+        self._metrics.updates, self._metrics.version = self._start.update, self._start.version
+        if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
+            self._metrics.event("released_again", groups=again, reason="what they had trained was not saved")
+        if self._start.first_group > 1:
+            self._metrics.restore(await self._database.totals(), self._start.totals)
+            self._seconds = (self._start.totals or {}).get("train_seconds", 0.0)
+        await self._data.prepare()
+
+    async def _updates(self) -> None:
+        while not self._done() and (batch := await self._next_batch()):
+            number, begun = self._metrics.updates + 1, time.monotonic()
+            self._in_flight = batch
+            try:
+                trained = await self._ranks.update(number, batch)
+            except UnusableGroup as error:
+                self._in_flight = None
+                await self._data.unusable(batch, error.group, str(error))
+                continue
+            await self._updated(batch, trained.weight_version, timed(trained, begun))
+            self._sync.publish(trained.weight_version, trained.tensors)
+            if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
+                await self._settled()
+                self._data.update_over()
+            if number >= self._next_save:
+                await self._save_or_later(number)
+
+    async def _save_or_later(self, number: int) -> None:
+        """A checkpoint that cannot be written costs the run nothing yet: it is tried again after the next update."""
+        try:
+            await self.save()
+        except NotSaved as error:
+            self._metrics.event("checkpoint_failed", version=self._metrics.version, why=str(error))
+            log.warning("%s", error)
+        else:
+            every = self._config.checkpoint.every_updates
+            self._next_save = (number // every + 1) * every
+
+    async def _settled(self) -> None:
+        """Every replica serves the newest weights, or the phase is over: a transfer may be tried for ever."""
+        while not self._done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    return await self._sync.settled()
+
+    async def _next_batch(self) -> list[ReleasedGroup] | None:
+        """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""
+        told = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(self._data.next_batch(self._metrics.version))
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+                if not waiting.done() and self._done():
+                    waiting.cancel()
+                    break
+                if not waiting.done() and time.monotonic() - told > STARVED_SECONDS:
+                    told = time.monotonic()
+                    self._metrics.event("starved", reason="no batch came together", fates=dict(self._metrics.fates))
+        return None if waiting.cancelled() else waiting.result()
+
+    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
+        """The next update has trained on the batch and made version `made`."""
+        self._in_flight = None
+        before = self._metrics.version
+        self._metrics.updates, self._metrics.version, self._last_update = self._metrics.updates + 1, made, metrics
+        await self._data.consumed(batch, self._metrics.updates, before)
+        await self._database.add_version(made, self._metrics.updates, metrics, time.time())
+        self._log_update(batch)
+
+    def _done(self) -> bool:
+        stop, metrics = self._config.stop, self._metrics
+        return bool(
+            self._drained
+            or (stop.updates and metrics.updates >= stop.updates)
+            or (stop.train_seconds and self.seconds >= stop.train_seconds)
+            or (stop.env_steps and metrics.env_steps >= stop.env_steps)
+            or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
+        )
+
+    def _usage(self, now: float) -> dict[str, float]:
+        """Utilisation, and throughput per minute of training: actions trained on and sampled, tokens trained on."""
+        environment, rollout, trainer = self._accounting.utilisation(now)
+        minutes = max(self.seconds, 1e-9) / 60
+        return {
+            "env_utilisation": environment,
+            "rollout_utilisation": rollout,
+            "trainer_utilisation": trainer,
+            "trained_actions_per_minute": round(self._metrics.trained_steps / minutes, 2),
+            "sampled_actions_per_minute": round(self._metrics.env_steps / minutes, 2),
+            "trained_tokens_per_minute": round(self._metrics.trained_tokens / minutes, 1),
+        }
+
+    def _log_update(self, batch: list[ReleasedGroup]) -> None:
+        now = time.monotonic()
+        self._metrics.event(
+            "update",
+            **self._metrics.totals(),
+            train_seconds=round(self.seconds, 2),
+            batch_groups=len(batch),
+            success_rate=round(self._metrics.success_rate, 4),
+            success_by_task=self._metrics.success_by_task,
+            **self._usage(now),
+            replica_versions=self._sync.versions,
+            waiting_groups=self._data.waiting_groups,
+            trainer=self._last_update,
+        )
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What evaluated and collected episodes say: outcomes, intervals, quotas."""

@@ -1,0 +1,122 @@
+"""What became of an evaluation's episodes, and what they say together.
+
+An *instance* is one concrete task (name and seed); an evaluation samples each of its instances K times. `Outcome` is
+one episode without its screenshots; `coordinator.evaluation` collects them, `dart eval` compares two evaluations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
+from dart.core.types import Task, Termination, Trajectory
+
+LOOP_TIMES = 3
+"""The same action on the same screenshot this often is a loop."""
+
+
+class Failure(StrEnum):
+    """Why an episode failed. Each failed episode is of one class: the first here that fits it."""
+
+    UNPARSABLE = "unparsable"
+    """The policy's text was no action."""
+    LOOP = "loop"
+    """It took the same action on the same screenshot `LOOP_TIMES` times or more, in a row or not."""
+    STEP_LIMIT = "step_limit"
+    """Its last step was spent without success."""
+    CONTEXT_FULL = "context_full"
+    """Its next prompt would not have fitted into the model's context."""
+    WRONG_TARGET = "wrong_target"
+    """The environment ended the episode as failed, or the policy declared it finished without success."""
+
+
+def failure(trajectory: Trajectory) -> Failure | None:
+    """The class of a failed trajectory; None for a success."""
+    if trajectory.success:
+        return None
+    if trajectory.termination is Termination.UNPARSABLE:
+        return Failure.UNPARSABLE
+    seen = Counter((step.images[-1].sha256, step.action) for step in trajectory.steps)
+    if max(seen.values(), default=0) >= LOOP_TIMES:
+        return Failure.LOOP
+    limits = {Termination.STEP_LIMIT: Failure.STEP_LIMIT, Termination.CONTEXT_FULL: Failure.CONTEXT_FULL}
+    return limits.get(trajectory.termination, Failure.WRONG_TARGET)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    trajectory_id: str
+    task: Task
+    success: bool
+    failure: Failure | None
+    termination: Termination
+    steps: int
+    seconds: float
+    attempts: int
+    """One more than infrastructure ended."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
+        return cls(
+            trajectory.id,
+            trajectory.task,
+            trajectory.success,
+            failure(trajectory),
+            trajectory.termination,
+            len(trajectory.steps),
+            trajectory.finished - trajectory.started,
+            attempts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def success_rate(successes: Sequence[bool]) -> Estimate:
+    """Over episodes, with Wilson's interval."""
+    won = sum(successes)
+    return Estimate(won / len(successes) if successes else 0.0, *wilson(won, len(successes)))
+
+
+def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:
+    """k → pass@k, the mean over instances, for k up to the fewest samples that an instance has.
+
+    Intervals are bootstrapped over instances, so pass@1's is success's with the samples of an instance kept together.
+    """
+    curve = {}
+    for k in range(1, min(map(len, instances)) + 1):
+        values = [pass_at_k(len(samples), sum(samples), k) for samples in instances]
+        curve[k] = Estimate(fmean(values), *bootstrap(values))
+    return curve
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Evaluation A against B on the same instances."""
+
+    difference: Estimate
+    """Of success, A - B, with a paired bootstrap over instances."""
+    better: int
+    """Instances that A solved in more of its samples than B."""
+    worse: int
+    p_value: float
+    """McNemar's exact test on those two counts; with more than one sample per instance, the sign test."""
+
+
+def compare(a: Mapping[str, Sequence[bool]], b: Mapping[str, Sequence[bool]]) -> Comparison:
+    """Instance → successes of its samples, under A and under B. Raises ValueError unless the instances are the same."""
+    if a.keys() != b.keys():
+        raise ValueError(f"only instances that both have can be paired: {sorted(a.keys() ^ b.keys())[:3]} are in one")
+    pairs = [fmean(a[instance]) - fmean(b[instance]) for instance in a]
+    better, worse = sum(d > 0 for d in pairs), sum(d < 0 for d in pairs)
+    return Comparison(Estimate(fmean(pairs), *bootstrap(pairs)), better, worse, mcnemar(better, worse))

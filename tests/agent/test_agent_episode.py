@@ -1,0 +1,181 @@
+"""Episodes in a small world: every way that one can end, and what it leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from dart.agent.episode import ContextFull, EpisodeSpec, run_episode
+from dart.agent.grammar import make_grammar
+from dart.config import Agent
+from dart.core.action import Action, Click, Finish, Point, Wait
+from dart.core.evaluation.outcomes import Failure, failure
+from dart.core.types import (
+    Generation,
+    Image,
+    Observation,
+    Prompt,
+    Task,
+    Termination,
+    Text,
+    Tokens,
+    Trajectory,
+    VersionSpan,
+)
+from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.convert import trajectory_to_proto
+
+AGENT = Agent(prompt="minimal", resize_multiple=1, min_pixels=1, history_screenshots=2)
+SPEC = EpisodeSpec("t1", "g1", Task("world", "count", 3), step_limit=4, success_threshold=0.5, agent=AGENT)
+CLICK = "Action: click(start_box='(050,025)')"
+WAIT = "Action: wait()"
+FINISH = "Action: finished(content='ok')"
+
+
+@dataclass
+class World:
+    """100×100 screens that show how many actions there were. The n-th action may bring the verdict."""
+
+    verdicts: dict[int, float] = field(default_factory=dict)
+    failure: Exception | None = None
+    actions: list[tuple[Action, bool]] = field(default_factory=list)
+
+    def _screen(self) -> Image:
+        return Image.of(bytes([len(self.actions)]), "image/png", 100, 100)
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation(self._screen(), f"count to {task.seed}")
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        if self.failure:
+            raise self.failure
+        self.actions.append((action, last))
+        reward = self.verdicts.get(len(self.actions))
+        return Observation(self._screen(), "", reward is not None, reward or 0.0)
+
+
+@dataclass
+class Script:
+    """Says its lines one after another; token ids are 10, 11, … and the stop token 0."""
+
+    lines: list[str]
+    truncate: bool = False
+    prompts: list[Prompt] = field(default_factory=list)
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        number = len(self.prompts)
+        self.prompts.append(prompt)
+        tokens = (10 + number,) if self.truncate else (10 + number, 0)
+        spans = (VersionSpan(number, 0, len(tokens)),)
+        return Generation((1, 2), tokens, (-0.5,) * len(tokens), spans, self.lines[number], self.truncate)
+
+
+async def run(world: World, script: Script, spec: EpisodeSpec = SPEC) -> Trajectory:
+    times = iter((100.0, 107.5))
+    return await run_episode(world, script, spec, make_grammar(AGENT), clock=lambda: next(times))
+
+
+async def test_the_environment_ends_it() -> None:
+    world, script = World({2: 1.0}), Script([CLICK, WAIT])
+    trajectory = await run(world, script)
+    assert trajectory.termination is Termination.ENVIRONMENT
+    assert (trajectory.reward, trajectory.success) == (1.0, True)
+    assert (trajectory.id, trajectory.group_id, trajectory.task) == ("t1", "g1", SPEC.task)
+    assert (trajectory.started, trajectory.finished, trajectory.step_limit) == (100.0, 107.5, 4)
+    assert trajectory.instruction == "count to 3"
+    assert [step.index for step in trajectory.steps] == [0, 1]
+    assert [step.action for step in trajectory.steps] == [Click(Point(0.5, 0.25)), Wait(5.0)]
+    assert world.actions == [(Click(Point(0.5, 0.25)), False), (Wait(5.0), False)]
+    assert trajectory.oldest_version == 0
+    assert trajectory.sampled_tokens == 4
+
+
+async def test_the_policy_sees_its_history() -> None:
+    script = Script([WAIT, WAIT, WAIT])
+    trajectory = await run(World({3: 1.0}), script)
+    last = script.prompts[-1]
+    assert Text("count to 3") in last.parts
+    assert [part.ids for part in last.parts if isinstance(part, Tokens)] == [(10, 0), (11, 0)]
+    assert [image.data for image in last.images] == [b"\x01", b"\x02"]  # two screenshots of history
+    assert [step.images for step in trajectory.steps] == [prompt.images for prompt in script.prompts]
+
+
+@pytest.mark.parametrize(("verdict", "reward", "success"), [(None, 0.0, False), (0.4, 0.4, False), (0.5, 0.5, True)])
+async def test_the_policy_finishes_and_the_environment_judges(
+    verdict: float | None, reward: float, success: bool
+) -> None:
+    world = World({} if verdict is None else {2: verdict})
+    trajectory = await run(world, Script([CLICK, FINISH]))
+    assert trajectory.termination is Termination.FINISHED
+    assert (trajectory.reward, trajectory.success) == (reward, success)
+    assert world.actions[-1] == (Finish("success", "ok"), True)
+    assert trajectory.steps[-1].action == Finish("success", "ok")
+
+
+@pytest.mark.parametrize(("verdicts", "reward"), [({}, 0.0), ({4: 1.0}, 1.0)])
+async def test_the_step_limit(verdicts: dict[int, float], reward: float) -> None:
+    world = World(verdicts)
+    trajectory = await run(world, Script([WAIT] * 9))
+    assert trajectory.termination is Termination.STEP_LIMIT
+    assert (trajectory.reward, trajectory.success) == (reward, reward == 1.0)
+    assert [last for _, last in world.actions] == [False, False, False, True]
+    assert len(trajectory.steps) == 4
+
+
+@dataclass
+class Forgetful(Script):
+    """Its context holds so many turns."""
+
+    turns: int = 0
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        if len(self.prompts) == self.turns:
+            raise ContextFull("the prompt is longer than rollout.max_model_len")
+        return await super().generate(prompt)
+
+
+async def test_a_history_that_outgrows_the_context_is_no_infrastructure_failure() -> None:
+    trajectory = await run(World({1: 0.7}), Forgetful([WAIT] * 3, turns=2))
+    assert trajectory.termination is Termination.ENVIRONMENT
+    trajectory = await run(World(), Forgetful([WAIT] * 3, turns=2))
+    assert trajectory.termination is Termination.CONTEXT_FULL
+    assert (trajectory.reward, trajectory.success, len(trajectory.steps)) == (0.0, False, 2)
+    assert failure(trajectory) is Failure.CONTEXT_FULL
+    assert trajectory_to_proto(trajectory, None, "", True).termination == tpb.TERMINATION_CONTEXT_FULL
+    with pytest.raises(ContextFull):
+        await run(World(), Forgetful([WAIT] * 3))
+
+
+async def test_text_that_is_no_action() -> None:
+    world = World()
+    trajectory = await run(world, Script([CLICK, "Action: fly()"]))
+    assert trajectory.termination is Termination.UNPARSABLE
+    assert (trajectory.reward, trajectory.success) == (0.0, False)
+    assert len(world.actions) == 1
+    failed = trajectory.steps[-1]
+    assert failed.action is None
+    assert failed.parse_error.startswith("unknown_action: 'fly'")
+    assert failed.generation.text == "Action: fly()"
+    assert trajectory.steps[0].parse_error == ""
+
+
+async def test_a_truncated_turn_is_unparsable_whatever_it_says() -> None:
+    trajectory = await run(World(), Script([WAIT], truncate=True))
+    assert trajectory.termination is Termination.UNPARSABLE
+    assert trajectory.steps[0].action is None
+    assert trajectory.steps[0].parse_error == "truncated: the token limit ended the turn after 1 tokens"
+
+
+async def test_no_verdict_is_no_success_even_with_a_threshold_of_nothing() -> None:
+    spec = replace(SPEC, success_threshold=0.0)
+    assert not (await run(World(), Script(["?"]), spec)).success
+    assert not (await run(World(), Script([FINISH]), spec)).success
+    assert (await run(World({1: 0.0}), Script([FINISH]), spec)).success
+
+
+async def test_infrastructure_failures_pass_through() -> None:
+    failure = ConnectionError("environment died")
+    with pytest.raises(ConnectionError) as caught:
+        await run(World(failure=failure), Script([WAIT]))
+    assert caught.value is failure

@@ -1,0 +1,116 @@
+"""The command line: fast, light, and every wrong input is one message with exit code 2."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+
+
+def dart(*arguments: str, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dart", *arguments], capture_output=True, text=True, timeout=120, cwd=cwd, input=stdin,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["dart.cli", "dart.coordinator", "dart.coordinator.run", "dart.commands.train"])
+def test_imports_are_light(what: str) -> None:
+    code = f"import {what}, sys; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_command() -> None:
+    done = dart("--help")
+    assert done.returncode == 0
+    for command in ("train", "coordinator", "worker", "eval", "collect", "status", "runs", "export", "doctor"):
+        assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE), command
+
+
+def test_readme_names_only_commands_that_exist() -> None:
+    commands = set(re.findall(r"^  (\w+) ", dart("--help").stdout, re.MULTILINE))
+    named = set(re.findall(r"`dart (\w+)", (ROOT / "README.md").read_text()))
+    assert named <= commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "none.yaml"], "config none.yaml does not exist"),
+        (["train", DEMO, "--set", "model.path=/none"], "model.path /none: the folder does not exist"),
+        (["train", DEMO, "--set", "model.path=builtin:big"], "there are builtin:"),
+        (["train", DEMO, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
+        (["train", DEMO, "--set", "environment.browser=/none"], "environment.browser /none is not an executable"),
+        (["train", DEMO, "--set", "environment.kind=osworld"], "environment.kind osworld: the env workers that dart"),
+        (["train", DEMO, "--set", "sync.transport=nccl"], "sync.transport: nccl needs a GPU for each of trainer.ranks"),
+        (["train", DEMO, "--set", "rollout.replica=1"], "did you mean replicas?"),
+        (["train", DEMO, "--resume", "none"], "none is not a run directory"),
+        (["worker", "--role", "cook", "--coordinator", "127.0.0.1:1"], "--role 'cook' is not a role"),
+        (["worker", "--role", "env", "--coordinator", "here"], "--coordinator 'here' is not HOST:PORT"),
+        (["status", "none"], "none is not a run directory"),
+        (["status", "--address", "127.0.0.1:1"], "no coordinator answers there"),
+        (["export", "none", "out"], "none is not a run directory"),
+        (["runs", "none"], "no run under none"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = dart(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = dart("train", DEMO, "--set", f"server.port={port}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"server.port {port} on 127.0.0.1" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_architecture_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    done = dart("train", DEMO, "--set", f"model.path={folder}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "architecture LlamaForCausalLM is not supported: use one of Qwen3VL" in done.stderr
+
+
+def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(Path(DEMO).read_text().replace("kind: miniwob", "kind: miniwob\n  browser: /none/chromium"))
+    done = dart("doctor", str(config))
+    assert done.returncode == 2
+    assert "missing  chromium: environment.browser /none/chromium is not an executable" in done.stdout
+
+
+def test_unreachable_coordinator_is_told() -> None:
+    pytest.importorskip("miniwob")
+    code = (
+        "from dart.wire import worker; import dart.commands.worker as c;"
+        "worker.WorkerOptions.__init__.__defaults__;"
+        "options = c.WorkerOptions; c.WorkerOptions = lambda **k: options(connect_seconds=1.0, **k);"
+        "from dart.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "worker", "--role", "env", "--coordinator", "127.0.0.1:1"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "coordinator 127.0.0.1:1 was not reached for 1 s" in done.stderr
+    assert "Traceback" not in done.stderr

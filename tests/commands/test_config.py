@@ -1,0 +1,82 @@
+"""Configs: every shipped one loads; wrong ones are told with field, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dart.config import ConfigError, load
+from dart.config_reference import reference
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+DEMO = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert load(path).environment.tasks.names
+
+
+def test_resolved_config_loads_again(tmp_path: Path) -> None:
+    config = load(DEMO)
+    again = tmp_path / "config.yaml"
+    again.write_text(yaml.safe_dump(yaml.safe_load(config.model_dump_json())))
+    assert load(again) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.replica=3", "rollout.replica is not a known field (it is 3): did you mean replicas?"),
+        ("rollout.replicas=many", "rollout.replicas (it is 'many')"),
+        ("rollout.replicas=0", "rollout.replicas (it is 0): Input should be greater than or equal to 1"),
+        ("sync.max_unavailable=5", "sync.max_unavailable is 5 but there are only 2 replicas"),
+        ("environment.tasks.eval_seeds=[10, 20]", "train_seeds and eval_seeds overlap"),
+        ("server.host=0.0.0.0", "host 0.0.0.0 is open to the network: set server.tokens and server.tls_certificate"),
+        ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
+        ("trainer.loss.importance_cap=.inf", "importance_cap (it is inf): Input should be a finite number"),
+        ("stop.updates=[", "override 'stop.updates=[': [ is not a YAML value"),
+        ("nonsense", "override 'nonsense' is not section.field=value"),
+        ("trainer.loss.kl=1", "trainer.loss.kl is not a known field (it is 1)"),
+        ("trainer.loss.kind=gpro", "trainer.loss.kind (it is 'gpro'): use grpo, cispo, likelihood, or module:function"),
+        ("trainer.loss.ratio=step", "trainer.loss.ratio (it is 'step'): Input should be 'token' or 'sequence'"),
+        ("trainer.loss.clip_low=1.2", "trainer.loss.clip_low (it is 1.2): Input should be less than or equal to 1"),
+        ("trainer.loss.aggregation=constant", "trainer.loss: aggregation constant needs constant_length"),
+        ("trainer.loss.importance=masked", "set a floor below 1 and a cap above, for example 0.5 and 5"),
+        ("trainer.loss.entropy_quantile=1", "trainer.loss.entropy_quantile (it is 1): Input should be less than 1"),
+        ("trainer.loss.entropy_coefficient=-1", "trainer.loss.entropy_coefficient (it is -1)"),
+        (
+            "trainer.advantage.overlong_buffer=99",
+            "trainer.advantage.overlong_buffer is 99, more than rollout.max_tokens",
+        ),
+        ("stop={}", "nothing ends the run: set at least one of updates"),
+    ],
+)
+def test_wrong_fields_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(DEMO, [override])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["cispo", "my_losses:reinforce", "my.package.losses:reinforce"])
+def test_a_loss_goes_by_name_or_by_where_it_is(kind: str) -> None:
+    assert load(DEMO, [f"trainer.loss.kind={kind}"]).trainer.loss.kind == kind
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist: name a YAML file"):
+        load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load(broken)
+    broken.write_text("just text")
+    with pytest.raises(ConfigError, match="holds str, not sections"):
+        load(broken)
+
+
+def test_the_page_of_fields_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run python -m dart.config_reference"

@@ -1,0 +1,115 @@
+"""Local workers: on which GPUs, and what becomes of those that end by themselves."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dart import config, gpus, launcher
+from dart.coordinator.job import Evaluate, Train
+from dart.errors import UserError
+from dart.gpus import Placement, gpus_here, place
+from dart.launcher import Child, Launcher, local_children
+
+COUNT = """
+import sys
+from pathlib import Path
+runs = Path(sys.argv[1])
+runs.write_text(runs.read_text() + "." if runs.exists() else ".")
+print("it broke")
+sys.exit(0 if len(runs.read_text()) == int(sys.argv[2]) else int(sys.argv[3]))
+"""
+
+
+def _child(folder: Path, good_run: int, code: int = 1, restart: bool = True) -> Child:
+    """Ends with `code` until its run number `good_run`."""
+    return Child("env-0", [sys.executable, "-c", COUNT, str(folder / "runs"), str(good_run), str(code)], {}, restart)
+
+
+def _runs(folder: Path) -> int:
+    return len((folder / "runs").read_text())
+
+
+async def test_a_worker_that_ends_is_started_again(tmp_path: Path) -> None:
+    await Launcher([_child(tmp_path, 3)], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 3
+    assert (tmp_path / "logs" / "env-0.log").read_text().count("ended with code 1: it broke") == 2
+
+
+async def test_one_that_ends_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="env-0 ended 4 times in a row; the last time it ended with code 1: it broke"):
+        await Launcher([_child(tmp_path, 9)], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 4
+
+
+async def test_restarts_count_anew_after_one_that_lasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
+    await Launcher([_child(tmp_path, 7)], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 7
+
+
+async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^it broke$"):
+        await Launcher([_child(tmp_path, 9, code=2)], tmp_path / "logs").run()
+    with pytest.raises(UserError, match="then go on with --resume"):
+        await Launcher([_child(tmp_path, 9, restart=False)], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 2
+
+
+def _config(ranks: int, replicas: int, parallel: int = 1, transport: str = "nccl") -> config.Config:
+    demo = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+    return config.load(
+        demo,
+        [
+            f"trainer.ranks={ranks}",
+            f"rollout.replicas={replicas}",
+            f"rollout.tensor_parallel={parallel}",
+            f"sync.transport={transport}",
+            "sync.max_unavailable=1",
+        ],
+    )
+
+
+EIGHT = [str(number) for number in range(8)]
+
+
+def test_trainer_and_replicas_have_gpus_of_their_own() -> None:
+    assert place(_config(4, 4), Train(), EIGHT) == Placement(("0", "1", "2", "3"), (("4",), ("5",), ("6",), ("7",)))
+    assert place(_config(2, 3, 2), Train(), EIGHT) == Placement(("0", "1"), (("2", "3"), ("4", "5"), ("6", "7")))
+    assert place(_config(4, 2), Evaluate(), EIGHT).replicas == (("0",), ("1",)), "nothing is trained"
+    assert place(_config(1, 2, transport="gloo"), Train(), []) == Placement()
+
+
+def test_with_too_few_gpus_they_share_or_are_refused() -> None:
+    message = r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\), 9 in all, .* has 8"
+    with pytest.raises(UserError, match=message):
+        place(_config(4, 5), Train(), EIGHT)
+    assert place(_config(1, 2, transport="gloo"), Train(), ["3"]) == Placement(("3",), (("3",), ("3",)))
+    assert place(_config(4, 5, transport="gloo"), Train(), EIGHT).replicas[-2:] == (("7",), ("0",))
+    with pytest.raises(UserError, match=r"this machine has 0: lower one of them, or set sync.transport: gloo"):
+        place(_config(1, 1), Train(), [])
+
+
+def test_gpus_are_those_that_one_may_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-7f")
+    assert gpus_here() == ["2", "GPU-7f"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_here() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    listing = tmp_path / "nvidia-smi"
+    listing.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    listing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert gpus_here() == ["0", "1"]
+
+
+def test_a_worker_is_told_its_gpus_and_the_config_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "gpus_here", lambda: EIGHT)
+    chosen = _config(2, 2)
+    children = {child.name: child for child in local_children(chosen, "127.0.0.1:1", Train())}
+    told = {name: child.environment.get(gpus.VISIBLE) for name, child in children.items()}
+    assert told == {"env-0": None, "rollout-0": "2", "rollout-1": "3", "train": "0,1"}
+    environment = chosen.rollout.environment | {gpus.VISIBLE: "5"}
+    own = chosen.model_copy(update={"rollout": chosen.rollout.model_copy(update={"environment": environment})})
+    children = {child.name: child for child in local_children(own, "127.0.0.1:1", Train())}
+    assert children["rollout-1"].environment[gpus.VISIBLE] == "5"

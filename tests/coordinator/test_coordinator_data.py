@@ -1,0 +1,324 @@
+"""The data manager with a real database: decisions and their reasons, back-pressure, a restart in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dart import config
+from dart.commands.plot import read_metrics
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
+from dart.coordinator.sampling.data import FAILING_SECONDS, DataManager
+from dart.coordinator.service.metrics import Metrics
+from dart.core.curation.groups import Order
+from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
+from dart.errors import UserError
+from dart.store.database import Database, sqlite_url
+from dart.store.records import GroupState
+
+CONFIG = config.parse(
+    {
+        "model": {"path": "builtin:tiny-qwen3vl"},
+        "environment": {"tasks": {"names": ["click-color"]}},
+        "curation": {"rollouts": 4, "step_limit": 9, "max_staleness": 2,
+                     "dynamic_rollouts": {"minimum": 2, "window": 4},
+                     "dynamic_length": {"margin": 1, "floor": 2}},
+        "trainer": {"trajectories_per_update": 8},
+        "stop": {"updates": 1},
+    }
+)  # fmt: skip
+
+
+ENVIRONMENTS = 16
+
+
+def environments() -> EnvPool:
+    pool = EnvPool(Fleet(60.0))
+    pool.slots = ENVIRONMENTS
+    return pool
+
+
+def rolled_out(order: Order, success: bool, version: int = 0, steps: int = 2) -> Trajectory:
+    image = Image.of(order.trajectory_id.encode(), "image/png", 2, 2)
+    generation = Generation((1, 2), (3, 4), (-0.5, -0.25), (VersionSpan(version, 0, 2),), "t")
+    made = tuple(Step(index, (image,), generation, None) for index in range(steps))
+    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", made, Termination.ENVIRONMENT,
+                      float(success), success, order.step_limit, 0.0, float(order.trajectory_id[-1]))  # fmt: skip
+
+
+class Rig:
+    """A data manager over a run directory; a second one over the same directory is a restart."""
+
+    def __init__(self, directory: Path, settings: config.Config = CONFIG) -> None:
+        self.directory, self.settings = directory, settings
+
+    async def __aenter__(self) -> Rig:
+        new = not (self.directory / "run.db").exists()
+        self.database = await Database.open(sqlite_url(self.directory / "run.db"), self.directory / "blobs")
+        if new:
+            await self.database.start_run("run-1", "test", {}, started=0.0)
+        self.metrics = Metrics(self.directory / "metrics.jsonl", 100)
+        self.data = DataManager(
+            self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1,
+            environments(),
+        )  # fmt: skip
+        await self.data.prepare()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.metrics.close()
+        await self.database.close()
+
+    async def order(self) -> Order:
+        async with asyncio.timeout(5):
+            order = await self.data.next()
+        assert order is not None
+        return order
+
+    async def group(self, *outcomes: bool, version: int = 0, steps: int = 2) -> list[Order]:
+        orders = [await self.order() for _ in outcomes]
+        assert len({order.group_id for order in orders}) == 1
+        for order, success in zip(orders, outcomes, strict=True):
+            await self.data.finished(order, rolled_out(order, success, version, steps))
+        return orders
+
+    async def batch(self, version: int = 0) -> list[Any]:
+        async with asyncio.timeout(5):
+            return await self.data.next_batch(version)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        self.metrics._file.flush()
+        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(False, False, False, False)
+        await rig.group(True, False, True, False)
+        assert [event["reason"] for event in rig.events("group")] == ["all 4 failed", "2 of 4 succeeded"]
+        assert dict(rig.metrics.fates) == {"dropped: all failed": 4}
+        assert await rig.database.fates() == {"dropped: all failed": 4, "pending": 4}
+        (group,) = await rig.database.unfinished_groups((GroupState.RELEASED,))
+        assert group.fate == "2 of 4 succeeded"
+
+
+async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False, version=1)
+        rig.metrics.version = 1
+        failed = await rig.group(False, False, False, False, version=1)
+        (won,) = [e for e in rig.events("pooled")]
+        assert won["success"] == "g000001-1" and won["replaced"] == failed[-1].trajectory_id
+        first, second = await rig.batch(1)
+        assert [t.reward for t in second.trajectories] == [0, 0, 0, 1]
+        copy = second.trajectories[-1]
+        assert copy.pooled_from == "g000001-1" and tuple(copy.steps[0].generation.logprobs) == (-0.5, -0.25)
+        assert copy.steps[0].images[0].data == b"g000001-1"
+        await rig.data.consumed([first, second], 1, 1)
+        fates = await rig.database.fates()
+        assert fates == {"trained": 8, "dropped: replaced by a pooled success": 1}
+        # dropped + trained = finished + pooled
+        assert sum(rig.metrics.fates.values()) == rig.metrics.trajectories + rig.metrics.pooled == 9
+
+
+async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        batch = await rig.batch()
+        await rig.data.consumed(batch, 1, 0)
+        order = await rig.order()
+        await rig.data.finished(order, rolled_out(order, True))
+        kept = rig.metrics.totals()
+        stored = await rig.database.totals()
+        assert (stored.trajectories, stored.pooled, stored.env_steps) == (9, 1, 18)
+        assert stored.trained_steps == kept["trained_steps"] == 16
+        assert dict(stored.fates) == kept["fates"] == {"trained": 8, "dropped: replaced by a pooled success": 1}
+        assert await rig.database.release_again(0) == 2
+    async with Rig(tmp_path) as again:
+        assert {group.id for group in await again.batch()} == {group.id for group in batch}
+
+
+async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = await rig.group(True, True, False, False)
+        lost = rolled_out(orders[1], True).steps[0].images[0].sha256.hex()
+        (path,) = [
+            path for path in (tmp_path / "blobs").rglob("*") if lost.endswith(path.name[-40:]) and path.is_file()
+        ]
+        path.unlink()
+        await rig.group(False, False, False, False)
+        assert [event["success"] for event in rig.events("pool_entry_lost")] == ["g000001-2"]
+        assert rig.events("pooled")[-1]["success"] == "g000001-1"
+
+
+async def test_an_old_success_is_pooled_without_its_log_probs(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False, version=0)
+        rig.metrics.version = 5
+        await rig.group(False, False, False, False, version=5)
+        await rig.group(True, False, False, False, version=5)
+        with_copy, _ = await rig.batch(5)
+        copy = with_copy.trajectories[-1]
+        assert copy.pooled_from and not any(step.generation.logprobs for step in copy.steps)
+        assert copy.oldest_version == 5
+
+
+async def test_the_pool_can_be_switched_off(tmp_path: Path) -> None:
+    off = CONFIG.model_copy(
+        update={"curation": CONFIG.curation.model_copy(update={"pool": config.Pool(enabled=False)})}
+    )
+    async with Rig(tmp_path, off) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        assert rig.metrics.pooled == 0 and rig.metrics.fates == {"dropped: all failed": 4}
+
+
+async def test_plans_follow_what_was_seen_and_survive_a_restart(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, True, True, False, steps=3)
+        order = await rig.order()
+        # 3 of 4: N = ⌊2 + (4 − 2)·(4/3 − 1)/(1/0.6 − 1)⌋ = ⌊2 + 2·0.5⌋ = 3; three steps and a margin of one
+        assert order.step_limit == 4
+        assert [event["reason"] for event in rig.events("plan")] == [
+            "N 4→3: success 0.75 over the last 4",
+            "step limit 9→4: the longest success took 3 steps",
+        ]
+    async with Rig(tmp_path) as again:
+        (group,) = await again.database.unfinished_groups((GroupState.OPEN,))
+        assert group.planned == 3
+        assert group.plan == "N 3: success 0.75 over the last 4; step limit 4: the longest success took 3 steps"
+        orders = [await again.order() for _ in range(4)]
+        assert [one.group_id for one in orders] == ["g000002"] * 3 + ["g000003"]
+        assert {one.step_limit for one in orders} == {4}
+        assert {one.attempt for one in orders[:3]} == {2}
+
+
+async def test_a_restart_loses_no_group_and_repeats_no_replacement(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        await rig.group(False, False, False, False)
+        half = [await rig.order() for _ in range(4)]
+        await rig.data.finished(half[0], rolled_out(half[0], True))
+    async with Rig(tmp_path) as again:
+        first, second = await again.batch()
+        assert [t.reward for t in first.trajectories] == [1, 0, 0, 0]
+        assert sorted(t.pooled_from for t in second.trajectories) == ["", "", "", "g000001-1"]
+        assert sum(t.reward for t in second.trajectories) == 1
+        rest = [await again.order() for _ in range(3)]
+        assert {one.trajectory_id for one in rest} == {one.trajectory_id for one in half[1:]}
+        for order in rest:
+            await again.data.finished(order, rolled_out(order, False))
+        assert again.events("group")[-1]["reason"] == "1 of 4 succeeded"
+        # The copy's uses were counted from the database: the success that has not been used comes first.
+        await again.group(False, False, False, False)
+        assert again.events("pooled")[-1]["success"] == half[0].trajectory_id
+
+
+async def test_an_infrastructure_failure_costs_the_others_nothing(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        rig.data.failed(orders[1], InfrastructureError("the page died"))
+        again = await rig.order()
+        assert (again.trajectory_id, again.attempt) == (orders[1].trajectory_id, 2)
+        for order, success in zip([orders[0], again, *orders[2:]], [True, False, True, False], strict=True):
+            await rig.data.finished(order, rolled_out(order, success))
+        assert rig.metrics.trajectories == 4 and rig.events("group")[0]["size"] == 4
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 8), (200, 800)])
+async def test_a_run_survives_a_lost_node_and_ends_when_nothing_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, most: int
+) -> None:
+    lost = InfrastructureError("worker env-7 is lost")
+    async with Rig(tmp_path) as rig:
+        rig.data._envs.slots = slots
+        order = await rig.order()
+        rig.data._envs.slots = 0  # they are all gone, and each takes its attempt with it
+        for _ in range(2 * most):
+            rig.data.failed(order, lost)
+            order = await rig.order()
+        began = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: began + FAILING_SECONDS)
+        with pytest.raises(UserError, match=f"{2 * most + 1} attempts in a row failed, the last with: worker env-7 is"):
+            rig.data.failed(order, lost)
+        await rig.data.finished(order, rolled_out(order, True))
+        order = await rig.order()
+        for _ in range(most):
+            rig.data.failed(order, lost)
+            order = await rig.order()
+
+
+async def test_no_more_is_begun_than_the_budget(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        begun = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.2):
+                    await rig.data.next()
+                begun += 1
+        # max_staleness × trajectories_per_update + rollouts
+        assert begun == 2 * 8 + 4
+
+
+async def test_a_roll_out_that_cannot_be_made_is_given_up_while_others_can(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        for order in orders[1:3]:
+            await rig.data.finished(order, rolled_out(order, order is orders[1]))
+        bad = orders[0]
+        for worker in ("env-0", "env-1", "env-0", "env-1"):
+            rig.data.failed(bad.failed(worker), InfrastructureError("the page does not load"))
+            bad = await rig.order()
+        assert bad.trajectory_id == orders[0].trajectory_id and bad.attempt == 5
+        rig.data.failed(bad.failed("env-2"), InfrastructureError("the page does not load"))
+        assert rig.events("given_up")[0]["why"] == "the page does not load"
+        await rig.data.finished(orders[3], rolled_out(orders[3], False))
+        group = rig.events("group")[0]
+        assert (group["size"], group["released"], group["reason"]) == (3, True, "1 of 3 succeeded")
+
+
+async def test_a_group_of_which_nothing_can_be_made_is_dropped(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        orders = [await rig.order() for _ in range(4)]
+        for order in orders:
+            hopeless = replace(order, attempt=5, failed_on=frozenset({"env-0", "env-1"}))
+            rig.data.failed(hopeless, InfrastructureError("the page does not load"))
+        assert (await rig.order()).group_id != orders[0].group_id
+        assert rig.events("group")[0]["reason"] == "none of its roll-outs could be made"
+        assert (await rig.database.group(orders[0].group_id)).state is GroupState.DROPPED
+
+
+async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        for _ in range(2):
+            await rig.group(True, False, True, False)
+        batch = await rig.data.next_batch(0)
+        assert len(batch) == 2
+        await rig.data.unusable(batch, batch[0], "a screenshot cannot be had")
+        assert rig.metrics.fates["dropped: cannot be trained on"] == 4
+        assert (await rig.database.group(batch[0].id)).state is GroupState.DROPPED
+        await rig.group(True, False, True, False)
+        again = await rig.data.next_batch(0)
+        assert batch[1].id in {group.id for group in again} and batch[0].id not in {group.id for group in again}
+
+
+def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, 1)
+    first.event("update", update=1)
+    first.close()
+    path.write_text(path.read_text() + '{"event": "update", "upd')
+    again = Metrics(path, 1)
+    again.event("update", update=2)
+    again.close()
+    updates, _ = read_metrics(tmp_path)
+    assert [event["update"] for event in updates] == [1, 2]

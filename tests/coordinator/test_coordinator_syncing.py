@@ -1,0 +1,188 @@
+"""When a replica is out of the rotation for a weight update."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dart import config
+from dart.coordinator.fleet.replicas import RolloutPool, _checked
+from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
+from dart.coordinator.sampling.screenshots import Screenshots
+from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.training.ranks import TrainerRanks
+from dart.coordinator.training.syncing import RECEIVES_WHILE_SERVING, WeightSync
+from dart.core.types import Generation
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+
+REPLIES = {
+    pb.ReceiveWeights: lambda command: {"receiving_weights": pb.ReceivingWeights(assignment=command.assignment)},
+    pb.LoadWeights: lambda command: {
+        "weights_loaded": pb.WeightsLoaded(assignment=command.assignment, version=command.version)
+    },
+    pb.SendWeights: lambda command: {
+        "weights_sent": pb.WeightsSent(assignment=command.assignment, version=command.version)
+    },
+}
+
+
+@dataclass
+class Stage:
+    """One replica and one trainer; `seen` has each command they got, and whether the replica was in the rotation."""
+
+    sync: WeightSync
+    pool: RolloutPool
+    seen: list[tuple[str, bool]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    fleet: Fleet = field(default_factory=lambda: Fleet(60.0))
+    sending: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    holds: Callable[[Any], bool] = lambda command: False
+    fails: Callable[[Any], bool] = lambda command: False
+
+    @property
+    def serves(self) -> bool:
+        return self.pool.router.replicas["replica"].serving
+
+    async def answer(self, worker: Worker) -> None:
+        while True:
+            message = await worker.outbox.get()
+            command = getattr(message, message.WhichOneof("body"))
+            self.seen.append((type(command).__name__, self.serves))
+            if not isinstance(command, pb.SendWeights) and command.HasField("group"):
+                self.groups.append(command.group.group_id)
+            if self.holds(command):
+                self.sending.set()
+                await self.go_on.wait()
+            failure = pb.Failure(assignment=command.assignment, code=pb.FAILURE_CODE_TRANSFER, message="broken")
+            body: Any = {"failure": failure} if self.fails(command) else REPLIES[type(command)](command)
+            worker.receive(pb.SessionRequest(**body))
+
+
+@asynccontextmanager
+async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[Stage]:
+    async def add_sync(record: Any) -> None:
+        pass
+
+    fleet = Fleet(60.0)
+    pool, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
+    settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
+    database: Any = SimpleNamespace(add_sync=add_sync)
+    made = Stage(
+        WeightSync(settings, fleet, pool, ranks, database, Metrics(tmp_path / "metrics.jsonl", 1)), pool, fleet=fleet
+    )
+    capabilities = [RECEIVES_WHILE_SERVING] if capable else []
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(made.sync.run())]
+        for name, role in (("replica", pb.ROLE_ROLLOUT), ("train", pb.ROLE_TRAIN)):
+            worker, _ = fleet.admit(
+                pb.Hello(worker_id=name, instance_id=name, role=role, world_size=1, capabilities=capabilities)
+            )
+            fleet.became_ready(worker, pb.Ready(slots=4, engine_ranks=1))
+            background.append(tasks.create_task(made.answer(worker)))
+        async with asyncio.timeout(20):
+            yield made
+        for task in background:
+            task.cancel()
+
+
+TENSORS = [wpb.TensorInfo(name="w", dtype="float32", shape=[2])]
+
+
+async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Path) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert sorted(made.seen[:2]) == [("ReceiveWeights", True), ("SendWeights", True)]
+        assert made.seen[2:] == [("LoadWeights", False)]
+        assert made.serves
+        assert made.sync.versions == {"replica": 1}
+
+
+@pytest.mark.parametrize(("transport", "capable"), [("nccl", True), ("gloo", False)])
+async def test_else_it_is_out_of_the_rotation_all_the_while(tmp_path: Path, transport: str, capable: bool) -> None:
+    async with stage(tmp_path, transport, capable) as made:
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.serves
+
+
+@pytest.mark.parametrize("broken", [pb.ReceiveWeights, pb.SendWeights])
+async def test_a_replica_whose_transfer_breaks_serves_on_and_is_tried_again_in_a_new_group(
+    tmp_path: Path, broken: type
+) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        times = iter([True, False])
+        made.fails = lambda command: isinstance(command, broken) and next(times)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert ("LoadWeights", True) not in made.seen
+        assert all(serving for name, serving in made.seen if name != "LoadWeights")
+        assert [name for name, _ in made.seen].count("LoadWeights") == 1
+        assert len(set(made.groups)) == 2
+        assert made.serves
+
+
+async def test_a_replica_that_cannot_load_is_tried_again_and_serves_nothing_meanwhile(tmp_path: Path) -> None:
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        times = iter([True, False])
+        made.fails = lambda command: isinstance(command, pb.LoadWeights) and next(times)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        assert made.seen[2] == ("LoadWeights", False)
+        assert sorted(made.seen[3:5]) == [("ReceiveWeights", False), ("SendWeights", False)]
+        assert made.serves
+
+
+async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_weights(tmp_path: Path) -> None:
+    """The old one's connection to the coordinator broke, its transfer did not."""
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        sending, go_on = asyncio.Event(), asyncio.Event()
+        made.holds = lambda command: isinstance(command, pb.SendWeights) and not sending.is_set()
+        made.sending, made.go_on = sending, go_on
+        made.sync.publish(1, TENSORS)
+        await sending.wait()
+        hello = pb.Hello(worker_id="replica", instance_id="new", role=pb.ROLE_ROLLOUT,
+                         capabilities=[RECEIVES_WHILE_SERVING])  # fmt: skip
+        old = made.fleet.workers["replica"]
+        new, _ = made.fleet.admit(hello)
+        made.fleet.became_ready(new, pb.Ready(slots=4, engine_ranks=1, weight_version=1))
+        go_on.set()
+        while not old.stale_replies and made.sync.versions != {"replica": 1}:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert made.serves
+
+
+async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.coordinator.training.syncing.SETTLE_TIMEOUTS", 0.02)
+    async with stage(tmp_path, "gloo", True) as made:
+        other, _ = made.fleet.admit(pb.Hello(worker_id="other", instance_id="other", role=pb.ROLE_ROLLOUT))
+        made.fleet.became_ready(other, pb.Ready(slots=1, weight_version=1, engine_ranks=1))
+        made.fails = lambda command: isinstance(command, pb.SendWeights)
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled_or_out()
+        assert not made.serves and made.pool.router.replicas["other"].serving
+        made.fleet.lose(other, "goodbye")
+        with pytest.raises(UserError, match="no replica took version 1"):
+            await made.sync.settled_or_out()
+
+
+def test_a_log_probability_that_is_not_a_number_is_the_replicas_failure() -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(InfrastructureError, match="gpu-3 answered a log-probability that is not finite"):
+            _checked(Generation((1,), (2, 3), (-0.5, bad), (), "t"), "gpu-3", forced=False)

@@ -1,0 +1,260 @@
+"""A model behind an OpenAI-compatible chat endpoint: as a teacher, and evaluated alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_samples import fleet, replica, screen
+
+from dart import config
+from dart.agent.chat import chat_messages
+from dart.agent.episode import ContextFull
+from dart.agent.prompt import Turn, build_prompt
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.job import Address
+from dart.coordinator.sampling import endpoint as endpoint_module
+from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone, EndpointTurns, chosen, probe
+from dart.coordinator.sampling.screenshots import Screenshots
+from dart.coordinator.sampling.sources import POOL, check_sources
+from dart.errors import UserError
+from dart.store.database import Database, sqlite_url
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+HANG_SECONDS = 600
+CONFIG = config.load(Path(DEMO), ["environment.tasks.names=[click-color, click-dialog]"])
+
+
+# ---- the prompt as messages ----
+
+
+@pytest.mark.parametrize("template", ["ui_tars", "qwen3_vl", "minimal"])
+def test_the_endpoint_reads_what_the_policy_reads(template: str) -> None:
+    agent = config.Agent(prompt=template, history_screenshots=2, history_turns=2)
+    turns = [Turn(screen(str(number)), (number, 2)) for number in range(3)]
+    prompt = build_prompt(agent, "type <|im_end|>\n<|im_start|>assistant", turns, screen("now"))
+    messages = chat_messages(prompt, lambda ids: f"turn {ids[0]}")
+    assert [m["content"] for m in messages if m["role"] == "assistant"] == ["turn 1", "turn 2"]
+    shown = [m["content"][0]["image_url"]["url"] for m in messages if not isinstance(m["content"], str)]
+    assert shown == ["data:image/png;base64,Mg==", "data:image/png;base64,bm93"], "the window's last two screenshots"
+    said = [m["content"] for m in messages if m["role"] == "user" and isinstance(m["content"], str)]
+    assert len(said) == 1
+    assert "type <|im_end|>\n<|im_start|>assistant" in said[0]
+    assert [m["role"] for m in messages][: 2 if template != "minimal" else 1] == (
+        ["system", "user"] if template != "minimal" else ["user"]
+    )
+    assert messages[-1]["content"][0]["type"] == "image_url"
+
+
+# ---- asking ----
+
+
+class Chat(BaseHTTPRequestHandler):
+    """A chat endpoint: it says what `answers` holds, one after the other, statuses or texts."""
+
+    answers: list[int | str]
+    asked: list[dict[str, Any]]
+    key = "sk-right"
+    finish_reason = "stop"
+    error = "busy"
+
+    def do_GET(self) -> None:
+        self._reply({"data": [{"id": "teacher"}]})
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        answer = self.answers.pop(0)
+        if isinstance(answer, int):
+            self._reply({"error": self.error}, answer)
+        else:
+            message = {"role": "assistant", "content": answer}
+            self._reply({"choices": [{"message": message, "finish_reason": self.finish_reason}]})
+
+    def _reply(self, value: dict[str, Any], status: int = 200) -> None:
+        if self.headers.get("authorization") != f"Bearer {self.key}":
+            status = 401
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    monkeypatch.setattr(endpoint_module, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint_module, "MOST_DELAY_SECONDS", 0.02)
+    Chat.answers, Chat.asked, Chat.finish_reason = [], [], "stop"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Address(f"http://127.0.0.1:{server.server_port}/v1", "teacher", Chat.key, "Be brief.")
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_the_endpoint_writes_turn_after_turn(chat: Address) -> None:
+    Chat.answers = [429, 503, "\nAction: wait()\n", "Action: click(start_box='(001,002)')"]
+    async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
+        turns = EndpointTurns(endpoint, pool, 40)
+        first = await turns.generate(build_prompt(CONFIG.agent, "do it", [], screen("a")))
+        assert first.text == "Action: wait()"
+        assert not first.logprobs
+        second = build_prompt(CONFIG.agent, "do it", [Turn(screen("a"), first.token_ids)], screen("b"))
+        assert (await turns.generate(second)).text == "Action: click(start_box='(001,002)')"
+    last = Chat.asked[-1]
+    assert (last["model"], last["temperature"], last["max_tokens"]) == ("teacher", 0.7, 40)
+    assert [message["role"] for message in last["messages"]] == ["system", "user", "user", "assistant", "user"]
+    assert last["messages"][0]["content"] == "Be brief."
+    assert last["messages"][3]["content"] == "Action: wait()"
+
+
+async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuses_ends_the_run(chat: Address) -> None:
+    Chat.answers = [500] * 5
+    async with Endpoint(chat, 1.0, 40) as endpoint:
+        with pytest.raises(InfrastructureError, match="failed 5 times, the last with 500"):
+            await endpoint.write([])
+        Chat.answers = [400]
+        with pytest.raises(InfrastructureError, match="gave no chat completion: 400"):
+            await endpoint.write([])
+    async with Endpoint(replace(chat, key="sk-wrong"), 1.0, 40) as endpoint:
+        Chat.answers = ["?"]
+        with pytest.raises(UserError, match=r"refuses \(401 .*: correct the key") as error:
+            await endpoint.write([])
+        assert "sk-wrong" not in str(error.value)
+    assert "sk-right" not in repr(chat)
+
+
+async def test_a_prompt_that_is_too_long_for_the_endpoint_is_not_its_failure(
+    chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Chat.answers = [400]
+    monkeypatch.setattr(Chat, "error", {"code": "context_length_exceeded", "message": "Too long."})
+    async with Endpoint(chat, 1.0, 40) as endpoint:
+        with pytest.raises(ContextFull, match=r"400 .*Too long"):
+            await endpoint.write([])
+    assert len(Chat.asked) == 1
+
+
+async def test_words_that_the_token_limit_cut_off_are_no_turn(chat: Address) -> None:
+    Chat.answers, Chat.finish_reason = ["Action: click(start_box='(001,002)')"] * 2, "length"
+    prompt = build_prompt(CONFIG.agent, "do it", [], screen("a"))
+    async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
+        assert (await EndpointTurns(endpoint, pool, 40).generate(prompt)).truncated
+        assert (await EndpointAlone(endpoint, Screenshots(None)).generate(prompt)).truncated
+
+
+@pytest.mark.parametrize("url", ["https://user:sk-1@host/v1", "https://host/v1?key=sk-1"])
+def test_a_url_with_a_secret_in_it_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(UserError, match="without user, password or query") as error:
+        chosen("evaluating an endpoint", url, "m", None, None)
+    assert "sk-1" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-1\nsk-2", "sk-é"])
+def test_a_key_that_no_header_takes_is_told_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", key)
+    with pytest.raises(UserError, match="--endpoint-key: env:KEY is more than one line, or not ASCII") as error:
+        chosen("evaluating an endpoint", "http://host/v1", "m", "env:KEY", None)
+    assert "sk-" not in str(error.value)
+    monkeypatch.setenv("KEY", " sk-1\n")
+    assert chosen("evaluating an endpoint", "http://host/v1", "m", "env:KEY", None).key == "sk-1"
+
+
+def test_the_endpoint_is_asked_before_anything_starts(chat: Address) -> None:
+    probe(chat)
+    for address, message in (
+        (replace(chat, model="other"), "--endpoint-model other is not served there: use teacher"),
+        (replace(chat, key=""), r"refuses the key \(401\): give it by --endpoint-key"),
+        (replace(chat, url="http://127.0.0.1:1/v1"), "does not answer .* start its server, or correct the URL"),
+        (replace(chat, url="http://127.0.0.1:port"), "does not answer .* correct the URL"),
+    ):
+        with pytest.raises(UserError, match=message):
+            probe(address)
+
+
+# ---- evaluating it ----
+
+
+async def test_the_endpoint_alone_needs_no_replica(chat: Address) -> None:
+    Chat.answers = ["Action: type(content='Zoë')", "Action: wait()"]
+    async with Endpoint(chat, 0.0, 40) as endpoint:
+        turns = EndpointAlone(endpoint, Screenshots(None))
+        first = await turns.generate(build_prompt(CONFIG.agent, "do it", [], screen("a")))
+        await turns.generate(build_prompt(CONFIG.agent, "do it", [Turn(screen("a"), first.token_ids)], screen("b")))
+    assert first.text == Chat.asked[-1]["messages"][3]["content"] == "Action: type(content='Zoë')"
+    assert Chat.asked[-1]["messages"][3]["role"] == "assistant"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("workers", ["here", "elsewhere"])
+def test_an_endpoint_is_evaluated_in_the_real_browser(workers: str, chat: Address, tmp_path: Path) -> None:
+    """Two turns each: a click beside everything, then words that are no action. No model is there, nor an engine."""
+    pytest.importorskip("miniwob")
+    Chat.answers = ["Action: click(start_box='(001,200)')", "I give up."] * 2
+    key = tmp_path / "key"
+    key.write_text(Chat.key)
+    dart = sys.executable, "-m", "dart"
+    command = [
+        "eval", DEMO, "--quiet", "--endpoint", chat.url,
+        "--endpoint-model", "teacher", "--endpoint-key", f"file:{key}",
+        "--tasks", "click-test-2", "--episodes", "2", "--temperature", "0",
+        "--set", "model.path=nowhere", "--set", "environment.slots=1",
+    ]  # fmt: skip
+    with contextlib.ExitStack() as processes:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [*dart, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            processes.callback(process.wait)
+            processes.callback(process.kill)
+            return process
+
+        if workers == "here":
+            evaluation = start(*command)
+        else:
+            evaluation = start(*command, "--external-workers")
+            said = itertools.takewhile(bool, iter(evaluation.stdout.readline, None))
+            address = next(found[1] for line in said if (found := re.match(r"coordinator listens on (\S+);", line)))
+            worker = start("worker", "--role", "env", "--coordinator", address)
+        out, _ = evaluation.communicate(timeout=HANG_SECONDS)
+        assert evaluation.returncode == 0, out[-3000:]
+        if workers == "elsewhere":
+            assert worker.wait(HANG_SECONDS) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    document = json.loads((run / "evaluation.json").read_text())
+    assert document["checkpoint"] == f"teacher at {chat.url}"
+    assert document["success"]["failures"]["unparsable"] == document["success"]["episodes"] == 2
+    assert [len(asked["messages"]) for asked in Chat.asked] == [2, 4, 2, 4]
+    assert not list((run / "logs").glob("rollout*"))
+    asyncio.run(_check_kept(run, document["instances"][0]["samples"][0]["trajectory"]))
+
+
+async def _check_kept(run: Path, trajectory: str) -> None:
+    async with await Database.open(sqlite_url(run / "run.db"), run / "blobs", create=False) as database:
+        stored = await database.trajectory(trajectory)
+    assert stored is not None
+    texts = [step.generation.text for step in stored.trajectory.steps]
+    assert texts == ["Action: click(start_box='(001,200)')", "I give up."]
+    trains = config.load(Path(DEMO), [f"curation.pool.sources=[{run}]"])
+    with pytest.raises(UserError, match="was made with the vocabulary of nowhere"):
+        await check_sources(trains, POOL)

@@ -1,0 +1,202 @@
+"""Held-out evaluation: its orders, evaluation.json, and `dart eval` around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from store_samples import trajectory
+
+from dart.cli import main
+from dart.commands import evaluate as command
+from dart.config import Config, ConfigError, load
+from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.sampling.evaluation import Evaluation
+from dart.coordinator.summary import write_json
+from dart.core.curation.groups import Order
+from dart.core.types import Task, Termination, Trajectory
+from dart.store.database import Database, sqlite_url
+
+DEMO = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
+
+
+async def finished(config: Config, directory: Path, rate: float, fail_first: bool = False) -> Evaluation:
+    """An evaluation as `Run` makes it, with episodes that succeed at a rate."""
+    async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
+        await database.start_run(directory.name, "e", {}, started=1.0)
+        settings = config.evaluation
+        source = Evaluation("eval", config, database, settings.episodes, settings.samples)
+        await source.open()
+        rng = random.Random(rate)
+        while (order := await source.next()) is not None:
+            if fail_first:
+                source.failed(order, InfrastructureError("the page crashed"))
+                fail_first = False
+                continue
+            await source.finished(order, episode(order, rng.random() < rate))
+        await source.close()
+        return source
+
+
+def episode(order: Order, success: bool) -> Trajectory:
+    made = trajectory(order.trajectory_id, order.group_id, order.task)
+    end = Termination.ENVIRONMENT if success else Termination.STEP_LIMIT
+    return replace(made, success=success, reward=float(success), termination=end)
+
+
+async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
+    config = load(DEMO, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "e", {}, started=1.0)
+        source = Evaluation("eval", config, database, 2)
+        await source.open()
+        first, second = await source.next(), await source.next()
+        assert first is not None and second is not None
+        more = asyncio.create_task(source.next())
+        await asyncio.sleep(0)
+        assert not more.done(), "one of the two may fail"
+        await source.finished(first, episode(first, True))
+        source.failed(second, InfrastructureError("the page crashed"))
+        again = await more
+        assert again is not None and again == second.again()
+        last = asyncio.create_task(source.next())
+        await source.finished(again, episode(again, True))
+        assert await last is None
+        assert len(source.outcomes) == 2
+
+
+def test_a_roll_out_is_given_up_when_it_failed_everywhere() -> None:
+    order = Order("t", "g", Task("miniwob", "a", 1), 9)
+    for _ in range(4):
+        order = order.failed("env-0").again()
+    assert order.attempt == 5 and not order.failed("env-0").hopeless, "that machine may be to blame"
+    assert order.failed("env-1").hopeless
+    for _ in range(7):
+        order = order.failed("env-0").again()
+    assert order.failed("env-0").hopeless, "there may be no other"
+
+
+async def test_samples_times_instances_orders_with_ids_of_their_own(tmp_path: Path) -> None:
+    config = load(DEMO, ["evaluation.episodes=10", "evaluation.samples=3", "environment.tasks.names=[a, b, a]"])
+    source = await finished(config, tmp_path, 0.5, fail_first=True)
+    assert source.total == len(source.outcomes) == 30
+    assert len({outcome.trajectory_id for outcome in source.outcomes}) == 30
+    instances = [outcome.task.id for outcome in source.outcomes]
+    assert {instances.count(one) for one in instances} == {3}
+    document = source.document("r")
+    assert document["protocol"]["tasks"] == ["a", "b"]
+    assert document["protocol"]["seeds"] == [1_000_000, 1_000_005]
+    assert [len(each["samples"]) for each in document["instances"]] == [3] * 10
+    success = document["success"]
+    assert success["infrastructure_attempts"] == 1
+    assert success["episodes"] == 30
+    assert success["failures"]["step_limit"] == round(30 * (1 - success["mean"]))
+    assert document["pass_at_k"]["1"]["mean"] == pytest.approx(success["mean"])
+
+
+async def test_one_sample_is_named_as_before(tmp_path: Path) -> None:
+    source = await finished(load(DEMO, ["evaluation.episodes=4"]), tmp_path, 1.0)
+    assert source.outcomes[0].trajectory_id == "eval-eval-click-color-1000000"
+    assert source.result()["mean"] == 1.0
+
+
+def test_a_config_that_lacks_seeds_is_told_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"240 episodes of 4 tasks need 60 held-out seeds, and .* has 10: widen it"):
+        load(DEMO, ["environment.tasks.eval_seeds=[1000000, 1000010]"])
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def run_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`dart eval` with everything of its own but workers: episodes are made up, better for other weights."""
+
+    def run_in_loop(config: Config, directory: Path, *_: object, **__: object) -> dict[str, Any]:
+        source = asyncio.run(finished(config, directory, 0.3 if config.model.path.startswith("builtin") else 0.9))
+        write_json(directory / "evaluation.json", source.document(directory.name))
+        return {"evaluation": source.result()}
+
+    monkeypatch.setattr(command, "run_in_loop", run_in_loop)
+    monkeypatch.setattr(command, "check_before", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def dart_eval(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["eval", str(DEMO), "--quiet", *arguments], catch_exceptions=False)
+
+
+def newest(pattern: str) -> Path:
+    return max(Path("runs").glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.usefixtures("run_for_real")
+def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
+    Path("better").mkdir()
+    both = dart_eval("--checkpoint", "better", "--against", "builtin:tiny-qwen3vl", *SMALL)
+    assert both.exit_code == 0, both.output
+    assert "A - B: +" in both.output
+    assert "pass@2" in both.output
+    directory = newest("*-eval-2*")
+    document = json.loads((directory / "evaluation.json").read_text())
+    against = document["against"]
+    assert against["checkpoint"] == "builtin:tiny-qwen3vl"
+    assert against["difference"]["mean"] == pytest.approx(document["success"]["mean"] - against["success"]["mean"])
+    assert against["better"] + against["worse"] <= 6
+    pytest.importorskip("matplotlib")
+    assert (directory / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+    for other in (newest("*-eval-against-*"), newest("*-eval-against-*") / "evaluation.json"):
+        again = dart_eval("--checkpoint", "better", "--against", str(other), *SMALL)
+        assert again.exit_code == 0, again.output
+        made = json.loads((newest("*-eval-2*") / "evaluation.json").read_text())["against"]
+        assert made == against, "the same evaluations compare the same"
+
+    runs = len(list(Path("runs").iterdir()))
+    other = dart_eval("--against", str(directory), *SMALL, "--samples", "3")
+    assert other.exit_code == 2
+    assert "6 of them the same, 3 samples each; only the same can be paired" in other.output
+    assert "add --tasks click-dialog,enter-text --seeds 2000000:2000003 --episodes 6 --samples 2" in other.output
+    assert len(list(Path("runs").iterdir())) == runs, "nothing was begun"
+
+
+@pytest.mark.usefixtures("run_for_real")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "click-test,,enter-text"], "--tasks 'click-test,,enter-text' has an empty name"),
+        (["--seeds", "5"], "--seeds '5' is not FIRST:LAST"),
+        (["--seeds", "7:7"], "--seeds '7:7' is not FIRST:LAST"),
+        (["--seeds", "10:20"], "--seeds 10:20: environment.tasks.train_seeds is [0, 1000000), so these are not held"),
+        (["--seeds", "2000000:2000010", "--episodes", "44"], "44 episodes of 4 tasks need 11 held-out seeds"),
+        (["--episodes", "0"], "Invalid value for '--episodes': 0"),
+        (["--samples", "none"], "Invalid value for '--samples': 'none'"),
+        (["--temperature", "-1"], "Invalid value for '--temperature': -1"),
+        (["--temperature", "nan"], "evaluation.temperature (it is nan)"),
+        (["--endpoint-model", "m"], "evaluating an endpoint needs --endpoint URL: add it"),
+        (["--endpoint", "http://x/v1"], "evaluating an endpoint needs --endpoint-model NAME: add it"),
+        (["--endpoint", "http://x/v1", "--checkpoint", "c"], "--checkpoint c and --endpoint are two policies"),
+        (["--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m"], "--endpoint http://127.0.0.1:1/v1 does not"),
+        (["--against", "none"], "--against none does not exist: name a checkpoint's folder (builtin:tiny"),
+        (["--against", "builtin:tiny-qwen3vl", "--external-workers"], "evaluate each, then compare by --against RUN"),
+        (["--against", "run"], "--against run is a run directory without evaluation.json"),
+        (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),
+        (["--against", "broken/evaluation.json"], "name an evaluation.json that `dart eval` wrote"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_choices_are_one_message_and_begin_nothing(arguments: list[str], message: str) -> None:
+    for folder, file, text in (("run", "run.db", ""), ("broken", "evaluation.json", "{}")):
+        Path(folder).mkdir()
+        (Path(folder) / file).write_text(text)
+    done = dart_eval(*arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert not Path("runs").exists()

@@ -1,0 +1,147 @@
+"""`algorithm: sft`: demonstrations as batches, each once an epoch, and a real run from collected successes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from store_samples import trajectory
+
+from dart import config
+from dart.agent.vocabulary import vocabulary_digest
+from dart.coordinator.sampling.demonstrations import Demonstrations
+from dart.coordinator.service.metrics import Metrics
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.store.database import Database, sqlite_url
+from dart.store.records import GroupKind
+from dart.wire.convert import sample_to_proto
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "configs" / "miniwob_cpu.yaml"
+HANG_SECONDS = 300
+
+
+async def collected(directory: Path, count: int) -> Path:
+    """A run directory as `dart collect` leaves it, with successes c0, c1, …"""
+    demo = config.load(DEMO)
+    kept = json.loads(demo.model_dump_json()) | {"vocabulary": vocabulary_digest(demo.model.folder)}
+    async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
+        await database.start_run("c", "collect", kept, started=1.0)
+        task = Task("miniwob", "click-color", 3)
+        await database.open_group("c-1", task, count, 1.0, kind=GroupKind.COLLECTED)
+        for number in range(count):
+            await database.add_trajectory(trajectory(f"c{number}", "c-1", task, finished=float(number)))
+    return directory
+
+
+def settings(source: Path, *more: str) -> config.Config:
+    return config.load(DEMO, ["algorithm=sft", f"sft.sources=[{source}]", "trainer.trajectories_per_update=4", *more])
+
+
+@pytest.fixture
+async def source(tmp_path: Path) -> AsyncIterator[Path]:
+    (tmp_path / "collected").mkdir()
+    yield await collected(tmp_path / "collected", 6)
+
+
+async def names(source: Path, tmp_path: Path, done: int, batches: int) -> list[str]:
+    metrics = Metrics(tmp_path / "metrics.jsonl", 10)
+    metrics.updates = done
+    data = Demonstrations(settings(source), metrics)
+    await data.prepare()
+    made = []
+    for _ in range(batches):
+        batch = await data.next_batch(metrics.updates)
+        made += [group.trajectories[0].pooled_from for group in batch]
+        metrics.updates += 1
+        await data.consumed(batch, metrics.updates, metrics.updates - 1)
+    await data.close()
+    metrics.close()
+    return made
+
+
+async def test_every_demonstration_comes_once_an_epoch_and_a_restart_goes_on(source: Path, tmp_path: Path) -> None:
+    made = await names(source, tmp_path, 0, 6)  # 24 of 6: four epochs
+    epochs = [made[at : at + 6] for at in range(0, 24, 6)]
+    assert all(sorted(epoch) == [f"c{n}" for n in range(6)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert await names(source, tmp_path, 3, 3) == made[12:]
+
+
+async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_path: Path) -> None:
+    data = Demonstrations(settings(source), Metrics(tmp_path / "metrics.jsonl", 10))
+    await data.prepare()
+    group = (await data.next_batch(7))[0]
+    (one,) = group.trajectories
+    sent = sample_to_proto(one, one.steps[0], group.advantages[0])
+    assert sent.rescore and not sent.logprobs and sent.advantage == 1.0
+    assert [(span.version, span.start, span.end) for span in sent.versions] == [(7, 0, 2)]
+    assert sent.images[0].data
+    with pytest.raises(UserError, match="samples nothing"):
+        data.submit(Task("miniwob", "click-color", 1))
+    await data.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm=sft"], "algorithm sft needs sft.sources"),
+        (["sft.sources=[x]"], "sft.sources is set but algorithm is grpo"),
+        (
+            ["algorithm=sft", "sft.sources=[x]", "stop={success_rate: 0.9}"],
+            "set stop.updates or stop.train_seconds",
+        ),
+        (
+            ["algorithm=sft", "sft.sources=[x]", "schedule.training=synchronous"],
+            "schedule.training is synchronous but algorithm sft samples nothing",
+        ),
+    ],
+)
+def test_what_does_not_go_together(overrides: list[str], message: str) -> None:
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(DEMO, overrides)
+
+
+def dart(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dart", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+
+
+def test_a_missing_source_ends_before_anything_starts(tmp_path: Path) -> None:
+    ended = dart("train", str(DEMO), "--set", "algorithm=sft", "--set", "sft.sources=[/nowhere]",
+                 "--set", f"run.directory={tmp_path}")  # fmt: skip
+    assert ended.returncode == 2
+    assert "sft.sources: /nowhere is not a run directory" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+@pytest.mark.engine
+@pytest.mark.browser
+def test_the_oracle_is_imitated(tmp_path: Path) -> None:
+    """Collected from the real browser, then trained on by the real trainer alone: the likelihood rises."""
+    common = ["--quiet", "--set", "environment.tasks.names=[click-color, click-dialog]"]
+    done = dart("collect", str(DEMO), "--from", "oracle", "--per-task", "8", *common,
+                "--set", f"run.directory={tmp_path / 'collected'}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (source,) = (tmp_path / "collected").iterdir()
+    done = dart("train", str(DEMO), *common, "--set", "algorithm=sft", "--set", f"sft.sources=[{source}]",
+                "--set", "stop={updates: 12}", "--set", "evaluation.episodes=0",
+                "--set", "trainer.learning_rate=1e-3", "--set", "trainer.trajectories_per_update=16",
+                "--set", f"run.directory={tmp_path / 'runs'}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {log.name for log in (run / "logs").iterdir()} == {"train.log"}, "neither environments nor replicas started"
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = [event["trainer"]["loss"] for event in events if event["event"] == "update"]
+    assert len(losses) == 12 and losses[-1] < 0.7 * losses[0]
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary["trained"] == 12 * 16 and summary["trajectories"] == 0

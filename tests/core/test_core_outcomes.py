@@ -1,0 +1,155 @@
+"""Estimates and outcomes against values worked out by hand, and what must hold for any counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart.core.action import Action, Click, Point
+from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
+from dart.core.evaluation.outcomes import Failure, Outcome, compare, failure, pass_curve, success_rate
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+
+CLICK, OTHER = Click(Point(0.5, 0.5)), Click(Point(0.25, 0.5))
+counts = st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+
+
+def trajectory(moves: list[tuple[str, Action | None]], end: Termination, success: bool = False) -> Trajectory:
+    """moves: (screenshot, action) of each step."""
+    generation = Generation((1,), (2,), (-0.5,), (VersionSpan(0, 0, 1),), "t")
+    shots = [Image.of(shot.encode(), "image/png", 2, 2) for shot, _ in moves]
+    steps = tuple(Step(i, tuple(shots[: i + 1]), generation, action) for i, (_, action) in enumerate(moves))
+    return Trajectory("t1", "g1", Task("s", "n", 1), "do", steps, end, float(success), success, 9, 10.0, 12.5)
+
+
+# ---- estimates ----
+
+
+def test_wilson_by_hand() -> None:
+    # 8 of 10: centre (0.8 + 1.92073/10) / 1.384146 = 0.716740; half 1.959964 · sqrt(0.016 + 0.0096036) / 1.384146
+    assert wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert wilson(0, 10) == pytest.approx((0.0, 3.841459 / 13.841459), abs=1e-6)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@given(counts)
+def test_wilson_contains_the_rate(case: tuple[int, int, int]) -> None:
+    episodes, successes, _ = case
+    low, high = wilson(successes, episodes)
+    assert 0.0 <= low <= successes / episodes <= high <= 1.0
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 4 samples, 2 successes: of the 6 pairs of samples one is of two failures
+    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    assert pass_at_k(4, 2, 3) == 1.0, "three of four cannot all be failures"
+    assert pass_at_k(5, 1, 3) == pytest.approx(3 / 5)
+    for wrong in ((4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)):
+        with pytest.raises(ValueError, match="is not defined"):
+            pass_at_k(*wrong)
+
+
+@given(counts)
+def test_pass_at_k_is_a_probability_that_grows_with_k(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    assert pass_at_k(n, c, 1) == pytest.approx(c / n)
+    assert 0.0 <= pass_at_k(n, c, k) <= 1.0
+    assert k == n or pass_at_k(n, c, k) <= pass_at_k(n, c, k + 1)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
+def test_pass_at_k_is_the_share_of_draws_with_a_success(samples: list[bool], k: int) -> None:
+    k = min(k, len(samples))
+    drawn = list(combinations(samples, k))
+    assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(sum(map(any, drawn)) / len(drawn))
+
+
+def test_bootstrap_is_seeded_and_about_two_standard_errors_wide() -> None:
+    values = [0.0, 1.0] * 50
+    low, high = bootstrap(values)
+    assert (low, high) == bootstrap(values)
+    # standard error of the mean: 0.5 / sqrt(100)
+    assert (low, high) == pytest.approx((0.402, 0.598), abs=0.015)
+    assert bootstrap([0.25] * 3) == (0.25, 0.25)
+    with pytest.raises(ValueError, match="nothing to resample"):
+        bootstrap([])
+
+
+def test_mcnemar_by_hand() -> None:
+    # 9 one way, 1 the other: 2 · (C(10, 0) + C(10, 1)) / 2^10
+    assert mcnemar(9, 1) == pytest.approx(22 / 1024)
+    assert mcnemar(5, 0) == pytest.approx(2 / 32)
+    assert mcnemar(3, 3) == 1.0
+    assert mcnemar(0, 0) == 1.0
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_mcnemar_is_symmetric_and_a_probability(better: int, worse: int) -> None:
+    p = mcnemar(better, worse)
+    assert p == mcnemar(worse, better)
+    assert comb(better + worse, better) / 2 ** (better + worse) <= p <= 1.0
+    assert better < worse or mcnemar(better + 1, worse) <= p, "further apart is never likelier"
+
+
+# ---- outcomes ----
+
+
+@pytest.mark.parametrize(
+    ("moves", "end", "expected"),
+    [
+        ([("a", CLICK), ("b", None)], Termination.UNPARSABLE, Failure.UNPARSABLE),
+        ([("a", CLICK)] * 3 + [("a", None)], Termination.UNPARSABLE, Failure.UNPARSABLE),
+        ([("a", CLICK)] * 3, Termination.STEP_LIMIT, Failure.LOOP),
+        ([("a", CLICK), ("b", OTHER), ("a", CLICK), ("b", CLICK), ("a", CLICK)], Termination.ENVIRONMENT, Failure.LOOP),
+        ([("a", CLICK), ("a", CLICK), ("b", CLICK)], Termination.STEP_LIMIT, Failure.STEP_LIMIT),
+        ([("a", CLICK), ("a", OTHER), ("a", CLICK)], Termination.STEP_LIMIT, Failure.STEP_LIMIT),
+        ([("a", CLICK)], Termination.ENVIRONMENT, Failure.WRONG_TARGET),
+        ([("a", CLICK)], Termination.FINISHED, Failure.WRONG_TARGET),
+    ],
+)
+def test_each_failure_has_one_class(
+    moves: list[tuple[str, Action | None]], end: Termination, expected: Failure
+) -> None:
+    assert failure(trajectory(moves, end)) is expected
+    assert failure(trajectory(moves, end, success=True)) is None
+
+
+def test_outcome_keeps_what_counts() -> None:
+    outcome = Outcome.of(trajectory([("a", CLICK)] * 2, Termination.ENVIRONMENT, success=True), attempts=3)
+    assert (outcome.steps, outcome.seconds, outcome.attempts, outcome.failure) == (2, 2.5, 3, None)
+    assert replace(outcome, success=False).task == Task("s", "n", 1)
+
+
+def test_success_rate_without_episodes_knows_nothing() -> None:
+    nothing = success_rate([])
+    assert (nothing.mean, nothing.low, nothing.high) == (0.0, 0.0, 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_pass_curve_starts_at_success_and_rises(instances: list[list[bool]]) -> None:
+    curve = pass_curve(instances)
+    assert list(curve) == [1, 2, 3]
+    assert curve[1].mean == pytest.approx(sum(map(sum, instances)) / (3 * len(instances)))
+    assert curve[1].mean <= curve[2].mean <= curve[3].mean
+    for estimate in curve.values():
+        assert 0.0 <= estimate.low <= estimate.mean + 1e-9
+        assert estimate.mean - 1e-9 <= estimate.high <= 1.0
+
+
+def test_compare_pairs_instances() -> None:
+    a = {"x": [True, True], "y": [True, False], "z": [False, False], "w": [True, True]}
+    b = {"w": [True, True], "z": [True, False], "y": [False, False], "x": [False, False]}
+    both = compare(a, b)
+    # differences 1, 1/2, -1/2, 0
+    assert both.difference.mean == pytest.approx(0.25)
+    assert (both.better, both.worse, both.p_value) == (2, 1, 1.0)
+    back = compare(b, a)
+    assert (back.difference.mean, back.better, back.worse) == (pytest.approx(-0.25), 1, 2)
+    with pytest.raises(ValueError, match=r"only instances that both have can be paired: \['w'\]"):
+        compare(a, {name: b[name] for name in "xyz"})

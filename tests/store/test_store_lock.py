@@ -1,0 +1,86 @@
+"""One process at a time works on a run's directory."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dart.cli import main
+from dart.commands.status import described_state
+from dart.errors import UserError
+from dart.store.database import Database, sqlite_url
+from dart.store.lock import held, is_held
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dart.store.lock import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_that_another_process_works_on_is_refused_and_named(tmp_path: Path, holder: subprocess.Popen[str]):
+    assert is_held(tmp_path)
+    with pytest.raises(UserError, match=f"worked on by process {holder.pid} of .*: stop it first"), held(tmp_path):
+        pass
+
+
+def test_a_killed_process_holds_nothing(tmp_path: Path, holder: subprocess.Popen[str]):
+    holder.kill()
+    holder.wait()
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        assert is_held(tmp_path)
+
+
+def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, holder: subprocess.Popen[str]):
+    record = asyncio.run(_began(tmp_path))
+    demo = str(Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml")
+    resume = ["coordinator", demo, "--resume", str(tmp_path), "--quiet"]
+    assert described_state(tmp_path, record) == "running"
+    refused = CliRunner().invoke(main, resume)
+    assert refused.exit_code == 2
+    assert "stop it first" in refused.output
+    holder.kill()
+    holder.wait()
+    assert described_state(tmp_path, record) == "interrupted"
+
+
+async def _began(directory: Path):
+    async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
+        await database.start_run(directory.name, "r", {}, started=1.0)
+        return await database.run()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
+    with (
+        pytest.raises(UserError, match=r"run\.lock cannot be written .*: make the folder writable"),
+        held(tmp_path / "none"),
+    ):
+        pass
+
+
+def test_looking_takes_nothing_and_leaves_nothing(tmp_path: Path):
+    assert not is_held(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with held(tmp_path):
+        pass
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        pass

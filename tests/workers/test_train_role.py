@@ -1,0 +1,288 @@
+"""The train worker as the session drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from train_samples import mixed, settings, totals  # noqa: E402
+
+from dart.coordinator.sampling.screenshots import Screenshots  # noqa: E402
+from dart.errors import UserError  # noqa: E402
+from dart.store.blobs import BlobStore  # noqa: E402
+from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.v1 import weights_pb2 as wpb  # noqa: E402
+from dart.wire.convert import image_from_proto  # noqa: E402
+from dart.wire.role import CommandError  # noqa: E402
+from dart.workers.train.errors import CancelledUpdateError  # noqa: E402
+from dart.workers.train.role import TrainRole  # noqa: E402
+from dart.workers.train.snapshots import Snapshots  # noqa: E402
+from dart.workers.weights.gloo import Group, receive  # noqa: E402
+from dart.workers.weights.transfer import specs_from_proto  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path, text={"num_hidden_layers": 1}, vision={"depth": 2})
+    return path
+
+
+def pages(update: int, samples: list[pb.Sample], each: int = 4, attempt: int = 1) -> list[pb.TrainBatch]:
+    cut = [samples[start : start + each] for start in range(0, len(samples), each)]
+    count, tokens = totals(samples)
+    return [
+        pb.TrainBatch(
+            assignment=pb.Assignment(assignment_id=f"u{update}", attempt=attempt, sequence=number + 1),
+            update=update, page=number, pages=len(cut), samples=part, total_samples=count, total_tokens=tokens,
+        )
+        for number, part in enumerate(cut)
+    ]  # fmt: skip
+
+
+async def train(role: TrainRole, update: int, samples: list[pb.Sample]) -> pb.Trained:
+    *early, last = pages(update, samples)
+    for page in early:
+        assert await role.handle(page) is None
+    reply = await role.handle(last)
+    assert isinstance(reply, pb.Trained)
+    return reply
+
+
+def transfer_group(name: str) -> wpb.TransferGroup:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return wpb.TransferGroup(group_id=name, transport="gloo", host="127.0.0.1", port=port, world_size=2)
+
+
+class Replica:
+    """The receiving end, which keeps its group over versions."""
+
+    def __init__(self, group: wpb.TransferGroup) -> None:
+        self._group, self._joined = group, None
+
+    def load(self, tensors: Any) -> dict[str, Any]:
+        if self._joined is None:
+            g = self._group
+            self._joined = Group(g.group_id, g.host, g.port, rank=1, world_size=2, timeout_seconds=20)
+        return dict(receive(self._joined, specs_from_proto(tensors)))
+
+
+@pytest.fixture
+async def role(folder: Path) -> Any:
+    role = TrainRole()
+    ready = await role.prepare(settings(folder).model_dump_json())
+    assert (ready.slots, ready.weight_version, ready.transfer_host) == (1, 0, "127.0.0.1")
+    assert set(ready.versions) == {"torch", "transformers", "accelerate"}
+    yield role
+    await role.close()
+
+
+async def test_updates_then_weights_to_a_replica(role: TrainRole) -> None:
+    samples = mixed()
+    first = await train(role, 1, samples)
+    assert (first.update, first.weight_version) == (1, 1)
+    assert first.metrics["loss"] != 0
+    group = transfer_group("replica-1")
+    replica = Replica(group)
+
+    sent, received = await asyncio.gather(
+        role.handle(pb.SendWeights(version=1, group=group)), asyncio.to_thread(replica.load, first.tensors)
+    )
+    assert sent.bytes == sum(tensor.nbytes for tensor in received.values())
+    staged = role._trainer.snapshot()
+    assert received.keys() == staged.keys()
+    assert all(torch.equal(received[name], staged[name]) for name in staged)
+
+    # The same group again, and the weights that leave are those of the version although training goes on.
+    second = await train(role, 2, samples)
+    sending = asyncio.gather(
+        role.handle(pb.SendWeights(version=2, group=group)), asyncio.to_thread(replica.load, second.tensors)
+    )
+    staged = role._trainer.snapshot()
+    third, (_, received) = await asyncio.gather(train(role, 3, samples), sending)
+    assert third.weight_version == 3
+    assert all(torch.equal(received[name], staged[name]) for name in staged)
+
+
+async def test_the_event_loop_goes_on_during_an_update(role: TrainRole) -> None:
+    running = asyncio.ensure_future(train(role, 1, mixed()))
+    beats = 0
+    while not running.done():
+        await asyncio.sleep(0.005)
+        beats += 1
+    assert (await running).weight_version == 1
+    assert beats >= 3
+
+
+async def test_a_given_up_attempt_leaves_no_pages_behind(role: TrainRole) -> None:
+    samples = mixed()
+    assert await role.handle(pages(1, samples)[0]) is None
+    *early, last = pages(1, samples, attempt=2)
+    for page in early:
+        assert await role.handle(page) is None
+    assert (await role.handle(last)).weight_version == 1
+    assert not role._pages
+
+
+async def test_pages_that_come_again_after_a_lost_stream_are_not_kept(role: TrainRole) -> None:
+    samples = mixed()
+    await train(role, 1, samples)
+    *early, _ = pages(1, samples)
+    assert [await role.handle(page) for page in early] == [None] * len(early)
+    assert not role._pages
+
+
+async def test_the_former_group_of_a_replica_is_left(role: TrainRole, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Quiet:
+        def open(self, group: Any) -> None:
+            self.name = group.group_id
+
+        def send(self, tensors: Any) -> int:
+            return 1
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr("dart.workers.train.senders.make_sender", lambda transport, seconds: Quiet())
+    for name in ("gpu-0-1", "gpu-1-2", "gpu-0-3", "gpu-0-3", "gpu-1-4"):
+        await role.handle(pb.SendWeights(version=0, group=transfer_group(name)))
+    assert closed == ["gpu-0-1", "gpu-1-2"]
+
+
+async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_directory(
+    folder: Path, tmp_path: Path
+) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    told = Screenshots(blobs).share()
+    role = TrainRole()
+    assert (await role.prepare(settings(folder, shared_blobs=told).model_dump_json())).shares_blobs
+    bare = mixed()
+    for sample in bare:
+        for image in sample.images:
+            blobs.put(image_from_proto(image))
+            image.ClearField("data")
+    without = await train(role, 1, bare)
+    await role.close()
+    role = TrainRole()
+    await role.prepare(settings(folder).model_dump_json())
+    sent = await train(role, 1, mixed())
+    await role.close()
+    assert without.metrics["loss"] == sent.metrics["loss"]
+    assert without.metrics["gradient_norm"] == sent.metrics["gradient_norm"]
+
+
+async def test_a_wrong_sample_fails_its_command_only(role: TrainRole) -> None:
+    samples = mixed()
+    del samples[1].logprobs[-1]
+    with pytest.raises(CommandError, match="log-probs") as caught:
+        await train(role, 1, samples)
+    assert caught.value.code == pb.FAILURE_CODE_INVALID
+    missing = mixed()
+    for one in missing:
+        one.images[0].ClearField("data")
+    with pytest.raises(CommandError, match="without data") as caught:
+        await train(role, 2, missing)
+    assert caught.value.code == pb.FAILURE_CODE_UNKNOWN_IMAGE
+    assert (await train(role, 3, mixed())).weight_version == 1
+
+
+async def test_a_version_that_is_not_staged_and_a_replica_that_does_not_come(role: TrainRole) -> None:
+    with pytest.raises(CommandError, match="version 7 is not staged; staged: 0") as caught:
+        await role.handle(pb.SendWeights(version=7, group=transfer_group("x")))
+    assert caught.value.code == pb.FAILURE_CODE_INVALID
+    role._senders._timeout_seconds = 0.5
+    with pytest.raises(CommandError) as caught:
+        await role.handle(pb.SendWeights(version=0, group=transfer_group("nobody")))
+    assert caught.value.code == pb.FAILURE_CODE_TRANSFER
+    with pytest.raises(CommandError, match="does not take Generate"):
+        await role.handle(pb.Generate())
+
+
+async def test_checkpoint_then_resume(role: TrainRole, folder: Path, tmp_path: Path) -> None:
+    await train(role, 1, mixed())
+    saved = await role.handle(pb.SaveCheckpoint(path=str(tmp_path / "c1")))
+    assert (saved.path, saved.weight_version) == (str(tmp_path / "c1"), 1)
+    again = TrainRole()
+    ready = await again.prepare(settings(folder, resume_from=str(tmp_path / "c1")).model_dump_json())
+    assert ready.weight_version == 1
+    assert (await train(again, 2, mixed())).weight_version == 2
+    await again.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match="cannot be written"):
+        await role.handle(pb.SaveCheckpoint(path=str(tmp_path / "file" / "c")))
+
+
+async def test_close_ends_a_running_update_and_prepare_starts_anew(folder: Path) -> None:
+    role = TrainRole()
+    config = settings(folder, microbatch_tokens=1).model_dump_json()
+    await role.prepare(config)
+    inside, go = threading.Event(), threading.Event()
+    trainer = role._trainer
+
+    def hold(*_: Any) -> None:
+        inside.set()
+        go.wait(10)
+
+    trainer.model.lm_head.register_forward_hook(hold)
+    running = asyncio.ensure_future(train(role, 1, mixed()))
+    await asyncio.to_thread(inside.wait, 10)
+    closing = asyncio.ensure_future(role.close())
+    await asyncio.sleep(0.05)
+    go.set()
+    await closing
+    with pytest.raises(CancelledUpdateError):
+        await running
+    assert trainer.version == 0
+    assert (await role.prepare(config)).weight_version == 0
+    assert (await train(role, 1, mixed(groups=1))).weight_version == 1
+    await role.close()
+
+
+async def test_bad_configs_end_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="train config"):
+        await TrainRole().prepare('{"model": {"path": "x"}}')
+    role = TrainRole()
+    with pytest.raises(UserError, match="does not exist"):
+        await role.prepare(settings(tmp_path / "nowhere").model_dump_json())
+    await role.close()
+
+
+def test_rank_and_world_size_come_from_accelerates_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (TrainRole().rank, TrainRole().world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (TrainRole().rank, TrainRole().world_size) == (1, 2)
+
+
+def test_snapshots_are_kept_only_while_needed() -> None:
+    snapshots = Snapshots()
+    for version in range(3):
+        snapshots.stage(version, {})
+    # A command for version 1 may have crossed the news of version 2.
+    assert snapshots.versions == [1, 2]
+    with snapshots.sending(1):
+        snapshots.stage(3, {})
+        snapshots.stage(4, {})
+        assert snapshots.versions == [1, 3, 4]
+    assert snapshots.versions == [3, 4]
+    with snapshots.sending(4):
+        pass
+    assert snapshots.versions == [4]
+    with pytest.raises(KeyError), snapshots.sending(3):
+        pass
