@@ -6,10 +6,9 @@ import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 
 from dart.config import Config
 
@@ -44,7 +43,7 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
         yield from _sections(inner, f"{name}.")
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation: object) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type(arguments[0])
@@ -53,14 +52,15 @@ def _type(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type(argument) for argument in arguments)
     if arguments:
-        return f"{origin.__name__} of {', '.join(_type(argument) for argument in arguments if argument is not ...)}"
+        name = getattr(origin, "__name__", str(origin))
+        return f"{name} of {', '.join(_type(argument) for argument in arguments if argument is not ...)}"
     return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).lower()
 
 
-def _default(field: Any) -> str:
+def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.default_factory() if field.default is PydanticUndefined else field.default
+    value = field.get_default(call_default_factory=True)
     return "none" if value is None else f"`{value}`"
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Literal, TypedDict
 
 from dart.core.types import Image, Markup, Prompt, Text, Tokens
 
@@ -18,9 +19,29 @@ _MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>|<\|vision_start\|>|<\|vision_
 _ROLE = re.compile(r"(system|user|assistant)\n")
 
 
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ImageContent(TypedDict):
+    type: Literal["image_url"]
+    image_url: dict[str, str]
+
+
+Content = TextContent | ImageContent
+
+
+class ChatMessage(TypedDict):
+    """One message as OpenAI's chat endpoints take it."""
+
+    role: str
+    content: str | list[Content]
+
+
 def chat_messages(
     prompt: Prompt, said: Callable[[Sequence[int]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
-) -> list[dict[str, Any]]:
+) -> list[ChatMessage]:
     """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens. `stored`: the bytes, by
     digest, of those screenshots that have none with them.
 
@@ -34,23 +55,29 @@ def chat_messages(
             case Text(text):
                 chat.write(text)
             case Tokens(ids):
-                chat.message["role"] = "assistant"
+                chat.message.role = "assistant"
                 chat.write(said(ids))
                 chat.open = False  # the stop token is one of the tokens
             case Image():
                 chat.show(part, part.data or stored.get(part.sha256, b""))
-    return [message | {"content": _content(message["content"])} for message in chat.messages[:-1]]
+    return [{"role": message.role, "content": _content(message.content)} for message in chat.messages[:-1]]
+
+
+@dataclass(slots=True)
+class _Message:
+    role: str
+    content: list[Content] = field(default_factory=list)
 
 
 class _Chat:
     """The messages so far; the last takes what comes while it is open."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[_Message] = []
         self.open = False
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> _Message:
         return self.messages[-1]
 
     def follow(self, markup: str) -> None:
@@ -59,7 +86,7 @@ class _Chat:
         for mark, words in zip(["", *pieces[1::2]], pieces[::2], strict=True):
             if mark == "<|im_start|>":
                 role = _ROLE.match(words)
-                self.messages.append({"role": role[1] if role else "user", "content": []})
+                self.messages.append(_Message(role[1] if role else "user"))
                 self.open = True
                 self.write(words[role.end() :] if role else words)
                 continue
@@ -68,15 +95,14 @@ class _Chat:
 
     def write(self, text: str) -> None:
         if self.open and text:
-            self.message["content"].append({"type": "text", "text": text})
+            self.message.content.append({"type": "text", "text": text})
 
     def show(self, image: Image, data: bytes) -> None:
         url = f"data:{image.media_type};base64,{base64.b64encode(data).decode()}"
-        self.message["content"].append({"type": "image_url", "image_url": {"url": url}})
+        self.message.content.append({"type": "image_url", "image_url": {"url": url}})
 
 
-def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Words alone are one string, which every chat template takes."""
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+def _content(parts: list[Content]) -> str | list[Content]:
+    """Text without screenshots is one string, which every chat template takes."""
+    words = [part["text"] for part in parts if part["type"] == "text"]
+    return "".join(words) if len(words) == len(parts) else parts

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn, TypeGuard
 
 from dart.agent.keys import keysym_of, name_of
 from dart.agent.parsing import ParseError, checked_text, grid_pixels, grid_point, shown, without_stop_token
@@ -53,7 +53,7 @@ _STATUSES: dict[str, FinishStatus] = {"success": "success", "failure": "fail"}
 _STATUS_NAMES = {status: name for name, status in _STATUSES.items()}
 _SPACE = re.compile(r"\s*")
 
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Qwen3VL:
         return "\n".join([*([thought] if thought else []), _OPEN, call, _CLOSE])
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> Arguments:
     """The arguments of the one tool call in `text`."""
     start = text.find(_OPEN)
     if start < 0:
@@ -109,7 +109,7 @@ def _space_end(text: str, position: int) -> int:
     return found.end() if found else position
 
 
-def _json(text: str, position: int) -> tuple[Any, int]:
+def _json(text: str, position: int) -> tuple[object, int]:
     """The JSON value at `position` and where it ends. Python's extensions (NaN, repeated names) are errors."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
     try:
@@ -126,14 +126,14 @@ def _json(text: str, position: int) -> tuple[Any, int]:
         raise ParseError("bad_json", f"a number in {shown(text[position:])} is too long") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ParseError("bad_json", f"a name is given twice among {shown(', '.join(name for name, _ in pairs))}")
     return found
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ParseError("bad_json", f"{name} is not JSON")
 
 
@@ -153,7 +153,7 @@ def _point_or_pointer(arguments: Arguments) -> Point | None:
     return _point(arguments) if "coordinate" in arguments else None
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -243,7 +243,7 @@ _ACTIONS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Argumen
 ACTIONS: tuple[str, ...] = tuple(_ACTIONS)
 
 
-def _written(action: Action) -> dict[str, Any]:
+def _written(action: Action) -> dict[str, object]:
     """The tool call's arguments for `action`."""
     match action:
         case Keys((_, *_) as keysyms, "press") if all(name_of(keysym) for keysym in keysyms):
@@ -260,7 +260,7 @@ def _written(action: Action) -> dict[str, Any]:
             return _written_pointer(action)
 
 
-def _written_pointer(action: Action) -> dict[str, Any]:
+def _written_pointer(action: Action) -> dict[str, object]:
     match action:
         case Click(at, button, count, ()) if (button, count) in _CLICK_NAMES:
             return {"action": _CLICK_NAMES[button, count], **_coordinate(at)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from dart.agent.qwen3_vl import ACTIONS, TOOL
 
@@ -94,7 +93,7 @@ _QWEN3_VL_ACTIONS = """The action to perform. The available actions are:
 * `answer`: Answer a question."""
 
 
-def computer_use_tool() -> dict[str, Any]:
+def computer_use_tool() -> dict[str, object]:
     """The JSON schema of Qwen3-VL's computer_use tool."""
     properties = {
         "action": {"description": _QWEN3_VL_ACTIONS, "enum": list(ACTIONS), "type": "string"},

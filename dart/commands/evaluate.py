@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -25,11 +23,11 @@ from dart.coordinator.job import Evaluate
 from dart.coordinator.sampling.endpoint import chosen, probe
 from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.summary import write_json, write_summary
+from dart.core.evaluation.documents import Against, Document, Interval, Rate, Side
 from dart.core.evaluation.outcomes import compare
 from dart.errors import UserError
 
 FILE = "evaluation.json"
-COMPARED = ("run", "checkpoint", "protocol", "success", "pass_at_k")
 """What a comparison repeats of the evaluation that it compares with."""
 EPISODES = 200
 """Where the config evaluates nothing around training and the command line does not say."""
@@ -144,7 +142,7 @@ def _seeds(seeds: str, config: Config) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _opponent(config: Config, against: str) -> Config | dict[str, Any]:
+def _opponent(config: Config, against: str) -> Config | Document:
     """What to compare with: an evaluation that is finished, or what has to run for it. Raises UserError."""
     path = Path(against)
     if path.is_file() or (path / FILE).is_file():
@@ -163,13 +161,15 @@ def _opponent(config: Config, against: str) -> Config | dict[str, Any]:
     return parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")
 
 
-def _finished(config: Config, path: Path) -> dict[str, Any]:
+def _finished(config: Config, path: Path) -> Document:
     """The finished evaluation, once it is known to be of the instances and samples that this one will have."""
     file = path / FILE if path.is_dir() else path
     try:
-        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        document: Document = json.loads(file.read_text(encoding="utf-8"))
         there = successes(document)
-        protocol = {name: document[name] for name in COMPARED}["protocol"]
+        if missing := Side.__required_keys__ - document.keys():
+            raise KeyError(*sorted(missing))
+        protocol = document["protocol"]
         names, (first, last) = protocol["tasks"], protocol["seeds"]
         number, each = protocol["episodes"], protocol["samples"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -190,7 +190,7 @@ def _finished(config: Config, path: Path) -> dict[str, Any]:
 # ---- running and comparing ----
 
 
-def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[dict[str, Any], Path] | None:
+def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[Document, Path] | None:
     """Its evaluation.json and its run directory; None when it was interrupted."""
     directory = new_directory(config, f"{config.run.name}-{kind}")
     summary = run_in_loop(config, directory, job, quiet=quiet, local=local)
@@ -200,23 +200,34 @@ def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) 
     return json.loads((directory / FILE).read_text(encoding="utf-8")), directory
 
 
-def successes(document: dict[str, Any]) -> dict[str, list[bool]]:
+def successes(document: Document) -> dict[str, list[bool]]:
     """Instance → successes of its samples."""
     return {each["id"]: [bool(one["success"]) for one in each["samples"]] for each in document["instances"]}
 
 
-def _against(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _against(document: Document, other: Document) -> Against:
     """The part of evaluation.json that compares."""
-    repeated = {name: other[name] for name in COMPARED}
-    return repeated | asdict(compare(successes(document), successes(other)))
+    found = compare(successes(document), successes(other))
+    difference = found.difference
+    return {
+        "run": other["run"],
+        "checkpoint": other["checkpoint"],
+        "protocol": other["protocol"],
+        "success": other["success"],
+        "pass_at_k": other["pass_at_k"],
+        "difference": {"mean": difference.mean, "low": difference.low, "high": difference.high},
+        "better": found.better,
+        "worse": found.worse,
+        "p_value": found.p_value,
+    }
 
 
 # ---- telling ----
 
 
-def report(document: dict[str, Any]) -> None:
+def report(document: Document) -> None:
     """The evaluation, and what it is compared with, as a table and a few lines."""
-    sides = {"A": document, "B": document["against"]} if "against" in document else {"": document}
+    sides: dict[str, Side] = {"A": document, "B": document["against"]} if "against" in document else {"": document}
     for name, side in sides.items():
         click.echo(f"{name} {side['checkpoint']}, temperature {side['protocol']['temperature']:g}".strip())
     Console().print(_table(sides))
@@ -237,7 +248,7 @@ def report(document: dict[str, Any]) -> None:
         )
 
 
-def _table(sides: dict[str, dict[str, Any]]) -> Table:
+def _table(sides: Mapping[str, Side]) -> Table:
     """Success per task, over all, and pass@k, a pair of columns per side."""
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
@@ -246,8 +257,10 @@ def _table(sides: dict[str, dict[str, Any]]) -> Table:
         table.add_column(f"{name} success".strip(), justify="right")
         table.add_column("95 % interval")
     successes_of = [side["success"] for side in sides.values()]
-    rows = {task: [success["per_task"][task] for success in successes_of] for task in successes_of[0]["per_task"]}
-    for name, rates in [*rows.items(), ("all", successes_of)]:
+    rows: list[tuple[str, Sequence[Rate]]] = [
+        (task, [success["per_task"][task] for success in successes_of]) for task in successes_of[0]["per_task"]
+    ]
+    for name, rates in [*rows, ("all", successes_of)]:
         table.add_row(name, str(rates[0]["episodes"]), *_cells(rates))
     curves = [side["pass_at_k"] for side in sides.values()]
     most = len(curves[0])
@@ -256,5 +269,5 @@ def _table(sides: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _cells(rates: Sequence[dict[str, float]]) -> list[str]:
+def _cells(rates: Sequence[Interval]) -> list[str]:
     return [cell for rate in rates for cell in (f"{rate['mean']:.1%}", f"{rate['low']:.1%} to {rate['high']:.1%}")]

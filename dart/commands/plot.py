@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from dart.core.evaluation.documents import Document, Interval, Side
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Update(TypedDict):
+    """The fields of an `update` event that are drawn."""
+
+    train_seconds: float
+    success_rate: float
+    success_by_task: dict[str, float]
+    env_utilisation: float
+    rollout_utilisation: float
 
 
 def learning_curve(directory: Path) -> Path | None:
@@ -44,26 +60,26 @@ def learning_curve(directory: Path) -> Path | None:
     return path
 
 
-def read_metrics(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+def read_metrics(directory: Path) -> tuple[list[Update], dict[str, Interval]]:
     """The run's updates in order, and its evaluations by label."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [event for line in lines if (event := _event(line)) is not None]
     return (
-        [event for event in events if event["event"] == "update"],
-        {event["label"]: event for event in events if event["event"] == "evaluation"},
+        [cast("Update", event) for event in events if event["event"] == "update"],
+        {str(event["label"]): cast("Interval", event) for event in events if event["event"] == "evaluation"},
     )
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _event(line: str) -> dict[str, object] | None:
     """None for a line that was cut off."""
     try:
-        event: dict[str, Any] = json.loads(line)
+        event: dict[str, object] = json.loads(line)
     except ValueError:
         return None
     return event
 
 
-def evaluation_picture(directory: Path, document: dict[str, Any]) -> Path | None:
+def evaluation_picture(directory: Path, document: Document) -> Path | None:
     """Draw success per task with its interval, and pass@k where there are samples; None without matplotlib."""
     try:
         import matplotlib
@@ -72,7 +88,7 @@ def evaluation_picture(directory: Path, document: dict[str, Any]) -> Path | None
         import matplotlib.pyplot as plt
     except ImportError:
         return None
-    sides = [document, document["against"]] if "against" in document else [document]
+    sides: list[Side] = [document, document["against"]] if "against" in document else [document]
     widths = [1.5 + 0.9 * (1 + len(document["success"]["per_task"]))]
     if len(document["pass_at_k"]) > 1:
         widths.append(4.5)
@@ -88,7 +104,7 @@ def evaluation_picture(directory: Path, document: dict[str, Any]) -> Path | None
     return path
 
 
-def _by_task(axes: Any, sides: list[dict[str, Any]]) -> None:
+def _by_task(axes: Axes, sides: Sequence[Side]) -> None:
     names = [*sides[0]["success"]["per_task"], "all"]
     for number, side in enumerate(sides):
         rates = [*(side["success"]["per_task"][name] for name in names[:-1]), side["success"]]
@@ -104,7 +120,7 @@ def _by_task(axes: Any, sides: list[dict[str, Any]]) -> None:
     _axes(axes, "", "success rate, 95 % interval", "Success by task")
 
 
-def _pass_curves(axes: Any, sides: list[dict[str, Any]]) -> None:
+def _pass_curves(axes: Axes, sides: Sequence[Side]) -> None:
     for side in sides:
         rates = list(side["pass_at_k"].values())
         ks = range(1, len(rates) + 1)
@@ -116,13 +132,13 @@ def _pass_curves(axes: Any, sides: list[dict[str, Any]]) -> None:
     _axes(axes, "k", "success in at least one of k samples", "pass@k")
 
 
-def _label(side: dict[str, Any]) -> str:
+def _label(side: Side) -> str:
     """A checkpoint in a legend: its run, its version, and how it was sampled."""
     parts = [part for part in Path(side["checkpoint"]).parts if part not in ("checkpoints", "/")]
     return f"{'/'.join(parts[-2:])}, temperature {side['protocol']['temperature']:g}"
 
 
-def _axes(axes: Any, x: str, y: str, title: str) -> None:
+def _axes(axes: Axes, x: str, y: str, title: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title)

@@ -6,10 +6,10 @@ import difflib
 import types
 import typing
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dart.config.base import ConfigError
 from dart.config.whole import Config
@@ -37,7 +37,7 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     return parse(raw, str(path))
 
 
-def parse(raw: dict[str, Any], where: str = "config") -> Config:
+def parse(raw: dict[str, object], where: str = "config") -> Config:
     """Check a config that is already a dictionary. Raises ConfigError."""
     try:
         return Config.model_validate(raw)
@@ -45,16 +45,17 @@ def parse(raw: dict[str, Any], where: str = "config") -> Config:
         raise ConfigError("\n".join(_explain(where, problem) for problem in error.errors())) from None
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
+def _override(raw: dict[str, object], override: str) -> None:
     key, separator, value = override.partition("=")
     *parents, last = key.split(".")
     if not separator or not last:
         raise ConfigError(f"override {override!r} is not section.field=value, for example stop.updates=10")
     node = raw
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
+        inner = node.setdefault(parent, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        node = inner
     try:
         node[last] = yaml.safe_load(value)
     except yaml.YAMLError:
@@ -63,7 +64,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
         ) from None
 
 
-def _explain(where: str, problem: Any) -> str:
+def _explain(where: str, problem: ErrorDetails) -> str:
     field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
     value = problem["input"]
     shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"
@@ -78,7 +79,7 @@ def _explain(where: str, problem: Any) -> str:
 
 
 def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
-    section: Any = Config
+    section: type[BaseModel] = Config
     for part in location[:-1]:
         annotation = section.model_fields[str(part)].annotation
         if typing.get_origin(annotation) in (typing.Union, types.UnionType):

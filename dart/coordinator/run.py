@@ -37,6 +37,7 @@ from dart.coordinator.summary import machine, software, write_json, write_summar
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
+from dart.core.evaluation.documents import Success
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
@@ -82,7 +83,7 @@ class Run:
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
-        self.evaluations: dict[str, dict[str, Any]] = dict(start.evaluations)
+        self.evaluations: dict[str, Success] = dict(start.evaluations)
         self.evaluation: Evaluation | None = None
         """The one that is under way."""
         self.collection: Collection | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dart.core.evaluation.documents import Success
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import RunKind, RunState
@@ -21,7 +22,7 @@ class Start:
     update: int = 0
     totals: dict[str, Any] | None = None
     """As of the last update."""
-    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluations: dict[str, Success] = field(default_factory=dict)
     """Of the policy that the run began with."""
     first_group: int = 1
     first_event: int = 1
@@ -35,7 +36,7 @@ async def starting_point(database: Database, directory: Path) -> Start:
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     totals = next((json.loads(event.json) for event in await database.newest_events("update")), None)
-    evaluations = {}
+    evaluations: dict[str, Success] = {}
     for event in await database.newest_events("evaluation", 100):
         result = json.loads(event.json)
         if (label := result.pop("label")) == "before":

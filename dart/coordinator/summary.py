@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import dart
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, int | float | str]:
     """Cores that this process may use, memory, operating system, processor."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
@@ -29,12 +29,12 @@ def software() -> dict[str, str]:
     return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
 
 
-def write_summary(directory: Path, summary: dict[str, Any]) -> Path:
+def write_summary(directory: Path, summary: Mapping[str, object]) -> Path:
     """summary.json of a run."""
     return write_json(directory / "summary.json", summary)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> Path:
+def write_json(path: Path, value: Mapping[str, object]) -> Path:
     """The file, whole or not at all."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

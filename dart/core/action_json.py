@@ -11,55 +11,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, get_args
+from typing import get_args
 
 from dart.core import action as a
 
-Decode = Callable[[Any], Any]
+Decode = Callable[[object], object]
 
 
-def _string(value: Any) -> str:
+def _string(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string")
     return value
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError("must be a whole number")
     return value
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
 
 
-def _strings(value: Any) -> tuple[str, ...]:
+def _strings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError("must be a list of strings")
     return tuple(_string(item) for item in value)
 
 
-def _point(value: Any) -> a.Point:
+def _point(value: object) -> a.Point:
     if not isinstance(value, Mapping) or value.keys() != {"x", "y"}:
         raise ValueError('must be a point, {"x": …, "y": …}')
     return a.Point(_number(value["x"]), _number(value["y"]))
 
 
-def _point_or_none(value: Any) -> a.Point | None:
+def _point_or_none(value: object) -> a.Point | None:
     return None if value is None else _point(value)
 
 
-def _path(value: Any) -> tuple[a.Point, ...]:
+def _path(value: object) -> tuple[a.Point, ...]:
     if not isinstance(value, list):
         raise ValueError("must be a list of points")
     return tuple(_point(item) for item in value)
 
 
 def _one_of(*names: str) -> Decode:
-    def decode(value: Any) -> Any:
+    def decode(value: object) -> object:
         if value not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
         return value
@@ -92,7 +92,7 @@ def _key(kind: str, field: str) -> str:
     return "system" if (kind, field) == ("system", "kind") else field
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> object:
     match value:
         case a.Point(x, y):
             return {"x": x, "y": y}
@@ -102,13 +102,13 @@ def _encode(value: Any) -> Any:
             return value
 
 
-def action_to_json(action: a.Action) -> dict[str, Any]:
+def action_to_json(action: a.Action) -> dict[str, object]:
     """The action as a JSON object."""
     kind = _NAMES[type(action)]
     return {"kind": kind} | {_key(kind, name): _encode(getattr(action, name)) for name in _KINDS[kind][1]}
 
 
-def action_from_json(data: Mapping[str, Any]) -> a.Action:
+def action_from_json(data: Mapping[str, object]) -> a.Action:
     """The action that a JSON object stands for. Raises ValueError, which names the field and what it must be."""
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -117,7 +117,7 @@ def action_from_json(data: Mapping[str, Any]) -> a.Action:
     by_key = {_key(kind, name): (name, decode) for name, decode in decoders.items()}
     if unknown := data.keys() - by_key.keys() - {"kind"}:
         raise ValueError(f"action {kind} has no field {', '.join(sorted(unknown))}: it has {', '.join(by_key)}")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, (name, decode) in by_key.items():
         if key in data:
             try:

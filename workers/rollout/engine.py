@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
@@ -33,6 +33,14 @@ from dart.workers.rollout.tokenise import PromptEncoder
 from dart.workers.shared import SharedScreenshots
 from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import TensorSpec, TransferError
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
+    from PIL.Image import Image as Picture
+    from transformers import PretrainedConfig
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
 
 PauseMode = Literal["keep", "drain", "abort"]
 _TOO_LONG = ("maximum context length", "longer than the maximum")
@@ -58,6 +66,15 @@ class RequestAbortedError(Exception):
     """The request was ended before it was finished: by `abort`, or by an update that ends requests in flight."""
 
 
+class EnginePrompt(TypedDict, total=False):
+    """What vLLM takes as a prompt: token ids with one pad per screenshot, and the screenshots in that order."""
+
+    prompt_token_ids: Required[list[int]]
+    cache_salt: Required[str]
+    multi_modal_data: dict[str, list[Picture]]
+    multi_modal_uuids: dict[str, list[str]]
+
+
 class RequestFailedError(Exception):
     """vLLM ended the request with an error; it may be made again."""
 
@@ -71,7 +88,7 @@ class Update:
 class Engine:
     """One replica. Made by `start`."""
 
-    def __init__(self, llm: Any, config: RolloutWorkerConfig) -> None:
+    def __init__(self, llm: AsyncLLM, config: RolloutWorkerConfig) -> None:
         self._llm = llm
         tokenizer = llm.get_tokenizer()
         self._tokenizer = tokenizer
@@ -213,7 +230,9 @@ class Engine:
             self._llm.output_handler.cancel()  # Else it reports the end as an engine that died.
         await asyncio.to_thread(self._llm.shutdown, timeout=_CLOSE_SECONDS)
 
-    async def _run(self, request_id: str, ids: list[int], images: list[Image], sampling: Any) -> Any:
+    async def _run(
+        self, request_id: str, ids: list[int], images: list[Image], sampling: SamplingParams
+    ) -> RequestOutput:
         from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -240,7 +259,7 @@ class Engine:
             self._salt += 1
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
 
-    async def _enter(self, request_id: str, prompt: Any, sampling: Any) -> Any:
+    async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:
         """Hand the request to vLLM, whole: given up half-way, the two halves of its image cache would disagree."""
         entering = asyncio.ensure_future(self._llm.add_request(request_id, prompt, sampling))
         try:
@@ -254,8 +273,8 @@ class Engine:
             await self._llm.abort(collector.request_id, internal=True)
         return collector
 
-    def _prompt(self, ids: list[int], images: list[Image]) -> dict[str, Any]:
-        prompt: dict[str, Any] = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
+    def _prompt(self, ids: list[int], images: list[Image]) -> EnginePrompt:
+        prompt: EnginePrompt = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
         if images:
             # With an id of its own an image is neither hashed nor, when vLLM still holds what it made of it, decoded.
             # It is always passed along: vLLM may have let it go.
@@ -263,7 +282,7 @@ class Engine:
             prompt["multi_modal_uuids"] = {"image": [f"{image.sha256.hex()}-{self._salt}" for image in images]}
         return prompt
 
-    def _sampling(self, temperature: float, max_tokens: int) -> Any:
+    def _sampling(self, temperature: float, max_tokens: int) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -278,7 +297,7 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _generation(self, output: Any) -> Generation:
+    def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
         if completion.finish_reason == "abort":
             raise RequestAbortedError(f"request {output.request_id} was aborted")
@@ -318,7 +337,7 @@ class Engine:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
 
-    def _init_info(self, group: wpb.TransferGroup) -> dict[str, Any]:
+    def _init_info(self, group: wpb.TransferGroup) -> dict[str, object]:
         if self._transport == "nccl":
             return {
                 "master_address": group.host, "master_port": group.port, "rank_offset": 1,
@@ -329,7 +348,7 @@ class Engine:
             "world_size": group.world_size, "timeout_seconds": self._transfer_seconds,
         }  # fmt: skip
 
-    def _update_info(self, version: int, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    def _update_info(self, version: int, tensors: Sequence[TensorSpec]) -> dict[str, object]:
         if self._transport == "nccl":
             return {
                 "names": [spec.name for spec in tensors],
@@ -370,7 +389,7 @@ def check_model(folder: Path) -> None:
         )
 
 
-def interleave_positions(config: Any) -> Any:
+def interleave_positions(config: PretrainedConfig) -> PretrainedConfig:
     """Make vLLM rotate Qwen3-VL's image positions as transformers does.
 
     transformers always interleaves the three axes; vLLM does so only where the checkpoint's config says so. One that
@@ -383,7 +402,7 @@ def interleave_positions(config: Any) -> Any:
     return config
 
 
-def _start_vllm(config: RolloutWorkerConfig) -> Any:
+def _start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     """Blocks until the engine process is ready."""
     environment.apply(config.rollout.environment)
     own_engines()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dart.core.types import Image, Markup, PromptPart, Text, Tokens
 from dart.wire.tokens import IMAGE_PAD, vision_token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class PromptEncoder:
@@ -23,7 +26,7 @@ class PromptEncoder:
     <|image_pad|>.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         if IMAGE_PAD not in vocabulary:
@@ -90,11 +93,11 @@ def _occurrences(tokens: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
 
-def _markup_tokens(tokenizer: Any) -> list[str]:
+def _markup_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The added tokens that mean more than their characters: the special ones, and tags."""
     added = tokenizer.added_tokens_decoder.values()
     return [str(token) for token in added if token.special or re.fullmatch(r"<.+>", str(token))]
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
+def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]

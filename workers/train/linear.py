@@ -6,10 +6,8 @@ PyTorch, and computes the same to rounding; on an EPYC core it takes about half 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
 
@@ -37,13 +35,13 @@ class _Forward:
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
         return _product(rows, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         for_rows, for_weight, for_bias = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])

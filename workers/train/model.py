@@ -7,11 +7,11 @@ prompt with all responses sampled from it), and the head at response positions o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
+from transformers.image_processing_utils import BaseImageProcessor
 
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.errors import UserError
@@ -42,7 +42,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"model.path: {folder} has no *.safetensors weights: {remedy}")
 
 
-def load_model(folder: Path, device: torch.device) -> Any:
+def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
     """The checkpoint in float32 (master weights), no dropout. Raises UserError when weights and config disagree."""
     check_folder(folder)
     remedy = "the checkpoint is broken or of another architecture: download or export it again"
@@ -74,7 +74,7 @@ def load_banned_tokens(folder: Path) -> tuple[int, ...]:
         ) from None
 
 
-def load_image_processor(folder: Path) -> Any:
+def load_image_processor(folder: Path) -> BaseImageProcessor:
     """The checkpoint's own image processor. Raises UserError."""
     try:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -86,13 +86,18 @@ def load_image_processor(folder: Path) -> Any:
 
 
 def forward(
-    model: Any, batch: MicroBatch, temperature: float, banned: torch.Tensor, *, entropy_gradient: bool = False
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    temperature: float,
+    banned: torch.Tensor,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π(a_t) and entropy H_t of every response token, each float32 [T].
 
     Gradients flow through the first; through the second only if asked for, since that keeps another [T, V] for it.
     """
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, object] = {}
     if batch.pixel_values is not None:
         images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
         images.pooler_output = tuple(images.pooler_output[i] for i in batch.image_index)
@@ -113,7 +118,7 @@ def forward(
 
 
 def _head(
-    lm_head: Any,
+    lm_head: torch.nn.Linear,
     hidden: torch.Tensor,
     token_ids: torch.Tensor,
     temperature: float,

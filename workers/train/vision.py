@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
@@ -19,7 +18,7 @@ NAME = "dart_flash_by_length"
 """Has "flash" in it: that is how transformers tells which implementations take packed sequences with cu_seqlens."""
 
 
-def speed_up(model: Any) -> None:
+def speed_up(model: torch.nn.Module) -> None:
     """Switch the model's vision tower over, where it has one of this make."""
     visual = getattr(model.model, "visual", None)
     if visual is None:
@@ -39,7 +38,7 @@ def embed_patches(projection: torch.nn.Conv3d, patches: torch.Tensor) -> torch.T
 
 
 def attend_by_length(
-    module: Any,
+    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -47,7 +46,7 @@ def attend_by_length(
     *,
     scaling: float,
     cu_seq_lens_q: torch.Tensor,
-    **_: Any,
+    **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Full attention within each packed sequence. query, key, value: [1, heads, S, d]. Returns [1, S, heads, d]."""
     if attention_mask is not None or query.shape[0] != 1:

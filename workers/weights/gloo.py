@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,7 +108,7 @@ class GlooSender:
             timeout_seconds=self._timeout_seconds,
         )
 
-    def send(self, tensors: Iterable[tuple[str, Any]]) -> int:
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         if self._group is None:
             raise TransferError("no group is open")
         named = {name: tensor.detach() for name, tensor in tensors}

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import TransferError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
+
+T = TypeVar("T")
 
 
 class NcclSender:
@@ -27,7 +33,7 @@ class NcclSender:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._group_id = ""
-        self._engine: Any = None
+        self._engine: TrainerWeightTransferEngine | None = None
         self._source = _Snapshot()
 
     def open(self, group: wpb.TransferGroup) -> None:
@@ -44,7 +50,7 @@ class NcclSender:
         )
         self._group_id = group.group_id
 
-    def send(self, tensors: Iterable[tuple[str, Any]]) -> int:
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         if self._engine is None:
             raise TransferError("no group is open")
         self._source.tensors = list(tensors)
@@ -59,12 +65,12 @@ class NcclSender:
             self._engine.shutdown()
             self._engine = None
 
-    def _bounded(self, work: Callable[[], Any], what: str) -> Any:
+    def _bounded(self, work: Callable[[], T], what: str) -> T:
         """Run `work` in a thread of its own and wait for it no longer than the timeout."""
         import torch
 
         device = torch.accelerator.current_device_index()
-        outcome: list[Any] = []
+        outcome: list[T] = []
         failure: list[Exception] = []
 
         def run() -> None:
@@ -84,7 +90,7 @@ class NcclSender:
         raise TransferError(f"{what}: {reason}")
 
 
-def _device() -> Any:
+def _device() -> torch.device:
     import torch
 
     accelerator = torch.accelerator.current_accelerator()
@@ -95,13 +101,13 @@ class _Snapshot(WeightSource):  # type: ignore[misc]
     """The tensors of the transfer in progress."""
 
     def __init__(self) -> None:
-        self.tensors: list[tuple[str, Any]] = []
-        self.device: Any = None
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.device: torch.device | None = None
 
-    def metadata(self) -> list[Any]:
+    def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors]
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         # A snapshot is in host memory, where training leaves it alone; NCCL sends from the accelerator's.
         return ((name, tensor.to(self.device, non_blocking=True)) for name, tensor in self.tensors)
 
@@ -109,10 +115,10 @@ class _Snapshot(WeightSource):  # type: ignore[misc]
 class _NoClient:
     """The replica's side of the handshake is driven by the coordinator's LoadWeights."""
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None: ...
 
     def start_weight_update(self) -> None: ...
 
-    def update_weights(self, update_info: Any) -> None: ...
+    def update_weights(self, update_info: object) -> None: ...
 
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...

@@ -14,9 +14,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dart.v1 import weights_pb2 as wpb
+
+if TYPE_CHECKING:
+    import torch
 
 BUCKET_BYTES = 64 << 20
 """Tensors are sent packed into buffers of about this size: few messages, and one buffer's worth of extra memory."""
@@ -52,7 +55,7 @@ class Sender(Protocol):
 
     def open(self, group: wpb.TransferGroup) -> None: ...
 
-    def send(self, tensors: Iterable[tuple[str, Any]]) -> int: ...
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int: ...
 
     def close(self) -> None: ...
 
@@ -70,7 +73,7 @@ def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
     raise ValueError(f"transport {transport!r} is unknown: use gloo or nccl")
 
 
-def spec_of(name: str, tensor: Any) -> TensorSpec:
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 

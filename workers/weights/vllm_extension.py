@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
@@ -27,9 +26,9 @@ from dart.workers.weights.transfer import TensorSpec, TransferError
 class Extension:
     """Named as vLLM's `worker_extension_cls`: its methods become those of vLLM's worker."""
 
-    weight_transfer_engine: Any
+    weight_transfer_engine: WeightTransferEngine
 
-    def begin_receiving_weights(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
+    def begin_receiving_weights(self, init_info: dict[str, object], update_info: dict[str, object]) -> None:
         """Returns at once; vLLM's own `update_weights` then waits for what has begun."""
         engine = self.weight_transfer_engine
         engine.init_transfer_engine(engine.parse_init_info(init_info))
@@ -97,7 +96,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self._init: GlooInit | None = None
         self._told = False
@@ -128,7 +127,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def start_weight_update(self) -> None:
         self._staged = []
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, object]) -> None:
         # Not the base class's: it synchronises an accelerator, and there is none.
         self.receive_weights(self.parse_update_info(update_info))
 

@@ -12,10 +12,10 @@ import importlib.util
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from dart.agent.chat import chat_messages
+from dart.agent.chat import ChatMessage, chat_messages
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
@@ -125,7 +125,7 @@ class Endpoint:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def write(self, messages: list[dict[str, Any]]) -> Words:
+    async def write(self, messages: list[ChatMessage]) -> Words:
         """One turn. Raises InfrastructureError after `TRIES`, UserError where that is of no use, ContextFull."""
         if self._address.system:
             messages = [{"role": "system", "content": self._address.system}, *messages]
@@ -140,7 +140,7 @@ class Endpoint:
             delay = min(float(said.after) if said.after.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
         raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}")
 
-    async def _try(self, messages: list[dict[str, Any]]) -> Words | _Later:
+    async def _try(self, messages: list[ChatMessage]) -> Words | _Later:
         import httpx
 
         try:

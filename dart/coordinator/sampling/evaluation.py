@@ -10,14 +10,13 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean
-from typing import Any
 
 from dart.config import Config
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.core.curation.groups import Order
-from dart.core.evaluation.outcomes import Failure, Outcome, pass_curve, success_rate
+from dart.core.evaluation.documents import Document, Interval, Rate, Success
+from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
@@ -103,12 +102,12 @@ class Evaluation:
         self._orders.append(order.again())
         self._ended()
 
-    async def close(self) -> dict[str, Any]:
+    async def close(self) -> Success:
         for group in self._open:
             await self._database.close_group(group, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
         return self.result()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Success:
         """Success with its 95 % interval, over all and per task, and how episodes went and failed."""
         return {
             **_rate(self.outcomes),
@@ -124,7 +123,7 @@ class Evaluation:
             },
         }
 
-    def document(self, run: str, policy: str | None = None) -> dict[str, Any]:
+    def document(self, run: str, policy: str | None = None) -> Document:
         """evaluation.json (docs/evaluation.md). `policy`: who acted, where it was not config.model.
 
         It resamples: a second of work where there are many instances.
@@ -145,7 +144,7 @@ class Evaluation:
                 "step_limit": self._config.curation.step_limit,
             },
             "success": self.result(),
-            "pass_at_k": {str(k): asdict(estimate) for k, estimate in curve.items()},
+            "pass_at_k": {str(k): _interval(estimate) for k, estimate in curve.items()},
             "instances": [
                 {
                     "id": task.id,
@@ -173,5 +172,9 @@ def _names(instance: str, samples: int) -> list[str]:
     return [instance] if samples == 1 else [f"{instance}-{number:0{width}d}" for number in range(1, samples + 1)]
 
 
-def _rate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return {**asdict(success_rate([o.success for o in outcomes])), "episodes": len(outcomes)}
+def _interval(estimate: Estimate) -> Interval:
+    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
+
+
+def _rate(outcomes: Sequence[Outcome]) -> Rate:
+    return {**_interval(success_rate([o.success for o in outcomes])), "episodes": len(outcomes)}
