@@ -46,7 +46,7 @@ TEXT = "Action: click(start_box='(045,120)')"
 INSTRUCTION = "Click the button."
 MEDIA_TYPE, WIDTH, HEIGHT = "image/png", 160, 224
 PROMPT_TOKENS, TOKENS = 90, 12
-"""Of an answer of the policy."""
+"""Tokens in a prompt, and in an answer of the policy."""
 IMAGE_CACHE_ENTRIES = 64
 READY_SECONDS, GOODBYE_SECONDS = 60.0, 15.0
 
@@ -200,7 +200,7 @@ class Coordinator:
 
 
 def settings(**sections: dict[str, Any]) -> config.Config:
-    """Of a run whose model nobody loads; `sections` of the config are laid over it."""
+    """The config of a run whose model nobody loads, with `sections` laid over it."""
     made: dict[str, dict[str, Any]] = {
         "model": {"path": "none"},
         "agent": {"prompt": "minimal", "history_screenshots": 2, "resize_multiple": 32, "min_pixels": 1024},

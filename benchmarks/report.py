@@ -27,7 +27,7 @@ PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
 
 
 def results(name: str) -> Any:
-    """Of results/NAME.json; None where there is none."""
+    """The results in results/NAME.json, or None if there is no such file."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else None
 

@@ -47,7 +47,7 @@ from dart.wire.worker import WorkerOptions, serve
 RESULT = Path(__file__).parent / "results" / "sessions.json"
 ITSELF = (sys.executable, "-m", "benchmarks.sessions")
 STEP_SECONDS = (2.0, 10.0)
-"""As in benchmarks.simulation.timings."""
+"""Shortest and longest step; the same as in benchmarks.simulation.timings."""
 PER_PROCESS = 1250
 DIALLED_AT_ONCE = 50
 WAIT_SECONDS = 300.0
@@ -150,7 +150,7 @@ async def _lateness(seconds: float) -> list[float]:
 
 
 def _quantiles(values: list[float]) -> dict[str, float]:
-    """Of sorted values."""
+    """p50, p90 and p99 of values that are sorted already."""
     places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     found = {name: round(values[int(len(values) * share)], 2) for name, share in places.items()}
     return found | {"max": round(values[-1], 2)}

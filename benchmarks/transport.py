@@ -62,7 +62,7 @@ class Contender:
     entry: str = ""
     """The module's name for the part, where it has another."""
     package: str = ""
-    """Of the peers' environment; none: the project's interpreter runs it."""
+    """The package that the peers' environment must have; empty: the project's own interpreter runs it."""
     variants: tuple[str, ...] = ("",)
 
 

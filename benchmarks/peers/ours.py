@@ -205,7 +205,7 @@ async def _whole(history: int, share: bool, warm: float, seconds: float) -> None
 
 
 def _stored(group: ReleasedGroup, blobs: BlobStore) -> ReleasedGroup:
-    """As a group is whose screenshots env workers have stored: without their bytes."""
+    """The group as it is when env workers have stored its screenshots: the images carry no bytes."""
     members = []
     for member in group.trajectories:
         blobs.put_many(image for step in member.steps for image in step.images)

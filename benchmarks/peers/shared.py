@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 STEPS = 30
-"""Of a trajectory."""
+"""Steps of a trajectory."""
 SCREENSHOT_BYTES = 300_000
 SMALL_BYTES = 64
 ENVIRONMENTS = 32
-"""That step at once."""
+"""Environments that step at the same time."""
 AHEAD = 8
 """Whole trajectories on their way at once."""
 LEAST = 3
@@ -39,7 +39,7 @@ class Screenshots:
 
 
 def trajectories() -> list[list[bytes]]:
-    """As many as go at once, all different; made before the clock starts."""
+    """The `AHEAD` trajectories that are sent at once, all different; they are made before the clock starts."""
     screenshots = Screenshots()
     return [[screenshots.next() for _ in range(STEPS)] for _ in range(AHEAD)]
 

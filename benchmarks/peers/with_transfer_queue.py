@@ -64,7 +64,7 @@ class Consumer:
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
-    """As many trajectories are under way as with the others, and two batches at least."""
+    """Keeps as many trajectories under way as the other contenders do, and at least two batches."""
     batch = int(variant.split(maxsplit=1)[0])
     under_way_at_once = max(LEAST_UNDER_WAY, shared.AHEAD // batch)
     with with_ray.cluster(CORES):

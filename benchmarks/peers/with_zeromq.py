@@ -113,7 +113,7 @@ def steps(variant: str, warm: float, seconds: float) -> None:
 
 
 def small(variant: str, warm: float, seconds: float) -> None:
-    """As `steps`, without pixels: single round trips."""
+    """Single round trips: the same as `steps`, without pixels."""
     transport, at_once = variant.split(", ")
     _asking(shared.SMALL_BYTES, transport, 1, REQUESTS_AT_ONCE[at_once], warm, seconds)
 

@@ -33,13 +33,13 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.weights.transfer import BUCKET_BYTES
 
 TOKENS = 32
-"""Of a request, on average."""
+"""Tokens that a request takes, on average."""
 CLIENTS_PER_SLOT = 1.25
 LINK_TIMES = 3
 SLOWEST_BYTES_PER_SECOND = 20e6
 """A transfer that is slower than this counts as hung."""
 PROCESS_BYTES = 150e6
-"""Of a process beside its tensors."""
+"""Memory that a process takes beside its tensors."""
 PARTS = ("pause", "waiting", "transfer", "join", "receive", "load", "rest")
 
 
@@ -67,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What all cells have in common."""
+    """The settings that all cells share."""
 
     repeats: int
     slots: int
@@ -270,7 +270,7 @@ def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
 
 
 def _pauses_of(seen: Seen, number: int) -> list[Pause]:
-    """Of the update with this index."""
+    """The pauses of the update with this index."""
     ends = [update.published for update in seen.updates[1:]] + [float("inf")]
     return [pause for pause in seen.pauses if seen.updates[number].published <= pause.out < ends[number]]
 
@@ -321,7 +321,7 @@ def _others(seen: Seen, names: set[str], by_update: list[list[Pause]]) -> float 
 
 
 def _received_ahead(seen: Seen, names: set[str], link: float) -> dict[str, float] | None:
-    """Of receiving while serving: its time, and what all replicas served meanwhile over what they had before."""
+    """How long receiving while serving took, and what all replicas served meanwhile relative to before."""
     spans = [span for (_, version), span in seen.ahead.items() if version > seen.updates[0].version]
     if not spans:
         return None
@@ -340,7 +340,7 @@ def _slowest(size: int) -> float:
 
 
 def reasons(error: BaseException) -> list[str]:
-    """Of every exception in a group."""
+    """The message of every exception in a group."""
     if isinstance(error, BaseExceptionGroup):
         return [reason for inside in error.exceptions for reason in reasons(inside)]
     return [str(error) or type(error).__name__]

@@ -16,7 +16,7 @@ from typing import Any
 START_SECONDS = 120.0
 END_SECONDS = 10.0
 LINE_BYTES = 1 << 20
-"""Of a member's answer, at most."""
+"""The longest answer that a member may give."""
 MEMBER = (sys.executable, "-m", "benchmarks.syncing.member")
 
 
@@ -95,7 +95,7 @@ class Member:
 
 
 class Crew:
-    """As many members as were ever asked for."""
+    """The member processes; they are kept, so there are as many as were ever needed at once."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []

@@ -39,7 +39,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one update, in the machine's monotonic seconds."""
+    """When the phases of one update began, in the machine's monotonic seconds."""
 
     asked: float
     stopped: float

@@ -88,7 +88,7 @@ def make_receiver(transport: str, weights: Weights, device: torch.device, timeou
 
 
 class GlooReceiver:
-    """As `GlooWeightTransferEngine`, with `copy_` in the place of the model's `load_weights`."""
+    """Receives like `GlooWeightTransferEngine`, with `copy_` instead of the model's `load_weights`."""
 
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
         self._weights, self._timeout_seconds = weights, timeout_seconds

@@ -21,7 +21,7 @@ from dart.core.types import Image
 
 AGAIN_SECONDS = 0.05
 SCREEN = Image.of(b"a screenshot", "image/png", 160, 224)
-"""Of all prompts: its bytes go to each replica once."""
+"""The screenshot in every prompt, so that its bytes go to each replica once."""
 
 
 @dataclass(frozen=True, slots=True)

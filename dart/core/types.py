@@ -172,9 +172,9 @@ class Block:
 
     parts: tuple[PromptPart, ...]
     images: tuple[tuple[int, Image], ...] = field(init=False)
-    """Those among the parts, with their places."""
+    """The screenshots among the parts, each with its index in `parts`."""
     encoded: bytes | None = None
-    """As `dart.wire.convert` wrote it: a turn is encoded once in an episode, not once in every later prompt."""
+    """The protobuf bytes that `dart.wire.convert` made of it: a turn is encoded once per episode, not once per prompt."""
 
     def __post_init__(self) -> None:
         self.images = tuple([(place, part) for place, part in enumerate(self.parts) if isinstance(part, Image)])
@@ -182,11 +182,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a turn follows from."""
+    """Everything that the policy is shown before one turn."""
 
     blocks: tuple[Block, ...]
     images: tuple[Image, ...]
-    """Those in the blocks, oldest first; the last is this step's observation."""
+    """The screenshots in the blocks, oldest first; the last is this step's observation."""
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:

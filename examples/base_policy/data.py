@@ -39,7 +39,7 @@ class Row:
     trained: list[bool]
     images: list[bytes]
     move: Move
-    """Of the last turn, whose action is the last `last_action` tokens."""
+    """The last turn's move; its action is the last `last_action` tokens."""
     last_action: int
     targets: list[int]
     """For each screenshot the merged patch that its turn's click is in; -1: none, or trained in another row."""

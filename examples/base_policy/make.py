@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _evaluate(folder: Path, config: Environment, episodes: int) -> float:
-    """Of the model as it was written, in bfloat16."""
+    """The success rate of the model as it was written to disk, in bfloat16."""
     model, tokenizer = load(folder)
     speed_up(model)
     started = time.monotonic()

@@ -32,7 +32,7 @@ CHAT_TEMPLATE = """\
 {%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}\
 {%- endfor %}{% endif %}<|im_end|>\
 {%- endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"""
-"""As dart's prompt template `minimal`: no roles, no white space."""
+"""The chat template that matches dart's prompt template `minimal`: no roles, no white space."""
 
 
 def phrases(texts: Iterable[str]) -> list[str]:

@@ -66,9 +66,9 @@ async def open_source(directory: Path, field: str) -> Reader:
 async def fitting_successes(
     source: Reader, directory: Path, config: Config, field: str, per_task: int | None
 ) -> list[Success]:
-    """Those of this run's tasks, of each the newest `per_task` (none: all).
+    """The source's successes of this run's tasks: the newest `per_task` of each, or all if it is None.
 
-    Raises UserError where there is none, or where they mean something else here.
+    Raises UserError if there is none, or if its tokens or prompts mean something else in this run.
     """
     theirs = (await source.run()).config
     for name, ours in config.agent.model_dump(mode="json").items():

@@ -1,4 +1,4 @@
-"""What `dart collect` tries next: so many successes of each task, in so many attempts at the most.
+"""What `dart collect` tries next: a number of successes of each task, within a number of attempts.
 
 `Quota` gives out attempts until every task has its successes or has spent its attempts. Seeds come in order, each
 `samples` times, so the same options try the same concrete tasks. It begins no more of a task than should bring what is
@@ -29,7 +29,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Of success; as if one attempt had succeeded before the first."""
+        """The success rate so far, counted as if one attempt had succeeded before the first."""
         return (self.successes + 1) / (self.finished + 1)
 
 
