@@ -174,7 +174,7 @@ class Block:
     images: tuple[tuple[int, Image], ...] = field(init=False)
     """The screenshots among the parts, each with its index in `parts`."""
     encoded: bytes | None = None
-    """The protobuf bytes that `dart.wire.convert` made of it: a turn is encoded once per episode, not once per prompt."""
+    """The protobuf bytes from `dart.wire.convert`: a turn is encoded once per episode, not once per prompt."""
 
     def __post_init__(self) -> None:
         self.images = tuple([(place, part) for place, part in enumerate(self.parts) if isinstance(part, Image)])

@@ -105,7 +105,7 @@ class Comparison:
     """Evaluation A against B on the same instances."""
 
     difference: Estimate
-    """A's success rate minus B's, with a 95 % interval from a bootstrap over paired instances."""
+    """A's success minus B's, with a 95 % interval from a bootstrap over paired instances."""
     better: int
     """Instances that A solved in more of its samples than B."""
     worse: int
