@@ -28,9 +28,10 @@ from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.data import DataManager
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.curation.groups import Order
+from dart.core.progress import Progress
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
@@ -79,8 +80,8 @@ async def decide(environments: int, tasks: int, decisions: int) -> dict[str, dic
     pool = EnvPool(Fleet(60.0))
     pool.slots = environments
     with tempfile.TemporaryDirectory() as folder:
-        metrics = Metrics(Path(folder) / "metrics.jsonl", settings.stop.window)
-        data = DataManager(settings, NoDatabase(), metrics, "bench", 1, pool)  # type: ignore[arg-type]
+        progress, journal = Progress(settings.stop.window), Journal(Path(folder) / "metrics.jsonl")
+        data = DataManager(settings, NoDatabase(), progress, journal, "bench", 1, pool)  # type: ignore[arg-type]
         running = deque([order for _ in range(environments) if (order := await data.next())])
         for number in range(environments + decisions):
             if number == environments:  # every group has been through once
@@ -96,7 +97,7 @@ async def decide(environments: int, tasks: int, decisions: int) -> dict[str, dic
             if data.waiting_trajectories >= environments:
                 with clock.time("batch", environments):
                     await data.consumed(await data.next_batch(0), 1, 0)
-        metrics.close()
+        journal.close()
     _route(clock, environments, decisions, chance)
     return clock.results()
 

@@ -28,9 +28,10 @@ from dart.coordinator.fleet.environments import EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.episodes import Writer, sample
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.feed import ReleasedGroup
 from dart.core.curation.groups import Order
+from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
 from dart.process import collect_seldom, keep_memory
 from dart.store.blobs import BlobStore
@@ -134,20 +135,20 @@ async def _steps(share: bool, warm: float, seconds: float) -> None:
         folder = Path(name)
         async with await Database.open(sqlite_url(folder / "run.db"), folder / "blobs") as database:
             await database.start_run("bench", "bench", {}, started=time.time())
-            metrics = Metrics(folder / "metrics.jsonl", made.stop.window)
+            progress, journal = Progress(made.stop.window), Journal(folder / "metrics.jsonl")
             blobs = database.blobs if share else None
             async with coordinator(made, *_fresh_workers(), blobs=blobs) as parts:
-                data = CountedData(made, database, metrics, "bench", 1, parts.envs)
+                data = CountedData(made, database, progress, journal, "bench", 1, parts.envs)
                 await data.prepare()
                 tally = data.tally = shared.Tally(warm, seconds)
                 writer = _timed(parts.policy, made, tally)
                 async with _background(
-                    sample(data, parts.envs, parts.policy, made, writer), _train(data), metrics.write_events(database)
+                    sample(data, parts.envs, parts.policy, made, writer), _train(data), journal.write_events(database)
                 ):
                     while not tally.over:  # noqa: ASYNC110 - a clock decides
                         await asyncio.sleep(tally.left or LOOK_SECONDS)
                     busy = parts.envs.usage.utilisation(time.monotonic())
-            metrics.close()
+            journal.close()
             # What was under way in the end may be stored as well.
             in_database = (await database.totals()).trajectories
             kept = sum(len(files) for _, _, files in os.walk(folder / "blobs"))
@@ -156,12 +157,13 @@ async def _steps(share: bool, warm: float, seconds: float) -> None:
                     f"{data.stored} trajectories of {data.stored_steps} steps were counted as stored, and there are "
                     f"{in_database} and {kept} screenshots"
                 )
-            trained = metrics.fates["trained"]
+            fates = progress.counts.fates
+            trained = fates.get("trained", 0)
             tally.report(
                 stored_trajectories=in_database,
                 stored_screenshots=kept,
                 trained=trained,
-                dropped=metrics.fates.total() - trained,
+                dropped=sum(fates.values()) - trained,
                 environments_busy=round(busy, 3),
                 trajectories_per_batch=made.trainer.trajectories_per_update,
             )

@@ -23,9 +23,10 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.screenshots import Screenshots
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
+from dart.core.progress import Progress
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
@@ -151,10 +152,10 @@ async def _updates(
 ) -> Seen:
     fleet = Fleet(60.0)
     policy, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
-    metrics = Metrics(folder / "metrics.jsonl", 1)
+    journal = Journal(folder / "metrics.jsonl")
     sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)
     together = setting.schedule == "all"
-    sync = WeightSync(sync_settings, fleet, policy, ranks, database, metrics, together=together)
+    sync = WeightSync(sync_settings, fleet, policy, ranks, database, Progress(1), journal, together=together)
     rotation, load = Rotation(policy), Load(policy, TOKENS)
     all_here = _when_ready(fleet, len(members))
     server_settings = config.Server(heartbeat_seconds=5.0, lost_after_seconds=60.0)
@@ -170,7 +171,7 @@ async def _updates(
                 tasks.create_task(member.ask("serve", limit, role=role, name=name, address=server.address))
             await all_here.wait()
             fleet.on_lost.append(lambda worker: None if worker.said_goodbye else lost.append(worker.id))
-            work = [sync.run(), fleet.reap(), metrics.write_events(database), *map(load.client, range(clients))]
+            work = [sync.run(), fleet.reap(), journal.write_events(database), *map(load.client, range(clients))]
             background = [tasks.create_task(each) for each in work]
             await asyncio.sleep(how.after_seconds)
             for number in range(1, 2 + how.repeats):
@@ -190,7 +191,7 @@ async def _updates(
             fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
     finally:
         await server.stop()
-        metrics.close()
+        journal.close()
     told = [event for member in members for event in member.events]
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Seen(

@@ -69,7 +69,7 @@ class View:
                 live.update(self._picture())
 
     def _line(self) -> str:
-        status, metrics = self._run.status(), self._run.metrics
+        status, progress = self._run.status(), self._run.progress
         if status.phase == "starting":
             return f"{self._elapsed()} starting: {self._starting()}"
         if (evaluation := self._run.evaluation) is not None:
@@ -78,10 +78,10 @@ class View:
             return f"{self._elapsed()} collecting: {collection}"
         versions = list(self._run.sync.versions.values())
         return (
-            f"{self._elapsed()} {status.phase}: update {status.update}, success {metrics.success_rate:.0%}, "
-            f"{metrics.trajectories} trajectories ({self._per_minute():.0f}/min), "
+            f"{self._elapsed()} {status.phase}: update {status.update}, success {progress.success_rate:.0%}, "
+            f"{progress.counts.trajectories} trajectories ({self._per_minute():.0f}/min), "
             f"environments {status.env_utilisation:.0%}, replicas {status.rollout_utilisation:.0%}, "
-            f"staleness {metrics.staleness_mean:.1f}" + (f", version {_range(versions)}" if versions else "")
+            f"staleness {progress.counts.staleness.mean:.1f}" + (f", version {_range(versions)}" if versions else "")
         )
 
     def _elapsed(self) -> str:
@@ -95,7 +95,7 @@ class View:
 
     def _per_minute(self) -> float:
         seconds = self._run.train_seconds
-        return 60 * self._run.metrics.trajectories / seconds if seconds > 0 else 0.0
+        return 60 * self._run.progress.counts.trajectories / seconds if seconds > 0 else 0.0
 
     def _picture(self) -> Panel:
         run = self._run
@@ -104,7 +104,7 @@ class View:
         evaluation = run.evaluation
         if evaluation is not None:
             body.append(_bar(len(evaluation.outcomes) / max(evaluation.total, 1)))
-        elif run.metrics.success_by_task:
+        elif run.progress.success_by_task:
             body.append(_bar(self._progress()))
             body.append(self._tasks())
         if status.phase in set(RunState) and not status.workers:  # it has ended, and this is what stays on the screen
@@ -116,9 +116,9 @@ class View:
     def _progress(self) -> float:
         stop = self._run.config.stop
         shares = [
-            self._run.metrics.updates / stop.updates if stop.updates else 0.0,
+            self._run.progress.counts.updates / stop.updates if stop.updates else 0.0,
             self._run.train_seconds / stop.train_seconds if stop.train_seconds else 0.0,
-            self._run.metrics.env_steps / stop.env_steps if stop.env_steps else 0.0,
+            self._run.progress.counts.env_steps / stop.env_steps if stop.env_steps else 0.0,
         ]
         return min(1.0, max(shares))
 
@@ -127,9 +127,9 @@ class View:
         table.add_column("task")
         table.add_column("recent success", justify="right")
         table.add_column("")
-        for name, rate in self._run.metrics.success_by_task.items():
+        for name, rate in self._run.progress.success_by_task.items():
             table.add_row(name, f"{rate:.0%}", ProgressBar(total=1.0, completed=rate, width=30))
-        return table if table.row_count <= MOST_ROWS else _bands(self._run.metrics.success_by_task.values())
+        return table if table.row_count <= MOST_ROWS else _bands(self._run.progress.success_by_task.values())
 
     def _workers(self, status: Any) -> Table:
         """A row for each; where a role has too many for a screen, one for all of them."""

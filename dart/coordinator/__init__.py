@@ -9,7 +9,7 @@
     training   the training phase: sampling and updates side by side, stop conditions
     syncing    rolling weight sync, replica by replica
     evaluation, collecting   the other two things that episodes are run for
-    metrics    accounting, metrics.jsonl, events
+    journal    events: metrics.jsonl, the database, watchers; `core.progress` has the counters
     start      where a run begins, or goes on
     welcome    what each role is told when it joins
     run        a run's life from start to summary

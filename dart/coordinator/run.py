@@ -31,13 +31,14 @@ from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperat
 from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.control import ControlService, worker_statuses
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, write_json, write_summary
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
+from dart.core.progress import TRAINED, Progress
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
@@ -70,13 +71,16 @@ class Run:
         self.policy = RolloutPool(self.fleet, screenshots)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
-        self.metrics = Metrics(directory / "metrics.jsonl", config.stop.window, start.first_event)
-        self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.metrics, start.version,
-                               together=config.schedule.sync == "all")  # fmt: skip
+        self.progress = Progress(config.stop.window)
+        self.journal = Journal(directory / "metrics.jsonl", start.first_event)
+        self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.progress, self.journal,
+                               start.version, together=config.schedule.sync == "all")  # fmt: skip
         self.data = (
-            Demonstrations(config, self.metrics)
+            Demonstrations(config, self.progress, self.journal)
             if config.algorithm == "sft"
-            else DataManager(config, database, self.metrics, config.environment.kind, start.first_group, self.envs)
+            else DataManager(
+                config, database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs
+            )
         )
         self.policy.on_rotation.append(self._blame_queue)
         self._blame_queue()
@@ -89,7 +93,7 @@ class Run:
         self.collection: Collection | None = None
         """Likewise."""
         self._training = Training(
-            config, start, directory / "checkpoints", database, self.metrics,
+            config, start, directory / "checkpoints", database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
         self._stop = asyncio.Event()
@@ -107,14 +111,14 @@ class Run:
 
     def _while_training(self, lever: str) -> None:
         """Raises UserError in a phase that cannot obey."""
-        if self.metrics.phase != "training":
-            raise UserError(f"the run is {self.metrics.phase}: it takes {lever} while it trains")
+        if self.progress.phase != "training":
+            raise UserError(f"the run is {self.progress.phase}: it takes {lever} while it trains")
 
     def pause(self, paused: bool) -> None:
         """Raises UserError while the run does not train; so do the levers below."""
         self._while_training("pause" if paused else "resume")
         self.data.pause(paused)
-        self.metrics.event("paused" if paused else "resumed")
+        self.journal.event("paused" if paused else "resumed")
 
     def drain(self) -> None:
         """End as after the last update."""
@@ -138,24 +142,24 @@ class Run:
         busy = {worker.id: self.envs.usage.busy(worker.id) for worker in self.fleet.of_role(pb.ROLE_ENV)}
         busy |= {name: replica.busy for name, replica in self.policy.router.replicas.items()}
         syncing = {name for name, replica in self.policy.router.replicas.items() if not replica.serving}
-        versions = self.sync.versions | {w.id: self.metrics.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}
+        versions = self.sync.versions | {w.id: self.progress.counts.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}
         now = time.monotonic()
         environments, replicas, trainer = self.accounting.utilisation(now)
         return cpb.GetStatusResponse(
             run_id=self.directory.name,
-            phase=self.metrics.phase,
-            update=self.metrics.updates,
-            weight_version=self.metrics.version,
-            trajectories=self.metrics.trajectories,
-            env_steps=self.metrics.env_steps,
-            success_rate=self.metrics.success_rate,
+            phase=self.progress.phase,
+            update=self.progress.counts.updates,
+            weight_version=self.progress.counts.version,
+            trajectories=self.progress.counts.trajectories,
+            env_steps=self.progress.counts.env_steps,
+            success_rate=self.progress.success_rate,
             env_utilisation=environments,
             rollout_utilisation=replicas,
-            fates=self.metrics.fates,
+            fates=self.progress.counts.fates,
             workers=worker_statuses(self.fleet, busy, versions, syncing, self.accounting.doing),
             elapsed_seconds=now - self._began,
             trainer_utilisation=trainer,
-            trained_actions_per_minute=60 * self.metrics.trained_steps / max(self.train_seconds, 1e-9),
+            trained_actions_per_minute=60 * self.progress.counts.trained_steps / max(self.train_seconds, 1e-9),
             **{f"{name}_time": cpb.TimeSpent(**spent) for name, spent in self.accounting.report(now).items()},
         )
 
@@ -165,7 +169,7 @@ class Run:
         """Run to the end and return the summary. `launch`: starts local workers and watches them, until cancelled."""
         control = self.config.server.tokens.get("control")
         service = ControlService(
-            self, self.metrics, self.database, read_token(control, "server.tokens.control") if control else None
+            self, self.journal, self.database, read_token(control, "server.tokens.control") if control else None
         )
         sessions = CoordinatorService(self.fleet, self.config.server, self.directory.name, self._welcome)
         try:
@@ -176,8 +180,8 @@ class Run:
         finally:
             self.address.cancel()
             with contextlib.suppress(UserError, OSError):  # it has been said why, if the disk is full
-                await self.metrics.flush(self.database)
-                self.metrics.close()
+                await self.journal.flush(self.database)
+                self.journal.close()
             await self.server.stop()
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
@@ -201,7 +205,7 @@ class Run:
         except (UserError, asyncio.CancelledError) as error:
             # Cancelled: the launcher could not go on, and says why.
             with contextlib.suppress(OSError):
-                self.metrics.event("failed", why=str(error))
+                self.journal.event("failed", why=str(error))
             await self._end(RunState.FAILED)
             raise
         self._phase("finished")
@@ -210,7 +214,7 @@ class Run:
         return summary
 
     async def _with_background(self) -> dict[str, Any]:
-        work = [self.fleet.reap(), self.metrics.write_events(self.database), self.sync.run(), self._watch_stop()]
+        work = [self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop()]
         if self._trains:
             work.append(self._watch_trainer())
         try:
@@ -275,14 +279,14 @@ class Run:
     async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:
         self._phase("evaluating")
         # By version: one that was broken off goes on where it was, with the same weights only.
-        name = f"{label}-v{self.metrics.version}" if self._trains else label
+        name = f"{label}-v{self.progress.counts.version}" if self._trains else label
         source = Evaluation(name, self.config, self.database, episodes, samples)
         self.evaluation = source
         await source.open()
         await sample(source, self.envs, self.policy, self.config, writer)
         self.evaluations[label] = await source.close()
         self.evaluation = None
-        self.metrics.event("evaluation", label=label, **self.evaluations[label])
+        self.journal.event("evaluation", label=label, **self.evaluations[label])
         return source
 
     async def _collected(self, collect: Collect) -> dict[str, Any]:
@@ -293,7 +297,7 @@ class Run:
             await sample(source, self.envs, self.policy, self.config, writer)
         result = await source.close()
         self.collection = None
-        self.metrics.event("collected", **result)
+        self.journal.event("collected", **result)
         return result
 
     # ---- workers ----
@@ -308,7 +312,7 @@ class Run:
         return welcome(self.config, self._start, hello, self._job, self._shared)
 
     def _note_worker(self, worker: Any) -> None:
-        self.metrics.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
+        self.journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
                            shares_screenshots=worker.shares_blobs)  # fmt: skip
         self._tensors_versions |= dict(worker.ready.versions)
         self._fleet_changed.set()
@@ -324,14 +328,14 @@ class Run:
 
     async def _goodbye(self) -> None:
         """Tell every worker to end, and wait until they have."""
-        self.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason=f"the run is {self.metrics.phase}")))
+        self.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason=f"the run is {self.progress.phase}")))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 while self.fleet.workers:
                     await self._fleet_changed.wait()
 
     async def _end(self, state: RunState) -> None:
-        was = self.metrics.phase
+        was = self.progress.phase
         with contextlib.suppress(OSError):  # where the disk is full, the rest has to be done all the same
             self._phase(state.value)
         if state is RunState.INTERRUPTED and was == "training":
@@ -343,8 +347,8 @@ class Run:
         await self._goodbye()
 
     def _phase(self, phase: str) -> None:
-        self.metrics.phase = phase
-        self.metrics.event("phase", phase=phase)
+        self.progress.phase_changed(phase)
+        self.journal.event("phase", phase=phase)
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -355,23 +359,23 @@ class Run:
         }
 
     def _summary(self) -> dict[str, Any]:
-        totals = self.metrics.totals()
+        counts, dropped = self.progress.counts, "dropped: "
         return {
             **self._common(),
             "success_before": self.evaluations.get("before"),
             "success_after": self.evaluations.get("after"),
             "train_seconds": round(self.train_seconds, 2),
-            "trajectories": totals["trajectories"],
-            "env_steps": totals["env_steps"],
-            "updates": totals["updates"],
-            "weight_syncs": totals["weight_syncs"],
+            "trajectories": counts.trajectories,
+            "env_steps": counts.env_steps,
+            "updates": counts.updates,
+            "weight_syncs": counts.weight_syncs,
             **self._training.usage,
-            "staleness": totals["staleness"],
-            "dropped": {k.removeprefix("dropped: "): n for k, n in totals["fates"].items() if k.startswith("dropped")},
-            "trained": totals["fates"].get("trained", 0),
-            "infrastructure_failures": totals["infrastructure_failures"],
-            "unparsable": totals["unparsable"],
-            "pooled": totals["pooled"],
+            "staleness": counts.staleness.to_json(),
+            "dropped": {k.removeprefix(dropped): n for k, n in counts.fates.items() if k.startswith(dropped)},
+            "trained": counts.fates.get(TRAINED, 0),
+            "infrastructure_failures": counts.infrastructure_failures,
+            "unparsable": counts.unparsable,
+            "pooled": counts.pooled,
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dart.core.evaluation.documents import Success
+from dart.core.progress import Counts
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import RunKind, RunState
@@ -20,8 +20,10 @@ class Start:
     checkpoint: Path | None = None
     version: int = 0
     update: int = 0
-    totals: dict[str, Any] | None = None
-    """As of the last update."""
+    counts: Counts | None = None
+    """As of the last update; None before any."""
+    train_seconds: float = 0.0
+    """Spent in training, as of the last update."""
     evaluations: dict[str, Success] = field(default_factory=dict)
     """Of the policy that the run began with."""
     first_group: int = 1
@@ -35,7 +37,8 @@ async def starting_point(database: Database, directory: Path) -> Start:
         raise UserError(f"run {run.id} is no training run but one of {run.kind}: start it again without --resume")
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
-    totals = next((json.loads(event.json) for event in await database.newest_events("update")), None)
+    last = next((json.loads(event.json) for event in await database.newest_events("update")), None)
+    counts, seconds = (Counts.from_json(last), last["train_seconds"]) if last else (None, 0.0)
     evaluations: dict[str, Success] = {}
     for event in await database.newest_events("evaluation", 100):
         result = json.loads(event.json)
@@ -46,9 +49,11 @@ async def starting_point(database: Database, directory: Path) -> Start:
     group, sequence = await database.group_count() + 1, await database.last_sequence() + 1
     checkpoint = await database.latest_checkpoint()
     if checkpoint is None:
-        return Start(totals=totals, evaluations=evaluations, first_group=group, first_event=sequence)
+        return Start(
+            counts=counts, train_seconds=seconds, evaluations=evaluations, first_group=group, first_event=sequence
+        )
     # One update makes one version, so the checkpoint's version is also the number of its update.
     made = checkpoint.version
     # By name: the run may have been moved, or be resumed from another working directory.
     folder = directory / "checkpoints" / Path(checkpoint.path).name
-    return Start(folder, made, made, totals, evaluations, group, sequence)
+    return Start(folder, made, made, counts, seconds, evaluations, group, sequence)

@@ -19,6 +19,7 @@ from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindparam, delete, insert, select, update
 
+from dart.core.json_text import to_json
 from dart.core.types import Task, Trajectory
 from dart.store import records as r
 from dart.store import tables as t
@@ -87,7 +88,7 @@ class Database(Reader):
             "id": run_id,
             "name": name,
             "kind": kind,
-            "config_json": r.to_json(config),
+            "config_json": to_json(config),
             "state": r.RunState.RUNNING,
             "started": started,
             "control_address": control_address,
@@ -106,7 +107,7 @@ class Database(Reader):
         await self._update_run(control_address=control_address)
 
     async def finish_run(self, summary: Mapping[str, Any], finished: float) -> None:
-        await self._update_run(state=r.RunState.FINISHED, finished=finished, summary_json=r.to_json(summary))
+        await self._update_run(state=r.RunState.FINISHED, finished=finished, summary_json=to_json(summary))
 
     async def _update_run(self, **values: Any) -> None:
         await self._execute(update(t.runs).where(t.runs.c.id == self.run_id).values(**values))
@@ -289,7 +290,7 @@ class Database(Reader):
 
     async def add_version(self, version: int, number: int, metrics: Mapping[str, float], created: float) -> None:
         """Update `number` made weight version `version`; a run that resumed from before it makes it again."""
-        row = {"version": version, "update": number, "created": created, "metrics_json": r.to_json(metrics)}
+        row = {"version": version, "update": number, "created": created, "metrics_json": to_json(metrics)}
         await self._replace(t.versions, t.versions.c.version == version, row)
 
     async def add_sync(self, sync: r.SyncRecord) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, func, or_, select
 
+from dart.core.progress import StoredCounts
 from dart.core.types import Step
 from dart.errors import UserError
 from dart.store import records as r
@@ -188,7 +189,7 @@ class Reader:
         rows = await self._rows(wanted)
         return int(rows[0]["count"])
 
-    async def totals(self) -> r.Totals:
+    async def totals(self) -> StoredCounts:
         """What the training roll-outs and the copies beside them came to so far."""
         c, g = t.trajectories.c, t.groups.c
         groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
@@ -210,7 +211,7 @@ class Reader:
         for row in rows:
             if row["fate"] != r.PENDING:
                 fates[row["fate"]] = fates.get(row["fate"], 0) + row["count"]
-        return r.Totals(
+        return StoredCounts(
             trajectories=sum(row["count"] for row in own),
             env_steps=sum(int(row["steps"]) for row in own),
             unparsable=sum(int(row["unparsable"]) for row in own),

@@ -7,7 +7,6 @@ what the wire carries), and images come without their bytes unless those are ask
 from __future__ import annotations
 
 import json
-import math
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,18 +104,6 @@ class TaskHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Training roll-outs so far, and the fates of them and of the `pooled` copies."""
-
-    trajectories: int
-    env_steps: int
-    unparsable: int
-    pooled: int
-    trained_steps: int
-    fates: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Success:
     """A trajectory that the experience pool may use, and how often it has."""
 
@@ -166,26 +153,6 @@ class Event:
     unix_seconds: float
     kind: str
     json: str
-
-
-def to_json(value: Any) -> str:
-    """JSON that every reader takes: a number that is not finite becomes null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {key: _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case _:
-            return value
 
 
 def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:

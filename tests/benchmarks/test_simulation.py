@@ -19,7 +19,7 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.sampling.screenshots import Screenshots
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.groups import Order
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
@@ -103,8 +103,8 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.
     monkeypatch.setattr(cluster, "_config", config)
     monkeypatch.setattr(cluster, "SimulatedTrainer", ForgetfulTrainer)
     events: list[tuple[str, dict[str, Any]]] = []
-    record = Metrics.event
-    monkeypatch.setattr(Metrics, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    record = Journal.event
+    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
     assert simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)["updates"] > 4
     kinds = [kind for kind, _ in events if kind in ("update", "checkpoint", "checkpoint_failed")]
     assert kinds[:7] == [

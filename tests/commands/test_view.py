@@ -37,10 +37,10 @@ def screen(folder: Path, env_workers: int, tasks: int, replicas: int = 2) -> lis
         for index in range(tasks):
             task = Task("miniwob", f"task-{index:03d}", 1)
             for success in [True] * (index % 3) + [False] * (2 - index % 3):
-                run.metrics.counted(
+                run.progress.trajectory_finished(
                     Trajectory("t", "g", task, "do", (), Termination.STEP_LIMIT, float(success), success, 9, 0.0, 1.0)
                 )
-        run.metrics.phase = "training" if replicas else "finished"
+        run.progress.phase_changed("training" if replicas else "finished")
         console = Console(width=110, record=True, file=(folder / "out").open("w"))
         console.print(View(run, live=True)._picture())
         return console.export_text()

@@ -154,7 +154,7 @@ async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None
             assert json.loads(run._welcome(pb.Hello(role=role, capabilities=[capability])))
         with pytest.raises(Rejected, match="does not train"):
             run._welcome(pb.Hello(role=pb.ROLE_TRAIN))
-        run.metrics.close()
+        run.journal.close()
 
 
 async def test_what_the_grammar_has_no_words_for_is_told() -> None:

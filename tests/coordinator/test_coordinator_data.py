@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from dart import config
-from dart.commands.plot import read_metrics
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.data import FAILING_SECONDS, DataManager
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.groups import Order
+from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
@@ -64,16 +64,16 @@ class Rig:
         self.database = await Database.open(sqlite_url(self.directory / "run.db"), self.directory / "blobs")
         if new:
             await self.database.start_run("run-1", "test", {}, started=0.0)
-        self.metrics = Metrics(self.directory / "metrics.jsonl", 100)
+        self.progress, self.journal = Progress(100), Journal(self.directory / "metrics.jsonl")
         self.data = DataManager(
-            self.settings, self.database, self.metrics, "miniwob", await self.database.group_count() + 1,
+            self.settings, self.database, self.progress, self.journal, "miniwob", await self.database.group_count() + 1,
             environments(),
         )  # fmt: skip
         await self.data.prepare()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.metrics.close()
+        self.journal.close()
         await self.database.close()
 
     async def order(self) -> Order:
@@ -94,7 +94,7 @@ class Rig:
             return await self.data.next_batch(version)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        self.metrics._file.flush()
+        self.journal._file.flush()
         lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
@@ -104,7 +104,7 @@ async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
         await rig.group(False, False, False, False)
         await rig.group(True, False, True, False)
         assert [event["reason"] for event in rig.events("group")] == ["all 4 failed", "2 of 4 succeeded"]
-        assert dict(rig.metrics.fates) == {"dropped: all failed": 4}
+        assert dict(rig.progress.counts.fates) == {"dropped: all failed": 4}
         assert await rig.database.fates() == {"dropped: all failed": 4, "pending": 4}
         (group,) = await rig.database.unfinished_groups((GroupState.RELEASED,))
         assert group.fate == "2 of 4 succeeded"
@@ -113,7 +113,7 @@ async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
 async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.group(True, False, False, False, version=1)
-        rig.metrics.version = 1
+        rig.progress.resumed(1, 1)
         failed = await rig.group(False, False, False, False, version=1)
         (won,) = [e for e in rig.events("pooled")]
         assert won["success"] == "g000001-1" and won["replaced"] == failed[-1].trajectory_id
@@ -126,7 +126,11 @@ async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> Non
         fates = await rig.database.fates()
         assert fates == {"trained": 8, "dropped: replaced by a pooled success": 1}
         # dropped + trained = finished + pooled
-        assert sum(rig.metrics.fates.values()) == rig.metrics.trajectories + rig.metrics.pooled == 9
+        assert (
+            sum(rig.progress.counts.fates.values())
+            == rig.progress.counts.trajectories + rig.progress.counts.pooled
+            == 9
+        )
 
 
 async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
@@ -137,11 +141,11 @@ async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
         await rig.data.consumed(batch, 1, 0)
         order = await rig.order()
         await rig.data.finished(order, rolled_out(order, True))
-        kept = rig.metrics.totals()
+        kept = rig.progress.counts
         stored = await rig.database.totals()
         assert (stored.trajectories, stored.pooled, stored.env_steps) == (9, 1, 18)
-        assert stored.trained_steps == kept["trained_steps"] == 16
-        assert dict(stored.fates) == kept["fates"] == {"trained": 8, "dropped: replaced by a pooled success": 1}
+        assert stored.trained_steps == kept.trained_steps == 16
+        assert dict(stored.fates) == kept.fates == {"trained": 8, "dropped: replaced by a pooled success": 1}
         assert await rig.database.release_again(0) == 2
     async with Rig(tmp_path) as again:
         assert {group.id for group in await again.batch()} == {group.id for group in batch}
@@ -163,7 +167,7 @@ async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path
 async def test_an_old_success_is_pooled_without_its_log_probs(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.group(True, False, False, False, version=0)
-        rig.metrics.version = 5
+        rig.progress.resumed(0, 5)
         await rig.group(False, False, False, False, version=5)
         await rig.group(True, False, False, False, version=5)
         with_copy, _ = await rig.batch(5)
@@ -179,7 +183,7 @@ async def test_the_pool_can_be_switched_off(tmp_path: Path) -> None:
     async with Rig(tmp_path, off) as rig:
         await rig.group(True, False, False, False)
         await rig.group(False, False, False, False)
-        assert rig.metrics.pooled == 0 and rig.metrics.fates == {"dropped: all failed": 4}
+        assert rig.progress.counts.pooled == 0 and rig.progress.counts.fates == {"dropped: all failed": 4}
 
 
 async def test_plans_follow_what_was_seen_and_survive_a_restart(tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ async def test_an_infrastructure_failure_costs_the_others_nothing(tmp_path: Path
         assert (again.trajectory_id, again.attempt) == (orders[1].trajectory_id, 2)
         for order, success in zip([orders[0], again, *orders[2:]], [True, False, True, False], strict=True):
             await rig.data.finished(order, rolled_out(order, success))
-        assert rig.metrics.trajectories == 4 and rig.events("group")[0]["size"] == 4
+        assert rig.progress.counts.trajectories == 4 and rig.events("group")[0]["size"] == 4
 
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 8), (200, 800)])
@@ -304,21 +308,8 @@ async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(t
         batch = await rig.data.next_batch(0)
         assert len(batch) == 2
         await rig.data.unusable(batch, batch[0], "a screenshot cannot be had")
-        assert rig.metrics.fates["dropped: cannot be trained on"] == 4
+        assert rig.progress.counts.fates["dropped: cannot be trained on"] == 4
         assert (await rig.database.group(batch[0].id)).state is GroupState.DROPPED
         await rig.group(True, False, True, False)
         again = await rig.data.next_batch(0)
         assert batch[1].id in {group.id for group in again} and batch[0].id not in {group.id for group in again}
-
-
-def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, 1)
-    first.event("update", update=1)
-    first.close()
-    path.write_text(path.read_text() + '{"event": "update", "upd')
-    again = Metrics(path, 1)
-    again.event("update", update=2)
-    again.close()
-    updates, _ = read_metrics(tmp_path)
-    assert [event["update"] for event in updates] == [1, 2]

@@ -17,9 +17,10 @@ from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool, _checked
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
 from dart.coordinator.sampling.screenshots import Screenshots
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import RECEIVES_WHILE_SERVING, WeightSync
+from dart.core.progress import Progress
 from dart.core.types import Generation
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
@@ -79,7 +80,9 @@ async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[
     settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
     made = Stage(
-        WeightSync(settings, fleet, pool, ranks, database, Metrics(tmp_path / "metrics.jsonl", 1)), pool, fleet=fleet
+        WeightSync(settings, fleet, pool, ranks, database, Progress(1), Journal(tmp_path / "metrics.jsonl")),
+        pool,
+        fleet=fleet,
     )
     capabilities = [RECEIVES_WHILE_SERVING] if capable else []
     async with asyncio.TaskGroup() as tasks:

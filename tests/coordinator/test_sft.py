@@ -15,7 +15,8 @@ from store_samples import trajectory
 from dart import config
 from dart.agent.vocabulary import vocabulary_digest
 from dart.coordinator.sampling.demonstrations import Demonstrations
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
+from dart.core.progress import Progress
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
@@ -51,18 +52,18 @@ async def source(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def names(source: Path, tmp_path: Path, done: int, batches: int) -> list[str]:
-    metrics = Metrics(tmp_path / "metrics.jsonl", 10)
-    metrics.updates = done
-    data = Demonstrations(settings(source), metrics)
+    progress, journal = Progress(10), Journal(tmp_path / "metrics.jsonl")
+    progress.resumed(done, done)
+    data = Demonstrations(settings(source), progress, journal)
     await data.prepare()
     made = []
     for _ in range(batches):
-        batch = await data.next_batch(metrics.updates)
+        batch = await data.next_batch(progress.counts.updates)
         made += [group.trajectories[0].pooled_from for group in batch]
-        metrics.updates += 1
-        await data.consumed(batch, metrics.updates, metrics.updates - 1)
+        progress.version_made(progress.counts.updates + 1, None)
+        await data.consumed(batch, progress.counts.updates, progress.counts.updates - 1)
     await data.close()
-    metrics.close()
+    journal.close()
     return made
 
 
@@ -75,7 +76,7 @@ async def test_every_demonstration_comes_once_an_epoch_and_a_restart_goes_on(sou
 
 
 async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_path: Path) -> None:
-    data = Demonstrations(settings(source), Metrics(tmp_path / "metrics.jsonl", 10))
+    data = Demonstrations(settings(source), Progress(10), Journal(tmp_path / "metrics.jsonl"))
     await data.prepare()
     group = (await data.next_batch(7))[0]
     (one,) = group.trajectories

@@ -103,7 +103,7 @@ async def test_every_mode_trains_and_keeps_its_promise(sampling: str, training: 
     if training == "synchronous":
         assert not any(updating for _, _, updating, _ in life.seen)
         if sampling == "batch":
-            assert rig.metrics.staleness_max == 0
+            assert rig.progress.counts.staleness.max == 0
         else:
             assert min(life.updates) >= N * TASKS
 

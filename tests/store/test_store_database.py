@@ -17,11 +17,12 @@ from sqlalchemy.exc import IntegrityError
 from store_samples import TASK, image, trajectory
 from test_store_action_json import actions, texts
 
+from dart.core.progress import StoredCounts
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
 from dart.store.blobs import BlobCorrupt, BlobMissing
 from dart.store.database import Database, sqlite_url
-from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory, Totals
+from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
 
 
 async def opened(directory: Path, create: bool = True) -> Database:
@@ -285,7 +286,7 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     copy = replace(trajectory("copy", "g1", finished=40.0), pooled_from="t1")
     reason = "3 of 4 succeeded"
     await database.close_group("g1", GroupState.RELEASED, reason, "pending", {"copy": 1.0}, 41.0, pooled=copy)
-    assert await database.totals() == Totals(4, 8, 0, 1, 0, {})
+    assert await database.totals() == StoredCounts(4, 8, 0, 1, 0, {})
     await database.consume_groups(["g1"], 7)
     totals = await database.totals()
     assert (totals.fates, totals.trained_steps) == ({"trained": 5}, 8 + 3)

@@ -21,7 +21,7 @@ from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.sources import copy_sources
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.advantage import overlong_penalty
 from dart.core.curation.feed import Feed, ReleasedGroup
 from dart.core.curation.groups import Group, GroupBook, Order
@@ -30,6 +30,7 @@ from dart.core.curation.planning import LengthRule, NumberRule, Plan, Planner, s
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Pacing, Situation
+from dart.core.progress import Progress
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
 from dart.errors import UserError
@@ -55,12 +56,14 @@ class DataManager:
         self,
         config: Config,
         database: Database,
-        metrics: Metrics,
+        progress: Progress,
+        journal: Journal,
         suite: str,
         first_group: int,
         envs: EnvPool,
     ) -> None:
-        self._config, self._database, self._metrics, self._envs = config, database, metrics, envs
+        self._config, self._database, self._envs = config, database, envs
+        self._progress, self._journal = progress, journal
         self.temperature = config.rollout.temperature
         tasks, curation = config.environment.tasks, config.curation
         number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
@@ -108,7 +111,7 @@ class DataManager:
         pool = self._config.curation.pool
         if pool.enabled and pool.sources and not await self._database.group_count(GroupKind.COLLECTED):
             copied = await copy_sources(self._config, self._database)
-            self._metrics.event("pool_filled", successes=copied, sources=[str(folder) for folder in pool.sources])
+            self._journal.event("pool_filled", successes=copied, sources=[str(folder) for folder in pool.sources])
         await self._restore_curation()
         if not self._resumed:
             return
@@ -183,7 +186,7 @@ class DataManager:
         await self._database.add_trajectory(trajectory, order.attempt)
         self._running -= 1
         self._failures_in_a_row = 0
-        self._metrics.counted(trajectory)
+        self._progress.trajectory_finished(trajectory)
         self._planner.record(trajectory)
         if trajectory.success:
             self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
@@ -203,12 +206,12 @@ class DataManager:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         self._running -= 1
-        self._metrics.infrastructure_failures += 1
+        self._progress.attempt_failed()
         now = time.monotonic()
         if not self._failures_in_a_row:
             self._failing_since = now
         self._failures_in_a_row += 1
-        self._metrics.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
+        self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
         enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
         if self._failures_in_a_row >= enough and now - self._failing_since >= FAILING_SECONDS:
             raise UserError(
@@ -217,7 +220,7 @@ class DataManager:
             )
         if order.hopeless and self._failures_in_a_row < self._most_environments + LEAST_FAILURES:
             # Others succeed meanwhile, so this one is to blame: a task whose page does not load, say.
-            self._metrics.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
+            self._journal.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
             if group := self._book.give_up(order):
                 self._given_up.append(group)
         else:
@@ -232,7 +235,7 @@ class DataManager:
     def _plan(self, task: Task) -> Plan:
         plan = self._planner.plan(task.name)
         for change in plan.changes:
-            self._metrics.event("plan", task=task.name, reason=change)
+            self._journal.event("plan", task=task.name, reason=change)
         return plan
 
     def _weight(self, name: str) -> float:
@@ -247,7 +250,7 @@ class DataManager:
         if not group.finished:
             reason = f"dropped: {UNMADE}"
             await self._database.close_group(group.id, GroupState.DROPPED, reason, reason, {}, time.time())
-            self._metrics.event("group", group=group.id, task=group.task.id, size=0, released=False, reason=UNMADE)
+            self._journal.event("group", group=group.id, task=group.task.id, size=0, released=False, reason=UNMADE)
             return
         members = list(group.finished)
         pooled, fates = None, {}
@@ -265,16 +268,16 @@ class DataManager:
             group.id, state, reason, fate, advantages, time.time(), fates=fates, pooled=pooled
         )
         if pooled is not None:
-            self._metrics.pooled += 1
-            self._metrics.fates[REPLACED] += 1
-            self._metrics.event("pooled", group=group.id, success=pooled.pooled_from, replaced=replaced.id,
+            self._progress.success_pooled()
+            self._progress.dropped(REPLACED, 1)
+            self._journal.event("pooled", group=group.id, success=pooled.pooled_from, replaced=replaced.id,
                                 reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
                                        f"inserted for failure {replaced.id}")  # fmt: skip
         if decision.release:
             self._feed.add(ReleasedGroup(group.id, tuple(members), decision.advantages))
         else:
-            self._metrics.fates[fate] += len(ids)
-        self._metrics.event("group", group=group.id, task=group.task.id, size=len(ids), plan=group.why,
+            self._progress.dropped(fate, len(ids))
+        self._journal.event("group", group=group.id, task=group.task.id, size=len(ids), plan=group.why,
                             released=decision.release, reason=decision.reason)  # fmt: skip
         self._notify()
 
@@ -293,15 +296,15 @@ class DataManager:
         if not self._config.curation.pool.enabled:
             return None
         oldest = min(trajectory.oldest_version for trajectory in group.finished)
-        while entry := self._pool.take(group.task, self._metrics.updates):
+        while entry := self._pool.take(group.task, self._progress.counts.updates):
             try:
                 stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
             except BlobError as error:
                 self._pool.discard(entry)
-                self._metrics.event("pool_entry_lost", success=entry.trajectory_id, why=str(error))
+                self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=str(error))
                 continue
             assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
-            return pooled_copy(stored.trajectory, group.id, self._metrics.version, oldest)
+            return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
         return None
 
     # ---- batches ----
@@ -329,7 +332,9 @@ class DataManager:
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         """Update `update`, which began at `trainer_version`, has trained on the batch."""
         await self._database.consume_groups([group.id for group in batch], update)
-        self._metrics.consumed(batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories])
+        self._progress.batch_consumed(
+            batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories]
+        )
         self._in_training = 0
         self._notify()
 
@@ -337,8 +342,8 @@ class DataManager:
         """The trainer could not have this group of the batch: it is dropped, and the others wait again."""
         reason = f"{UNUSABLE}: {why}"
         await self._database.close_group(group.id, GroupState.DROPPED, reason, UNUSABLE, {}, time.time())
-        self._metrics.fates[UNUSABLE] += len(group.trajectories)
-        self._metrics.event("group", group=group.id, task=group.trajectories[0].task.id,
+        self._progress.dropped(UNUSABLE, len(group.trajectories))
+        self._journal.event("group", group=group.id, task=group.trajectories[0].task.id,
                             size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
         for other in batch:
             if other.id != group.id:
@@ -351,8 +356,8 @@ class DataManager:
         worst = max(staleness(trainer_version, trajectory) for trajectory in group.trajectories)
         reason = f"stale: {worst} versions old, {self._config.curation.max_staleness} allowed"
         await self._database.close_group(group.id, GroupState.DROPPED, f"dropped: {reason}", STALE, {}, time.time())
-        self._metrics.fates[STALE] += len(group.trajectories)
-        self._metrics.event("group", group=group.id, task=group.trajectories[0].task.id,
+        self._progress.dropped(STALE, len(group.trajectories))
+        self._journal.event("group", group=group.id, task=group.trajectories[0].task.id,
                             size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
         self._notify()
 

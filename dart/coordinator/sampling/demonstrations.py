@@ -13,9 +13,10 @@ from contextlib import AsyncExitStack
 
 from dart.config import Config
 from dart.coordinator.sampling.sources import SFT, check_sources, fitting_successes, open_source
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.feed import ReleasedGroup
 from dart.core.curation.pool import unscored_copy
+from dart.core.progress import Progress
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Reader
@@ -24,8 +25,8 @@ from dart.store.database import Reader
 class Demonstrations:
     """Stands where `coordinator.data.DataManager` does, without its orders."""
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
-        self._config, self._metrics = config, metrics
+    def __init__(self, config: Config, progress: Progress, journal: Journal) -> None:
+        self._config, self._progress, self._journal = config, progress, journal
         self._open = AsyncExitStack()
         self._all: list[tuple[Reader, str]] = []
         self._order: list[int] = []
@@ -54,13 +55,13 @@ class Demonstrations:
             found = await fitting_successes(source, directory, self._config, SFT, per_task=None)
             self._all += [(source, success.trajectory_id) for success in found]
         size = self._config.trainer.trajectories_per_update
-        self._metrics.event("demonstrations", trajectories=len(self._all), updates_per_epoch=len(self._all) / size)
+        self._journal.event("demonstrations", trajectories=len(self._all), updates_per_epoch=len(self._all) / size)
 
     async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
         """The next `trajectories_per_update` demonstrations, each a group of one with advantage 1."""
         await self._going.wait()
         size = self._config.trainer.trajectories_per_update
-        first = self._metrics.updates * size
+        first = self._progress.counts.updates * size
         made = []
         for number in range(first, first + size):
             epoch, place = divmod(number, len(self._all))
@@ -74,7 +75,7 @@ class Demonstrations:
         return made
 
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
-        self._metrics.consumed(batch, [0 for group in batch for _ in group.trajectories])
+        self._progress.batch_consumed(batch, [0 for group in batch for _ in group.trajectories])
 
     async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
         raise UserError(f"sft.sources: demonstration {group.id} cannot be trained on: {why}")

@@ -11,7 +11,7 @@ import grpc
 
 from dart.coordinator.fleet.server import ROLE_NAMES
 from dart.coordinator.fleet.sessions import Fleet, Worker
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database
@@ -58,8 +58,8 @@ def worker_statuses(
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """`token` is asked of every caller."""
 
-    def __init__(self, levers: Levers, metrics: Metrics, database: Database, token: str | None) -> None:
-        self._levers, self._metrics, self._database, self._token = levers, metrics, database, token
+    def __init__(self, levers: Levers, journal: Journal, database: Database, token: str | None) -> None:
+        self._levers, self._journal, self._database, self._token = levers, journal, database, token
 
     async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
         await self._authorise(context)
@@ -69,7 +69,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: cpb.WatchEventsRequest, context: Any
     ) -> AsyncIterator[cpb.WatchEventsResponse]:
         await self._authorise(context)
-        async for event in self._metrics.watch(request.from_sequence):
+        async for event in self._journal.watch(request.from_sequence):
             yield cpb.WatchEventsResponse(
                 sequence=event.sequence, unix_seconds=event.unix_seconds, kind=event.kind, json=event.json
             )

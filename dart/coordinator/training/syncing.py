@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
+from dart.core.progress import Progress
 from dart.core.sync_plan import SyncPlan
 from dart.errors import UserError
 from dart.store.database import Database
@@ -51,13 +52,14 @@ class WeightSync:
         policy: RolloutPool,
         ranks: TrainerRanks,
         database: Database,
-        metrics: Metrics,
+        progress: Progress,
+        journal: Journal,
         version: int = 0,
         *,
         together: bool = False,
     ) -> None:
         self._settings, self._policy, self._ranks = settings, policy, ranks
-        self._database, self._metrics = database, metrics
+        self._database, self._progress, self._journal = database, progress, journal
         self._plan = SyncPlan(settings.max_unavailable, version, together=together)
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, weights_pb2.TransferGroup] = {}
@@ -96,7 +98,7 @@ class WeightSync:
                 return await self.settled()
         except TimeoutError:
             behind = [name for name, version in self.versions.items() if version < self._plan.version]
-        self._metrics.event("left_out", replicas=behind, reason=f"version {self._plan.version} could not be sent")
+        self._journal.event("left_out", replicas=behind, reason=f"version {self._plan.version} could not be sent")
         if len(behind) == len(self.versions):
             raise UserError(
                 f"no replica took version {self._plan.version}: look at logs/ in the run directory, then --resume"
@@ -116,12 +118,12 @@ class WeightSync:
     async def _update(self, replica: str, version: int) -> None:
         worker = self._workers[replica]
         started = time.time()
-        self._metrics.event("sync_started", replica=replica, version=version, versions=self.versions)
+        self._journal.event("sync_started", replica=replica, version=version, versions=self.versions)
         try:
             loaded = await self._transfer(worker, version)
         except InfrastructureError as error:
             log.warning("sync of %s to version %d failed: %s", replica, version, error)
-            self._metrics.event("sync_failed", replica=replica, version=version, why=str(error))
+            self._journal.event("sync_failed", replica=replica, version=version, why=str(error))
             self._groups.pop(worker.hello.instance_id, None)
             await asyncio.sleep(RETRY_SECONDS)
             if self._workers.get(replica) is worker:
@@ -136,8 +138,8 @@ class WeightSync:
             self._policy.set_serving(replica, True)
         elif self._plan.settled:
             self._serve(True)
-        self._metrics.weight_syncs += 1
-        self._metrics.event(
+        self._progress.weights_synced()
+        self._journal.event(
             "sync", replica=replica, version=version, seconds=round(time.time() - started, 4),
             pause_seconds=round(loaded.pause_seconds, 4), bytes=loaded.bytes, versions=self.versions,
         )  # fmt: skip

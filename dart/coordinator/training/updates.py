@@ -22,11 +22,12 @@ from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.service.accounting import Accounting
-from dart.coordinator.service.metrics import Metrics
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
 from dart.coordinator.training.ranks import NotSaved, TrainerRanks, UnusableGroup, timed
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.curation.feed import ReleasedGroup
+from dart.core.progress import Progress
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 
@@ -44,7 +45,8 @@ class Training:
         start: Start,
         checkpoints: Path,
         database: Database,
-        metrics: Metrics,
+        progress: Progress,
+        journal: Journal,
         envs: EnvPool,
         policy: RolloutPool,
         ranks: TrainerRanks,
@@ -53,7 +55,7 @@ class Training:
         accounting: Accounting,
     ) -> None:
         self._config, self._start, self._checkpoints = config, start, checkpoints
-        self._database, self._metrics = database, metrics
+        self._database, self._progress, self._journal = database, progress, journal
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
         self._accounting = accounting
         self._drained = False
@@ -91,7 +93,7 @@ class Training:
         self.usage = self._usage(now) | {"time": self._accounting.report(now)}
         self._seconds = self.seconds
         self._since = None
-        if self._metrics.updates > self._start.update:
+        if self._progress.counts.updates > self._start.update:
             await self.save()
 
     async def _sample_and_update(self) -> None:
@@ -106,19 +108,19 @@ class Training:
     async def cut_off(self) -> None:
         """Save what an interruption leaves. Raises TrainerLost, NotSaved."""
         _, saved = await self.save()
-        if self._in_flight and saved > self._metrics.version:
+        if self._in_flight and saved > self._progress.counts.version:
             # The trainer finished the update that was cut off here before it saved: its batch is trained.
             await self._updated(self._in_flight, saved, {})
 
     async def save(self) -> tuple[str, int]:
         """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost, NotSaved."""
         # A save waits for the update in flight, and holds it.
-        version = self._metrics.version + (self._in_flight is not None)
+        version = self._progress.counts.version + (self._in_flight is not None)
         path = self._checkpoints / f"v{version:06d}"
         saved = await self._ranks.save(path.resolve())
-        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._metrics.success_rate)
+        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._progress.success_rate)
         await self._database.add_checkpoint(record)
-        self._metrics.event("checkpoint", path=str(path), version=saved.weight_version)
+        self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
             if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
                 continue  # a replica that starts again begins with it
@@ -128,17 +130,17 @@ class Training:
 
     async def _take_up(self) -> None:
         """Counters, statistics and groups of the process that this one resumes."""
-        self._metrics.updates, self._metrics.version = self._start.update, self._start.version
+        self._progress.resumed(self._start.update, self._start.version)
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
-            self._metrics.event("released_again", groups=again, reason="what they had trained was not saved")
+            self._journal.event("released_again", groups=again, reason="what they had trained was not saved")
         if self._start.first_group > 1:
-            self._metrics.restore(await self._database.totals(), self._start.totals)
-            self._seconds = (self._start.totals or {}).get("train_seconds", 0.0)
+            self._progress.restore(await self._database.totals(), self._start.counts)
+            self._seconds = self._start.train_seconds
         await self._data.prepare()
 
     async def _updates(self) -> None:
         while not self._done() and (batch := await self._next_batch()):
-            number, begun = self._metrics.updates + 1, time.monotonic()
+            number, begun = self._progress.counts.updates + 1, time.monotonic()
             self._in_flight = batch
             try:
                 trained = await self._ranks.update(number, batch)
@@ -159,7 +161,7 @@ class Training:
         try:
             await self.save()
         except NotSaved as error:
-            self._metrics.event("checkpoint_failed", version=self._metrics.version, why=str(error))
+            self._journal.event("checkpoint_failed", version=self._progress.counts.version, why=str(error))
             log.warning("%s", error)
         else:
             every = self._config.checkpoint.every_updates
@@ -176,7 +178,7 @@ class Training:
         """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""
         told = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(self._data.next_batch(self._metrics.version))
+            waiting = tasks.create_task(self._data.next_batch(self._progress.counts.version))
             while not waiting.done():
                 await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
                 if not waiting.done() and self._done():
@@ -184,26 +186,29 @@ class Training:
                     break
                 if not waiting.done() and time.monotonic() - told > STARVED_SECONDS:
                     told = time.monotonic()
-                    self._metrics.event("starved", reason="no batch came together", fates=dict(self._metrics.fates))
+                    self._journal.event(
+                        "starved", reason="no batch came together", fates=dict(self._progress.counts.fates)
+                    )
         return None if waiting.cancelled() else waiting.result()
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         """The next update has trained on the batch and made version `made`."""
         self._in_flight = None
-        before = self._metrics.version
-        self._metrics.updates, self._metrics.version, self._last_update = self._metrics.updates + 1, made, metrics
-        await self._data.consumed(batch, self._metrics.updates, before)
-        await self._database.add_version(made, self._metrics.updates, metrics, time.time())
+        before = self._progress.counts.version
+        self._progress.version_made(made, metrics.get("round_trip_seconds"))
+        self._last_update, update = metrics, self._progress.counts.updates
+        await self._data.consumed(batch, update, before)
+        await self._database.add_version(made, update, metrics, time.time())
         self._log_update(batch)
 
     def _done(self) -> bool:
-        stop, metrics = self._config.stop, self._metrics
+        stop, progress, counts = self._config.stop, self._progress, self._progress.counts
         return bool(
             self._drained
-            or (stop.updates and metrics.updates >= stop.updates)
+            or (stop.updates and counts.updates >= stop.updates)
             or (stop.train_seconds and self.seconds >= stop.train_seconds)
-            or (stop.env_steps and metrics.env_steps >= stop.env_steps)
-            or (stop.success_rate and metrics.window_full and metrics.success_rate >= stop.success_rate)
+            or (stop.env_steps and counts.env_steps >= stop.env_steps)
+            or (stop.success_rate and progress.window_full and progress.success_rate >= stop.success_rate)
         )
 
     def _usage(self, now: float) -> dict[str, float]:
@@ -214,20 +219,20 @@ class Training:
             "env_utilisation": environment,
             "rollout_utilisation": rollout,
             "trainer_utilisation": trainer,
-            "trained_actions_per_minute": round(self._metrics.trained_steps / minutes, 2),
-            "sampled_actions_per_minute": round(self._metrics.env_steps / minutes, 2),
-            "trained_tokens_per_minute": round(self._metrics.trained_tokens / minutes, 1),
+            "trained_actions_per_minute": round(self._progress.counts.trained_steps / minutes, 2),
+            "sampled_actions_per_minute": round(self._progress.counts.env_steps / minutes, 2),
+            "trained_tokens_per_minute": round(self._progress.counts.trained_tokens / minutes, 1),
         }
 
     def _log_update(self, batch: list[ReleasedGroup]) -> None:
         now = time.monotonic()
-        self._metrics.event(
+        self._journal.event(
             "update",
-            **self._metrics.totals(),
+            **self._progress.counts.to_json(),
             train_seconds=round(self.seconds, 2),
             batch_groups=len(batch),
-            success_rate=round(self._metrics.success_rate, 4),
-            success_by_task=self._metrics.success_by_task,
+            success_rate=round(self._progress.success_rate, 4),
+            success_by_task=self._progress.success_by_task,
             **self._usage(now),
             replica_versions=self._sync.versions,
             waiting_groups=self._data.waiting_groups,

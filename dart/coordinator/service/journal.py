@@ -1,0 +1,82 @@
+"""The run's record of itself: every event in order, as lines of metrics.jsonl, as rows of the database, to watchers.
+
+An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to whoever watches; the last
+`KEPT_EVENTS` stay in memory, so that a watcher may resume from any of them. Every line and every row is valid JSON: a
+number that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TextIO
+
+from dart.core.json_text import to_json
+from dart.store.database import Database
+from dart.store.records import Event
+
+KEPT_EVENTS = 10_000
+
+
+def ends_within_a_line(path: Path) -> bool:
+    """A full disk or a killed process may have left a part of one."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+class Journal:
+    """`first_sequence`: the number of the next event, behind those of earlier processes of the run."""
+
+    def __init__(self, path: Path, first_sequence: int = 1) -> None:
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        if ends_within_a_line(path):
+            self._file.write("\n")
+        self._next = first_sequence
+        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._unwritten: list[Event] = []
+        self._news = asyncio.Event()
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Record an event. Raises TypeError where a field is nothing that JSON has."""
+        now = time.time()
+        event = Event(self._next, now, kind, to_json(fields))
+        self._next += 1
+        self._file.write(to_json({"event": kind, "unix_seconds": round(now, 3), **fields}) + "\n")
+        self._events.append(event)
+        self._unwritten.append(event)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def watch(self, from_sequence: int) -> AsyncIterator[Event]:
+        """Events from a sequence number on, then live ones. Those that are no longer kept are left out."""
+        at = from_sequence
+        while True:
+            news = self._news
+            for event in [e for e in self._events if e.sequence >= at]:
+                at = event.sequence + 1
+                yield event
+            if not news.is_set():
+                await news.wait()
+
+    async def write_events(self, database: Database) -> None:
+        """Move events to the database as they come. Runs until cancelled; `flush` writes the rest."""
+        while True:
+            news = self._news
+            await self.flush(database)
+            if not news.is_set():
+                await news.wait()
+
+    async def flush(self, database: Database) -> None:
+        self._file.flush()
+        batch, self._unwritten = self._unwritten, []
+        await database.append_events(batch)
+
+    def close(self) -> None:
+        self._file.close()

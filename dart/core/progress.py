@@ -1,0 +1,254 @@
+"""How far a run has come: its counters, which change only through the events of `Progress`.
+
+`Progress.counts` is a frozen record of all counters; every event replaces it. `Counts.to_json` is what the "update"
+events of metrics.jsonl hold, and `Counts.from_json` reads it back when the run is resumed. A new counter is a field of
+`Counts` and a line in the event that counts it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dart.core.curation.feed import ReleasedGroup, samples_of
+from dart.core.json_text import JSON
+from dart.core.types import Termination, Trajectory
+
+RECENT_PER_TASK = 128
+"""Trajectories that the success rate of one task is taken of."""
+RECENT_TIMES = 64
+"""Trajectories and updates whose durations are remembered: what is slow for this run."""
+TRAINED = "trained"
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessCounts:
+    """Of the trajectories that updates trained on, in weight versions."""
+
+    sum: int = 0
+    max: int = 0
+    trajectories: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.trajectories if self.trajectories else 0.0
+
+    def to_json(self) -> dict[str, JSON]:
+        return {"mean": round(self.mean, 4), "max": self.max, "trajectories": self.trajectories}
+
+    def with_more(self, staleness: Sequence[int]) -> StalenessCounts:
+        """After a batch with a trajectory of each of these stalenesses."""
+        return StalenessCounts(
+            self.sum + sum(staleness), max((self.max, *staleness)), self.trajectories + len(staleness)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is counted over the whole run, earlier processes of it included."""
+
+    updates: int = 0
+    version: int = 0
+    """The newest weight version that the trainer has made."""
+    trajectories: int = 0
+    """Finished training trajectories."""
+    env_steps: int = 0
+    """Actions in them."""
+    weight_syncs: int = 0
+    infrastructure_failures: int = 0
+    """Attempts that ended because of a worker, not of the policy."""
+    unparsable: int = 0
+    pooled: int = 0
+    """Copies of pooled successes that stood in for failures: they are no roll-outs, but they have fates."""
+    trained_steps: int = 0
+    trained_tokens: int = 0
+    """Prompts and responses."""
+    fates: Mapping[str, int] = field(default_factory=dict)
+    """Trajectories by what became of them: "trained", or "dropped: " and the cause."""
+    staleness: StalenessCounts = field(default_factory=StalenessCounts)
+
+    def to_json(self) -> dict[str, JSON]:
+        """As the events of metrics.jsonl hold it. `update` is the same as `updates`."""
+        return {
+            "update": self.updates,
+            "updates": self.updates,
+            "version": self.version,
+            "trajectories": self.trajectories,
+            "env_steps": self.env_steps,
+            "weight_syncs": self.weight_syncs,
+            "infrastructure_failures": self.infrastructure_failures,
+            "unparsable": self.unparsable,
+            "pooled": self.pooled,
+            "trained_steps": self.trained_steps,
+            "trained_tokens": self.trained_tokens,
+            "fates": dict(self.fates),
+            "staleness": self.staleness.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, JSON]) -> Counts:
+        """What `to_json` made. A counter that an older process did not write is 0."""
+        names = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures",
+                 "unparsable", "pooled", "trained_steps", "trained_tokens")  # fmt: skip
+        fates, staleness = told.get("fates"), told.get("staleness")
+        return cls(
+            **{name: _whole(told.get(name)) for name in names},
+            fates={fate: _whole(count) for fate, count in fates.items()} if isinstance(fates, Mapping) else {},
+            staleness=_staleness(staleness) if isinstance(staleness, Mapping) else StalenessCounts(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """What the database counts of the training roll-outs: exact, whenever the process before ended."""
+
+    trajectories: int
+    env_steps: int
+    unparsable: int
+    pooled: int
+    trained_steps: int
+    fates: Mapping[str, int]
+
+
+class Progress:
+    """The run's counters, and what its recent trajectories and updates were like.
+
+    `window`: the number of trajectories that `success_rate` is taken of.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._phase = "starting"
+        self._counts = Counts()
+        self._recent: deque[bool] = deque(maxlen=window)
+        self._recent_by_task: dict[str, deque[bool]] = {}
+        self._trajectory_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
+        self._update_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
+
+    @property
+    def phase(self) -> str:
+        """ "starting", "evaluating", "collecting", "training", "finished", "interrupted" or "failed"."""
+        return self._phase
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts
+
+    # ---- events ----
+
+    def phase_changed(self, phase: str) -> None:
+        self._phase = phase
+
+    def resumed(self, update: int, version: int) -> None:
+        """The run goes on after this update, with the weights of this version."""
+        self._counts = replace(self._counts, updates=update, version=version)
+
+    def trajectory_finished(self, trajectory: Trajectory) -> None:
+        """A training trajectory is stored."""
+        was = self._counts
+        self._counts = replace(
+            was,
+            trajectories=was.trajectories + 1,
+            env_steps=was.env_steps + len(trajectory.steps),
+            unparsable=was.unparsable + (trajectory.termination == Termination.UNPARSABLE),
+        )
+        self._recent.append(trajectory.success)
+        recent = self._recent_by_task.setdefault(trajectory.task.name, deque(maxlen=RECENT_PER_TASK))
+        recent.append(trajectory.success)
+        self._trajectory_seconds.append(trajectory.finished - trajectory.started)
+
+    def attempt_failed(self) -> None:
+        """A worker, not the policy, ended an attempt."""
+        self._counts = replace(self._counts, infrastructure_failures=self._counts.infrastructure_failures + 1)
+
+    def success_pooled(self) -> None:
+        """A copy of a pooled success was added to a group."""
+        self._counts = replace(self._counts, pooled=self._counts.pooled + 1)
+
+    def dropped(self, fate: str, trajectories: int) -> None:
+        """So many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
+        self._counts = replace(self._counts, fates=self._with_fate(fate, trajectories))
+
+    def version_made(self, version: int, seconds: float | None) -> None:
+        """An update has made this weight version. `seconds`: what it took; None where that is not known."""
+        self._counts = replace(self._counts, updates=self._counts.updates + 1, version=version)
+        if seconds is not None:
+            self._update_seconds.append(seconds)
+
+    def batch_consumed(self, batch: Sequence[ReleasedGroup], staleness: Sequence[int]) -> None:
+        """An update has trained on the batch. `staleness`: of each of its trajectories, in versions."""
+        samples, was = samples_of(batch), self._counts
+        self._counts = replace(
+            was,
+            trained_steps=was.trained_steps + len(samples),
+            trained_tokens=was.trained_tokens + sum(sample.tokens for sample in samples),
+            fates=self._with_fate(TRAINED, len(staleness)),
+            staleness=was.staleness.with_more(staleness),
+        )
+
+    def weights_synced(self) -> None:
+        """A replica has taken new weights."""
+        self._counts = replace(self._counts, weight_syncs=self._counts.weight_syncs + 1)
+
+    def restore(self, stored: StoredCounts, logged: Counts | None) -> None:
+        """Go on counting where an earlier process ended.
+
+        `logged`: what the database does not count, as of the last update; None before any. Updates and version are
+        the checkpoint's (`resumed`).
+        """
+        logged = logged or Counts()
+        # What an update after the last checkpoint had trained on is not trained on any more; tokens are not stored by
+        # step, so their number is estimated.
+        share = stored.trained_steps / logged.trained_steps if logged.trained_steps else 0.0
+        self._counts = replace(
+            logged,
+            updates=self._counts.updates,
+            version=self._counts.version,
+            trajectories=stored.trajectories,
+            env_steps=stored.env_steps,
+            unparsable=stored.unparsable,
+            pooled=stored.pooled,
+            trained_steps=stored.trained_steps,
+            trained_tokens=round(logged.trained_tokens * share),
+            fates=dict(stored.fates),
+        )
+
+    # ---- what recent ones were like ----
+
+    @property
+    def success_rate(self) -> float:
+        """Of the last `window` training trajectories; 0 before any."""
+        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+
+    @property
+    def window_full(self) -> bool:
+        return len(self._recent) == self._recent.maxlen
+
+    @property
+    def success_by_task(self) -> dict[str, float]:
+        return {name: sum(recent) / len(recent) for name, recent in sorted(self._recent_by_task.items())}
+
+    @property
+    def slowest_trajectory(self) -> float:
+        """Seconds that the slowest of the recent trajectories took; 0 before any."""
+        return max(self._trajectory_seconds, default=0.0)
+
+    @property
+    def slowest_update(self) -> float:
+        """Seconds that the slowest of the recent updates took; 0 before any."""
+        return max(self._update_seconds, default=0.0)
+
+    def _with_fate(self, fate: str, trajectories: int) -> dict[str, int]:
+        fates = dict(self._counts.fates)
+        fates[fate] = fates.get(fate, 0) + trajectories
+        return fates
+
+
+def _whole(told: JSON) -> int:
+    return int(told) if isinstance(told, int | float) else 0
+
+
+def _staleness(told: Mapping[str, JSON]) -> StalenessCounts:
+    mean, trajectories = told.get("mean"), _whole(told.get("trajectories"))
+    total = round(mean * trajectories) if isinstance(mean, int | float) else 0
+    return StalenessCounts(total, _whole(told.get("max")), trajectories)
