@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import PROTOCOL_VERSION, Dial
 from dart.wire.outbox import BATCHES, Outbox, each
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
+from dart.wire.stream import Stream, StreamLostError
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +40,7 @@ Key = tuple[str, int, int]
 """(assignment id, attempt, sequence): what replies are deduplicated on."""
 
 _FIRST_DELAY_SECONDS = 0.2
-
-
-class StreamLostError(Exception):
-    """The stream broke or went silent; the worker dials again."""
+HANG_UP_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -108,19 +107,19 @@ async def _keep_connected(
         dialled = time.monotonic()
         try:
             return await _stream(session, options, stop, tasks)
-        except (StreamLostError, grpc.aio.AioRpcError) as error:
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        except StreamLostError as error:
+            if error.code == grpc.StatusCode.UNAUTHENTICATED:
                 raise UserError(
                     f"coordinator {options.dial.address} refused the token: set DART_TOKEN to this role's token"
                 ) from None
             if session.welcomed >= dialled:
                 deadline = time.monotonic() + options.connect_seconds
                 delay = _FIRST_DELAY_SECONDS
-                log.warning("stream to %s lost (%s); dialling again", options.dial.address, _brief(error))
+                log.warning("stream to %s lost (%s); dialling again", options.dial.address, error)
             if time.monotonic() > deadline:
                 raise UserError(
                     f"coordinator {options.dial.address} was not reached for {options.connect_seconds:.0f} s "
-                    f"({_brief(error)}): check --coordinator HOST:PORT and that `dart coordinator` runs there"
+                    f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there"
                 ) from None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), delay * random.uniform(0.5, 1.0))
@@ -128,14 +127,11 @@ async def _keep_connected(
         delay = min(delay * 1.6, 3.0)
 
 
-def _brief(error: Exception) -> str:
-    return (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-
-
 async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> str:
-    """One connection's life. Returns the reason of a Bye; raises StreamLostError or AioRpcError when it breaks."""
+    """One connection's life. Returns the reason of a Bye; raises StreamLostError when it breaks."""
     async with options.dial.channel() as channel:
         call = _session_call(channel)(metadata=options.dial.metadata)
+        stream = Stream(call)
         hello = pb.Hello(
             worker_id=options.worker_id,
             instance_id=session.instance_id,
@@ -146,20 +142,29 @@ async def _stream(session: _Session, options: WorkerOptions, stop: asyncio.Event
             rank=options.rank,
             world_size=options.world_size,
         )
-        await call.write(pb.SessionRequest(hello=hello).SerializeToString())
-        first = await call.read()
-        if first is grpc.aio.EOF:
-            raise StreamLostError("the coordinator closed the stream before its welcome")
+        await stream.write(pb.SessionRequest(hello=hello).SerializeToString())
+        first = _parsed(await stream.read())
         if first.WhichOneof("body") == "reject":
             raise UserError(f"coordinator {options.dial.address}: {first.reject.reason}: {first.reject.remedy}")
         await _welcomed(session, first.welcome)
-        return await _converse(session, call, first.welcome.heartbeat_seconds, options, stop, tasks)
+        return await _converse(session, stream, first.welcome.heartbeat_seconds, options, stop, tasks)
 
 
 def _session_call(channel: grpc.aio.Channel) -> Any:
-    """As the generated stub's Session, but what is written is encoded already (`dart.wire.outbox`)."""
+    """As the generated stub's Session, but it takes and gives encoded messages.
+
+    What is written is encoded already (`dart.wire.outbox`), and grpc would turn a message that it cannot parse into
+    None.
+    """
     name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-    return channel.stream_stream(f"/{name}/Session", None, pb.SessionResponse.FromString)
+    return channel.stream_stream(f"/{name}/Session", None, None)
+
+
+def _parsed(encoded: bytes) -> pb.SessionResponse:
+    try:
+        return pb.SessionResponse.FromString(encoded)
+    except DecodeError:
+        raise StreamLostError("the coordinator sent what is no message of this protocol") from None
 
 
 async def _welcomed(session: _Session, welcome: pb.Welcome) -> None:
@@ -187,13 +192,13 @@ async def _cancel_all(session: _Session) -> None:
 
 async def _converse(
     session: _Session,
-    call: Any,
+    ends: Stream,
     heartbeat_seconds: float,
     options: WorkerOptions,
     stop: asyncio.Event,
     tasks: asyncio.TaskGroup,
 ) -> str:
-    stream = _Stream(session, call, heartbeat_seconds, heartbeat_seconds * options.silence_factor, tasks)
+    stream = _Stream(session, ends, heartbeat_seconds, heartbeat_seconds * options.silence_factor, tasks)
     alongside = (stream.write(), stream.prepare(), stream.beat(), stream.listen())
     return await first_result(stream.read(), stream.stopped(stop), alongside=alongside)
 
@@ -203,11 +208,12 @@ class _Stream:
     """The parts of one connection that run side by side."""
 
     session: _Session
-    call: Any
+    ends: Stream
     heartbeat_seconds: float
     silence_seconds: float
     tasks: asyncio.TaskGroup
     said_goodbye: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     written: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
 
@@ -215,8 +221,8 @@ class _Stream:
         while True:
             encoded, goodbye = await self.session.outbox.take()
             try:
-                await self.call.write(encoded)
-            except grpc.aio.AioRpcError:
+                await self.ends.write(encoded)
+            except StreamLostError:
                 return  # the reader knows better what this means: a goodbye may be on its way
             self.written = time.monotonic()
             if goodbye:
@@ -248,10 +254,14 @@ class _Stream:
 
     async def read(self) -> str:
         while True:
-            received = await self.call.read()
+            try:
+                received = _parsed(await self.ends.read())
+            except StreamLostError:
+                self.ended.set()
+                if self.said_goodbye.is_set():
+                    return "stopped"
+                raise
             self.heard = time.monotonic()
-            if received is grpc.aio.EOF:
-                raise StreamLostError("closed without a goodbye")
             for message in each(received):
                 body = message.WhichOneof("body")
                 if body == "bye":
@@ -264,7 +274,9 @@ class _Stream:
         # Through the outbox: a call takes one write at a time.
         self.session.outbox.put(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
         await self.said_goodbye.wait()
-        await self.call.done_writing()
+        # The coordinator ends the stream when it has read the goodbye; hanging up first could overtake it.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), HANG_UP_SECONDS)
         return "stopped"
 
 
@@ -278,7 +290,7 @@ async def first_result(*racers: Coroutine[Any, Any, str], alongside: Sequence[Co
     async def race(part: Coroutine[Any, Any, Any], decides: bool) -> None:
         try:
             value = await part
-        except (StreamLostError, grpc.aio.AioRpcError) as error:
+        except StreamLostError as error:
             if not result.done():
                 result.set_exception(error)
         else:

@@ -127,16 +127,9 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
             async for received in requests:
                 worker.last_heard = time.monotonic()
                 for message in each(received):
-                    match message.WhichOneof("body"):
-                        case "bye":
-                            worker.said_goodbye = True
-                            return
-                        case "ready":
-                            self._fleet.became_ready(worker, message.ready)
-                        case "heartbeat":
-                            pass
-                        case _:
-                            worker.receive(message)
+                    self._fleet.receive(worker, message)
+                    if message.WhichOneof("body") == "bye":
+                        return
 
         async def write() -> None:
             nonlocal written

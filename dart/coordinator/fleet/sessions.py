@@ -260,6 +260,18 @@ class Fleet:
         self.workers[hello.instance_id] = worker
         return worker, False
 
+    def receive(self, worker: Worker, message: pb.SessionRequest) -> None:
+        """The one door for what a worker says after its Hello; the messages of a batch come one by one."""
+        match message.WhichOneof("body"):
+            case "ready":
+                self.became_ready(worker, message.ready)
+            case "bye":
+                worker.said_goodbye = True
+            case "heartbeat":
+                pass
+            case _:
+                worker.receive(message)
+
     def became_ready(self, worker: Worker, ready: pb.Ready) -> None:
         if worker.state == "ready":
             return
