@@ -31,7 +31,7 @@ from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.screenshots import Screenshots as StoredScreenshots
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.types import Image, Observation
-from dart.process import keep_memory
+from dart.processes.settings import keep_memory
 from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb

@@ -36,7 +36,7 @@ from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Image
-from dart.process import collect_seldom
+from dart.processes.settings import collect_seldom
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial

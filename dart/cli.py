@@ -28,7 +28,7 @@ EXTERNAL_WORKERS = click.option(
 
 
 def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The address of a model behind an OpenAI-compatible chat endpoint (`coordinator.endpoint.chosen`)."""
+    """The address of a model behind an OpenAI-compatible chat endpoint (`dart.commands.endpoint`)."""
     options = (
         click.option(
             "--endpoint",
@@ -47,6 +47,14 @@ def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+ENDPOINT = ("endpoint", "endpoint_model", "endpoint_key", "endpoint_system")
+
+
+def _taken(choices: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the choices that go together, taken out of them."""
+    return {name: choices.pop(name) for name in names}
 
 
 class _Group(click.Group):
@@ -83,9 +91,10 @@ def main() -> None:
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def train(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
     """Train: the coordinator and every worker of CONFIG on this machine. Ctrl-C ends all of them."""
+    from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(config, overrides, resume, quiet=quiet, local_workers=True)
+    run(TrainOptions(config, overrides, resume, quiet))
 
 
 @main.command()
@@ -95,9 +104,10 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: 
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def coordinator(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
     """The coordinator alone; workers are started elsewhere with `dart worker`."""
+    from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(config, overrides, resume, quiet=quiet, local_workers=False)
+    run(TrainOptions(config, overrides, resume, quiet, local_workers=False))
 
 
 @main.command()
@@ -172,9 +182,12 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     With --endpoint: of the model behind it, and none is loaded here. With --against: the difference of the two on the
     same instances, its interval and an exact p-value.
     """
+    from dart.commands.endpoint import EndpointOptions
+    from dart.commands.evaluate import EvaluateOptions
     from dart.commands.evaluate import evaluate as run
 
-    run(config, overrides, **choices)
+    endpoint = EndpointOptions(**_taken(choices, ENDPOINT))
+    run(EvaluateOptions(config, overrides, endpoint=endpoint, **choices))
 
 
 @main.command()
@@ -225,9 +238,12 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     """Collect successes of the training tasks, for curation.pool.sources and as a data set; no training."""
+    from dart.commands.collect import CollectOptions
     from dart.commands.collect import collect as run
+    from dart.commands.endpoint import EndpointOptions
 
-    run(config, overrides, **choices)
+    endpoint = EndpointOptions(**_taken(choices, ENDPOINT))
+    run(CollectOptions(config, overrides=overrides, endpoint=endpoint, **choices))
 
 
 @main.command()
@@ -240,9 +256,10 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 
     A token, where the coordinator asks for one, is read from DART_TOKEN.
     """
+    from dart.commands.status import StatusOptions
     from dart.commands.status import status as show
 
-    show(run, address, tls_ca, as_json=as_json)
+    show(StatusOptions(run, address, tls_ca, as_json))
 
 
 @main.command()
@@ -260,9 +277,10 @@ def runs(directory: Path) -> None:
 @click.option("--version", "weight_version", type=int, help="Weight version. [default: the newest checkpoint]")
 def export(run: Path, out: Path, weight_version: int | None) -> None:
     """Copy a run's checkpoint to OUT as a Hugging Face folder that `from_pretrained` loads."""
+    from dart.commands.export import ExportOptions
     from dart.commands.export import export as copy
 
-    copy(run, out, weight_version)
+    copy(ExportOptions(run, out, weight_version))
 
 
 @main.command()

@@ -33,7 +33,7 @@ from dart.core.curation.feed import ReleasedGroup
 from dart.core.curation.groups import Order
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
-from dart.process import collect_seldom, keep_memory
+from dart.processes.settings import collect_seldom, keep_memory
 from dart.store.blobs import BlobStore
 from dart.store.database import Database, sqlite_url
 

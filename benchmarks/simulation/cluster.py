@@ -16,7 +16,8 @@ from dart import config
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
-from dart.process import collect_seldom
+from dart.processes.settings import collect_seldom
+from dart.rundir import RunDirectory
 
 SLOTS_PER_WORKER = 10
 """Environments of one env worker."""
@@ -89,7 +90,7 @@ def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int) -> confi
 
 
 async def _run(settings: config.Config, folder: Path, timings: Timings, set_up: SetUp, seed: int) -> dict[str, Any]:
-    run = Run(settings, folder, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
+    run = Run(settings, RunDirectory(folder), NoDatabase(), Train(), Start())  # type: ignore[arg-type]
     names = list(settings.environment.tasks.names)
     SimulatedTrainer(run.fleet, timings)
     for number in range(set_up.replicas):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,93 +18,104 @@ from rich.console import Console
 from rich.table import Table
 
 from dart.agent.vocabulary import vocabulary_digest
-from dart.commands.train import check_before, new_directory, open_database, run_in_loop
+from dart.commands.endpoint import EndpointOptions
+from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import BUILTIN_SUITE, Config, load, parse
 from dart.coordinator.job import Collect, Teacher
-from dart.coordinator.sampling.endpoint import chosen, probe
-from dart.coordinator.summary import write_summary
+from dart.coordinator.sampling.endpoint import probe
+from dart.coordinator.summary import write_json
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.dataset import check_writable, write_dataset
 
-DATASET = Path("dataset") / "train.parquet"
 ATTEMPTS_PER_SUCCESS = 10
 """Of a task, where --most-attempts does not say."""
 
 
-def collect(
-    config_path: Path,
-    overrides: Sequence[str],
-    *,
-    teacher: Teacher,
-    checkpoint: str | None,
-    endpoint: str | None,
-    endpoint_model: str | None,
-    endpoint_key: str | None,
-    endpoint_system: Path | None,
-    per_task: int,
-    most_attempts: int | None,
-    samples: int | None,
-    seeds: str | None,
-    temperature: float | None,
-    external_workers: bool,
-    quiet: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """The command line of `dart collect`. None: not given."""
+
+    config: Path
+    teacher: Teacher
+    overrides: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
+    per_task: int = 8
+    most_attempts: int | None = None
+    samples: int | None = None
+    seeds: str | None = None
+    temperature: float | None = None
+    external_workers: bool = False
+    quiet: bool = False
+
+
+def collect(options: CollectOptions) -> None:
     """Collect, write the data set and print what came of it. Raises UserError for anything wrong, before it starts."""
-    given = {
-        "--checkpoint": (checkpoint, ("policy",)),
-        "--endpoint": (endpoint, ("endpoint",)),
-        "--endpoint-model": (endpoint_model, ("endpoint",)),
-        "--endpoint-key": (endpoint_key, ("endpoint",)),
-        "--endpoint-system": (endpoint_system, ("endpoint",)),
-        "--samples": (samples, ("endpoint", "policy")),
-        "--temperature": (temperature, ("endpoint", "policy")),
-    }
-    for option, (value, teachers) in given.items():
-        if value is not None and teacher not in teachers:
-            raise UserError(
-                f"{option} {value} says nothing to --from {teacher}: leave it out, or use --from {teachers[-1]}"
-            )
-    if temperature is not None and not math.isfinite(temperature):
-        raise UserError(f"--temperature {temperature} is no number to sample with: use 0 for greedy, 1 as in training")
-    config = load(config_path, overrides)
-    if checkpoint is not None:
-        config = parse(
-            config.model_dump() | {"model": config.model.model_dump() | {"path": checkpoint}}, "--checkpoint"
-        )
-    address = None
-    if teacher == "endpoint":
-        address = chosen("--from endpoint", endpoint, endpoint_model, endpoint_key, endpoint_system)
-    plan = Collect(
-        teacher=teacher,
-        seeds=_seeds(seeds, config) if seeds else config.environment.tasks.train_seeds,
-        per_task=per_task,
-        most_attempts=most_attempts or ATTEMPTS_PER_SUCCESS * per_task,
-        samples=samples or 1,
-        temperature=config.rollout.temperature if temperature is None else temperature,
-        endpoint=address,
-    )
+    _check_options(options)
+    config = load(options.config, options.overrides)
+    if options.checkpoint is not None:
+        model = config.model.model_dump() | {"path": options.checkpoint}
+        config = parse(config.model_dump() | {"model": model}, "--checkpoint")
+    plan = _plan(options, config)
     _check_reachable(plan)
     check_writable()
-    if not external_workers:
+    _check_machine(options, config, plan)
+    if plan.endpoint:
+        probe(plan.endpoint)
+    directory = RunDirectory.make(config.run.directory, f"{config.run.name}-collect")
+    summary = run_in_loop(JobRun(config, directory, plan, options.quiet, local=not options.external_workers))
+    if summary is None:
+        sys.exit(130)
+    write_json(directory.summary, summary)
+    rows = asyncio.run(_write(directory, _source(plan, config)))
+    report(summary["collected"], directory, rows)
+    if rows:
+        click.echo(f"train from it: dart train {options.config} --set 'curation.pool.sources=[{directory.path}]'")
+
+
+def _check_options(options: CollectOptions) -> None:
+    """Every option says something to the chosen teacher. Raises UserError."""
+    said: dict[str, tuple[object, tuple[str, ...]]] = {
+        "--checkpoint": (options.checkpoint, ("policy",)),
+        **{name: (value, ("endpoint",)) for name, value in options.endpoint.given.items()},
+        "--samples": (options.samples, ("endpoint", "policy")),
+        "--temperature": (options.temperature, ("endpoint", "policy")),
+    }
+    for option, (value, teachers) in said.items():
+        if value is not None and options.teacher not in teachers:
+            raise UserError(
+                f"{option} {value} says nothing to --from {options.teacher}: leave it out, or use --from {teachers[-1]}"
+            )
+    if options.temperature is not None and not math.isfinite(options.temperature):
+        raise UserError(
+            f"--temperature {options.temperature} is no number to sample with: use 0 for greedy, 1 as in training"
+        )
+
+
+def _plan(options: CollectOptions, config: Config) -> Collect:
+    return Collect(
+        teacher=options.teacher,
+        seeds=_seeds(options.seeds, config) if options.seeds else config.environment.tasks.train_seeds,
+        per_task=options.per_task,
+        most_attempts=options.most_attempts or ATTEMPTS_PER_SUCCESS * options.per_task,
+        samples=options.samples or 1,
+        temperature=config.rollout.temperature if options.temperature is None else options.temperature,
+        endpoint=options.endpoint.address("--from endpoint") if options.teacher == "endpoint" else None,
+    )
+
+
+def _check_machine(options: CollectOptions, config: Config, plan: Collect) -> None:
+    """This machine has what it needs. Raises UserError."""
+    if not options.external_workers:
         check_before(config, plan)
     elif vocabulary_digest(config.model.folder) is None:
         raise UserError(
             f"model.path {config.model.path}: this machine needs the model's tokenizer.json too, because what is "
             "collected is kept with its vocabulary: copy the folder here"
         )
-    if teacher == "oracle" and config.environment.kind == BUILTIN_SUITE:
+    if options.teacher == "oracle" and config.environment.kind == BUILTIN_SUITE:
         _check_oracle(config)
-    if plan.endpoint:
-        probe(plan.endpoint)
-    directory = new_directory(config, f"{config.run.name}-collect")
-    summary = run_in_loop(config, directory, plan, quiet=quiet, local=not external_workers)
-    if summary is None:
-        sys.exit(130)
-    write_summary(directory, summary)
-    rows = asyncio.run(_write(directory, _source(plan, config)))
-    report(summary["collected"], directory, rows)
-    if rows:
-        click.echo(f"train from it: dart train {config_path} --set 'curation.pool.sources=[{directory}]'")
 
 
 # ---- what to collect ----
@@ -158,12 +169,12 @@ def _source(plan: Collect, config: Config) -> str:
             return f"policy {config.model.path}"
 
 
-async def _write(directory: Path, source: str) -> int:
-    async with await open_database(directory, create=False) as database:
-        return await write_dataset(database, directory / DATASET, source)
+async def _write(directory: RunDirectory, source: str) -> int:
+    async with await directory.open() as database:
+        return await write_dataset(database, directory.dataset, source)
 
 
-def report(collected: dict[str, Any], directory: Path, rows: int) -> None:
+def report(collected: dict[str, Any], directory: RunDirectory, rows: int) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
     for column in ("kept", "wanted", "attempts", "failures"):
@@ -172,6 +183,6 @@ def report(collected: dict[str, Any], directory: Path, rows: int) -> None:
         counts = (task["kept"], collected["wanted"], task["attempts"], task["failures"])
         table.add_row(name, *(str(count) for count in counts))
     Console().print(table)
-    click.echo(f"{rows} steps in {directory / DATASET}")
+    click.echo(f"{rows} steps in {directory.dataset}")
     if not rows:
         click.echo("no attempt succeeded: try --most-attempts, another teacher, or easier tasks")

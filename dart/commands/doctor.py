@@ -17,7 +17,7 @@ import click
 from dart.config import BUILTIN_SUITE, Config, load
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
-from dart.gpus import gpus_here, place
+from dart.processes.gpus import gpus_here, place
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")

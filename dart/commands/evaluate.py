@@ -11,111 +11,112 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from dart.commands.train import check_before, new_directory, run_in_loop
+from dart.commands.endpoint import EndpointOptions
+from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import BUILTIN_MODELS, Config, load, parse
-from dart.coordinator.job import Evaluate
-from dart.coordinator.sampling.endpoint import chosen, probe
+from dart.coordinator.job import Address, Evaluate
+from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.sampling.evaluation import instances
-from dart.coordinator.summary import write_json, write_summary
+from dart.coordinator.summary import write_json
 from dart.core.evaluation.documents import Against, Document, Interval, Rate, Side
 from dart.core.evaluation.outcomes import compare
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 
-FILE = "evaluation.json"
-"""What a comparison repeats of the evaluation that it compares with."""
+FILE = RunDirectory(Path()).evaluation.name
+"""What a finished evaluation leaves in its run directory."""
 EPISODES = 200
 """Where the config evaluates nothing around training and the command line does not say."""
 
 
-def evaluate(
-    config_path: Path,
-    overrides: Sequence[str],
-    *,
-    checkpoint: str | None,
-    endpoint: str | None,
-    endpoint_model: str | None,
-    endpoint_key: str | None,
-    endpoint_system: Path | None,
-    against: str | None,
-    tasks: str | None,
-    seeds: str | None,
-    episodes: int | None,
-    samples: int | None,
-    temperature: float | None,
-    external_workers: bool,
-    quiet: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class EvaluateOptions:
+    """The command line of `dart eval`. None: not given."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
+    against: str | None = None
+    tasks: str | None = None
+    seeds: str | None = None
+    episodes: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    external_workers: bool = False
+    quiet: bool = False
+
+
+def evaluate(options: EvaluateOptions) -> None:
     """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
-    address = None
-    if any(given is not None for given in (endpoint, endpoint_model, endpoint_key, endpoint_system)):
-        if checkpoint is not None:
-            raise UserError(
-                f"--checkpoint {checkpoint} and --endpoint are two policies: evaluate one, and name a checkpoint to "
-                "compare the endpoint with by --against"
-            )
-        address = chosen("evaluating an endpoint", endpoint, endpoint_model, endpoint_key, endpoint_system)
-    config = _chosen(load(config_path, overrides), checkpoint, tasks, seeds, episodes, samples, temperature)
-    job, local = Evaluate(address), not external_workers
+    address = _address(options)
+    config = _chosen(load(options.config, options.overrides), options)
+    job, local = Evaluate(address), not options.external_workers
     if local:
         check_before(config, job)
     if address:
         probe(address)
-    other = _opponent(config, against) if against is not None else None
+    other = _opponent(config, options.against) if options.against is not None else None
     if isinstance(other, Config):
-        if external_workers:
+        if options.external_workers:
             raise UserError(
-                f"--against {against} has to be evaluated too, and workers that were started elsewhere end with the "
-                "first evaluation: evaluate each, then compare by --against RUN"
+                f"--against {options.against} has to be evaluated too, and workers that were started elsewhere end "
+                "with the first evaluation: evaluate each, then compare by --against RUN"
             )
         check_before(other, Evaluate())
-    document, directory = _run(config, job, "eval", quiet=quiet, local=local) or sys.exit(130)
+    document, directory = _run(config, job, "eval", quiet=options.quiet, local=local) or sys.exit(130)
     if isinstance(other, Config):
-        if (run := _run(other, Evaluate(), "eval-against", quiet=quiet, local=True)) is None:
-            click.echo(f"{document['checkpoint']} is evaluated: compare with it by --against {directory}")
+        if (run := _run(other, Evaluate(), "eval-against", quiet=options.quiet, local=True)) is None:
+            click.echo(f"{document['checkpoint']} is evaluated: compare with it by --against {directory.path}")
             sys.exit(130)
         other, _ = run
     if other is not None:
         document["against"] = _against(document, other)
-        write_json(directory / FILE, document)
+        write_json(directory.evaluation, document)
     from dart.commands.plot import evaluation_picture
 
-    picture = evaluation_picture(directory, document)
+    picture = evaluation_picture(directory.path, document)
     report(document)
-    click.echo(f"numbers in {directory / FILE}" + (f", picture {picture}" if picture else ""))
+    click.echo(f"numbers in {directory.evaluation}" + (f", picture {picture}" if picture else ""))
+
+
+def _address(options: EvaluateOptions) -> Address | None:
+    """The endpoint to evaluate, if it is one. Raises UserError."""
+    if not options.endpoint.given:
+        return None
+    if options.checkpoint is not None:
+        raise UserError(
+            f"--checkpoint {options.checkpoint} and --endpoint are two policies: evaluate one, and name a checkpoint "
+            "to compare the endpoint with by --against"
+        )
+    return options.endpoint.address("evaluating an endpoint")
 
 
 # ---- what to evaluate ----
 
 
-def _chosen(
-    config: Config,
-    checkpoint: str | None,
-    tasks: str | None,
-    seeds: str | None,
-    episodes: int | None,
-    samples: int | None,
-    temperature: float | None,
-) -> Config:
+def _chosen(config: Config, options: EvaluateOptions) -> Config:
     """The config with the command line's choices."""
-    raw = config.model_dump()
+    raw, episodes = config.model_dump(), options.episodes
     evaluation, task_set = raw["evaluation"], raw["environment"]["tasks"]
-    if checkpoint is not None:
-        raw["model"]["path"] = checkpoint
-    if tasks is not None:
-        task_set["names"] = _names(tasks)
-    if seeds is not None:
-        task_set["eval_seeds"] = first, last = _seeds(seeds, config)
+    if options.checkpoint is not None:
+        raw["model"]["path"] = options.checkpoint
+    if options.tasks is not None:
+        task_set["names"] = _names(options.tasks)
+    if options.seeds is not None:
+        task_set["eval_seeds"] = first, last = _seeds(options.seeds, config)
         episodes = episodes or len(task_set["names"]) * (last - first)
-    if samples is not None:
-        evaluation["samples"] = samples
-    if temperature is not None:
-        evaluation["temperature"] = temperature
+    if options.samples is not None:
+        evaluation["samples"] = options.samples
+    if options.temperature is not None:
+        evaluation["temperature"] = options.temperature
     evaluation["episodes"] = episodes or evaluation["episodes"] or EPISODES
     return parse(raw, "command line")
 
@@ -147,7 +148,7 @@ def _opponent(config: Config, against: str) -> Config | Document:
     path = Path(against)
     if path.is_file() or (path / FILE).is_file():
         return _finished(config, path)
-    if (path / "run.db").exists():
+    if RunDirectory(path).is_run:
         raise UserError(
             f"--against {against} is a run directory without {FILE}: name a finished evaluation, "
             "or one of the run's checkpoints"
@@ -190,14 +191,14 @@ def _finished(config: Config, path: Path) -> Document:
 # ---- running and comparing ----
 
 
-def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[Document, Path] | None:
+def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[Document, RunDirectory] | None:
     """Its evaluation.json and its run directory; None when it was interrupted."""
-    directory = new_directory(config, f"{config.run.name}-{kind}")
-    summary = run_in_loop(config, directory, job, quiet=quiet, local=local)
+    directory = RunDirectory.make(config.run.directory, f"{config.run.name}-{kind}")
+    summary = run_in_loop(JobRun(config, directory, job, quiet, local=local))
     if summary is None:
         return None
-    write_summary(directory, summary)
-    return json.loads((directory / FILE).read_text(encoding="utf-8")), directory
+    write_json(directory.summary, summary)
+    return json.loads(directory.evaluation.read_text(encoding="utf-8")), directory
 
 
 def successes(document: Document) -> dict[str, list[bool]]:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from dart.commands.train import open_database
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.records import CheckpointRecord
 
 NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp")
 """What only a resumed trainer needs."""
 
 
-def export(run: Path, out: Path, weight_version: int | None) -> None:
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The command line of `dart export`. `version` None: the newest checkpoint."""
+
+    run: Path
+    out: Path
+    version: int | None = None
+
+
+def export(options: ExportOptions) -> None:
     """Copy the newest (or the named version's) checkpoint. Raises UserError; never writes over anything."""
-    checkpoint = asyncio.run(_find(run, weight_version))
-    source = run / "checkpoints" / Path(checkpoint.path).name
+    run, out = RunDirectory.existing(options.run), options.out
+    checkpoint = asyncio.run(_find(run, options.version))
+    source = run.checkpoint(checkpoint.path)
     if not source.exists():
         raise UserError(f"checkpoint {source} is gone from the disk: choose another --version")
     if out.exists():
@@ -28,11 +39,11 @@ def export(run: Path, out: Path, weight_version: int | None) -> None:
     click.echo(f"version {checkpoint.version} is in {out}; load it with AutoModelForImageTextToText.from_pretrained")
 
 
-async def _find(run: Path, version: int | None) -> CheckpointRecord:
-    async with await open_database(run, create=False) as database:
+async def _find(run: RunDirectory, version: int | None) -> CheckpointRecord:
+    async with await run.open() as database:
         kept = await database.checkpoints()
     if not kept:
-        raise UserError(f"run {run} has no checkpoint yet: one is made every checkpoint.every_updates updates")
+        raise UserError(f"run {run.path} has no checkpoint yet: one is made every checkpoint.every_updates updates")
     for checkpoint in kept:
         if version is None or checkpoint.version == version:
             return checkpoint

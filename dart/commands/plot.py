@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from dart.core.evaluation.documents import Document, Interval, Side
+from dart.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,7 @@ class Update(TypedDict):
     rollout_utilisation: float
 
 
-def learning_curve(directory: Path) -> Path | None:
+def learning_curve(directory: RunDirectory) -> Path | None:
     """Draw success against training time and environment steps; None without matplotlib or without updates."""
     try:
         import matplotlib
@@ -54,15 +55,15 @@ def learning_curve(directory: Path) -> Path | None:
     speed.plot(minutes, [update["rollout_utilisation"] for update in updates], label="roll-out utilisation")
     speed.set_ylim(0, 1.02)
     _axes(speed, "minutes of training", "share of time", "Utilisation")
-    path = directory / "learning_curve.png"
+    path = directory.path / "learning_curve.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
 
-def read_metrics(directory: Path) -> tuple[list[Update], dict[str, Interval]]:
+def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, Interval]]:
     """The run's updates in order, and its evaluations by label."""
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = directory.metrics.read_text(encoding="utf-8").splitlines()
     events = [event for line in lines if (event := _event(line)) is not None]
     return (
         [cast("Update", event) for event in events if event["event"] == "update"],

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import click
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from dart.commands.train import go_on, open_database
+from dart.commands.running import go_on
 from dart.commands.view import MOST_ROWS, worker_states
 from dart.coordinator.fleet.server import ROLE_NAMES
 from dart.errors import UserError
-from dart.store.lock import is_held
+from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
@@ -28,38 +29,35 @@ from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 TIMEOUT_SECONDS = 5.0
 
 
-def status(run: Path | None, address: str | None, tls_ca: Path | None, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    """The command line of `dart status`. `run` None: the newest under runs/; `address`: ask that coordinator."""
+
+    run: Path | None = None
+    address: str | None = None
+    tls_ca: Path | None = None
+    as_json: bool = False
+
+
+def status(options: StatusOptions) -> None:
     """Print a run's state. Raises UserError when there is nothing to ask."""
-    if address is not None:
-        answer = asyncio.run(ask(address, tls_ca))
+    if options.address is not None:
+        answer = asyncio.run(ask(options.address, options.tls_ca))
         if answer is None:
-            raise UserError(f"--address {address}: no coordinator answers there: `dart runs` lists runs and addresses")
-        _print_live(answer, as_json)
+            raise UserError(
+                f"--address {options.address}: no coordinator answers there: `dart runs` lists runs and addresses"
+            )
+        _print_live(answer, options.as_json)
         return
-    directory = run or newest_run(Path("runs"))
+    directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
     record, totals = asyncio.run(_read(directory))
-    state = described_state(directory, record)
+    state = directory.state(record)
     if state == RunState.RUNNING and record.control_address:
-        answer = asyncio.run(ask(record.control_address, tls_ca or _own_certificate(record)))
+        answer = asyncio.run(ask(record.control_address, options.tls_ca or _own_certificate(record)))
         if answer is not None:
-            _print_live(answer, as_json)
+            _print_live(answer, options.as_json)
             return
-    _print_past(directory, record, state, totals, as_json)
-
-
-def described_state(directory: Path, record: RunRecord) -> str:
-    """A run whose process is gone without a word was interrupted, whatever its row says."""
-    if record.state == RunState.RUNNING and not is_held(directory):
-        return RunState.INTERRUPTED
-    return record.state
-
-
-def newest_run(directory: Path) -> Path:
-    """The newest run directory. Raises UserError when there is none."""
-    found = sorted(directory.glob("*/run.db"), key=lambda path: path.stat().st_ctime)
-    if not found:
-        raise UserError(f"no run under {directory}: name a run directory, or start one with `dart train`")
-    return found[-1].parent
+    _print_past(directory.path, record, state, totals, options.as_json)
 
 
 def _own_certificate(record: RunRecord) -> Path | None:
@@ -85,8 +83,8 @@ async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse
         return answer
 
 
-async def _read(directory: Path) -> tuple[RunRecord, dict[str, Any]]:
-    async with await open_database(directory, create=False) as database:
+async def _read(directory: RunDirectory) -> tuple[RunRecord, dict[str, Any]]:
+    async with await directory.open() as database:
         totals: dict[str, Any] = next((json.loads(one.json) for one in await database.newest_events("update")), {})
         return await database.run(), totals
 
@@ -168,11 +166,10 @@ def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str
 
 def list_runs(directory: Path) -> None:
     """One line per run, newest first. Raises UserError when there is none."""
-    newest_run(directory)
-    for path in sorted(directory.glob("*/run.db"), key=lambda p: p.stat().st_ctime, reverse=True):
-        record, totals = asyncio.run(_read(path.parent))
+    for run in RunDirectory.all_under(directory):
+        record, totals = asyncio.run(_read(run))
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
         rate = totals.get("success_rate")
         success = "" if rate is None else f", recent success {rate:.0%}"
-        state = described_state(path.parent, record)
-        click.echo(f"{started}  {state:12s} {path.parent}  {totals.get('updates', 0)} updates{success}")
+        state = run.state(record)
+        click.echo(f"{started}  {state:12s} {run.path}  {totals.get('updates', 0)} updates{success}")

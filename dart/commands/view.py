@@ -40,7 +40,7 @@ class View:
         self._began = time.monotonic()
 
     async def __aenter__(self) -> Self:
-        click.echo(f"run directory {self._run.directory}")
+        click.echo(f"run directory {self._run.directory.path}")
         self._task = asyncio.get_running_loop().create_task(self._show())
         return self
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
-from dart.process import ending_signals, keep_memory
+from dart.processes.settings import ending_signals, keep_memory
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve

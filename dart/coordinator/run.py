@@ -12,7 +12,6 @@ import contextlib
 import json
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 from dart.config import Config
@@ -33,7 +32,7 @@ from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.control import ControlService, worker_statuses
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
-from dart.coordinator.summary import machine, software, write_json, write_summary
+from dart.coordinator.summary import machine, software, write_json
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
@@ -42,6 +41,7 @@ from dart.core.progress import TRAINED, Progress
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import control_pb2 as cpb
@@ -59,7 +59,7 @@ class Interrupted(Exception):
 class Run:
     """One run in one directory."""
 
-    def __init__(self, config: Config, directory: Path, database: Database, job: Job, start: Start) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, database: Database, job: Job, start: Start) -> None:
         self.config, self.directory, self.database = config, directory, database
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
@@ -72,7 +72,7 @@ class Run:
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
         self.progress = Progress(config.stop.window)
-        self.journal = Journal(directory / "metrics.jsonl", start.first_event)
+        self.journal = Journal(directory.metrics, start.first_event)
         self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.progress, self.journal,
                                start.version, together=config.schedule.sync == "all")  # fmt: skip
         self.data = (
@@ -93,7 +93,7 @@ class Run:
         self.collection: Collection | None = None
         """Likewise."""
         self._training = Training(
-            config, start, directory / "checkpoints", database, self.progress, self.journal,
+            config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
         self._stop = asyncio.Event()
@@ -241,7 +241,7 @@ class Run:
                 source = await self._evaluated(endpoint)
                 policy = str(endpoint) if endpoint else None
                 document = await asyncio.to_thread(source.document, self.directory.name, policy)
-                write_json(self.directory / "evaluation.json", document)
+                write_json(self.directory.evaluation, document)
                 return self._common() | {"evaluation": self.evaluations["eval"]}
             case Train():
                 return await self._trained()
@@ -257,7 +257,7 @@ class Run:
             await self.sync.settled_or_out()
             await self._evaluate("after", episodes)
         summary = self._summary()
-        write_summary(self.directory, summary)
+        write_json(self.directory.summary, summary)
         return summary
 
     async def _workers_ready(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from dart.core.evaluation.documents import Success
 from dart.core.progress import Counts
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.records import RunKind, RunState
 
@@ -30,7 +31,7 @@ class Start:
     first_event: int = 1
 
 
-async def starting_point(database: Database, directory: Path) -> Start:
+async def starting_point(database: Database, directory: RunDirectory) -> Start:
     """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
     run = await database.run()
     if run.kind is not RunKind.TRAINING:
@@ -54,6 +55,4 @@ async def starting_point(database: Database, directory: Path) -> Start:
         )
     # One update makes one version, so the checkpoint's version is also the number of its update.
     made = checkpoint.version
-    # By name: the run may have been moved, or be resumed from another working directory.
-    folder = directory / "checkpoints" / Path(checkpoint.path).name
-    return Start(folder, made, made, counts, seconds, evaluations, group, sequence)
+    return Start(directory.checkpoint(checkpoint.path), made, made, counts, seconds, evaluations, group, sequence)

@@ -29,11 +29,6 @@ def software() -> dict[str, str]:
     return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
 
 
-def write_summary(directory: Path, summary: Mapping[str, object]) -> Path:
-    """summary.json of a run."""
-    return write_json(directory / "summary.json", summary)
-
-
 def write_json(path: Path, value: Mapping[str, object]) -> Path:
     """The file, whole or not at all."""
     temporary = path.with_suffix(".tmp")

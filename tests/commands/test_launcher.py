@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dart import config, gpus, launcher
+from dart import config
 from dart.coordinator.job import Evaluate, Train
 from dart.errors import UserError
-from dart.gpus import Placement, gpus_here, place
-from dart.launcher import Child, Launcher, local_children
+from dart.processes import gpus, launcher
+from dart.processes.gpus import Placement, gpus_here, place
+from dart.processes.launcher import Child, Launcher, local_children
 
 COUNT = """
 import sys

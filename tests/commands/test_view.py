@@ -17,6 +17,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.types import Task, Termination, Trajectory
 from dart.core.usage import EnvState
+from dart.rundir import RunDirectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb
 
@@ -25,7 +26,7 @@ def screen(folder: Path, env_workers: int, tasks: int, replicas: int = 2) -> lis
     """What the terminal shows of a run in training, of so many workers and tasks; no replica: all are gone."""
 
     async def shown() -> str:
-        run = Run(settings(), folder, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
+        run = Run(settings(), RunDirectory(folder), NoDatabase(), Train(), Start())  # type: ignore[arg-type]
         roles = {pb.ROLE_ENV: env_workers, pb.ROLE_ROLLOUT: replicas, pb.ROLE_TRAIN: min(replicas, 1)}
         for role, number in roles.items():
             for index in range(number):

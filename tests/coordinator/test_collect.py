@@ -38,6 +38,7 @@ from dart.core.curation.groups import Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 from dart.store.dataset import write_dataset
 from dart.store.records import GroupKind
@@ -147,7 +148,7 @@ async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_eve
 async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None:
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "c", {}, started=0.0)
-        run = Run(CONFIG, tmp_path, database, ORACLE, Start())
+        run = Run(CONFIG, RunDirectory(tmp_path), database, ORACLE, Start())
         for role, capability in ((pb.ROLE_ENV, "oracle"), (pb.ROLE_ROLLOUT, "forced_text")):
             with pytest.raises(Rejected, match=f"needs the capability {capability}"):
                 run._welcome(pb.Hello(role=role))

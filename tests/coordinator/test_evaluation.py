@@ -15,6 +15,7 @@ from store_samples import trajectory
 
 from dart.cli import main
 from dart.commands import evaluate as command
+from dart.commands.running import JobRun
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.evaluation import Evaluation
@@ -119,9 +120,10 @@ def test_a_config_that_lacks_seeds_is_told_before_anything_starts() -> None:
 def run_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`dart eval` with everything of its own but workers: episodes are made up, better for other weights."""
 
-    def run_in_loop(config: Config, directory: Path, *_: object, **__: object) -> dict[str, Any]:
-        source = asyncio.run(finished(config, directory, 0.3 if config.model.path.startswith("builtin") else 0.9))
-        write_json(directory / "evaluation.json", source.document(directory.name))
+    def run_in_loop(wanted: JobRun) -> dict[str, Any]:
+        config, directory = wanted.config, wanted.directory
+        source = asyncio.run(finished(config, directory.path, 0.3 if config.model.path.startswith("builtin") else 0.9))
+        write_json(directory.evaluation, source.document(directory.name))
         return {"evaluation": source.result()}
 
     monkeypatch.setattr(command, "run_in_loop", run_in_loop)

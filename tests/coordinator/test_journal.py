@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from dart.commands.plot import read_metrics
 from dart.coordinator.service.journal import Journal
+from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 
 
@@ -45,7 +46,7 @@ def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
     again = Journal(path)
     again.event("update", update=2)
     again.close()
-    updates, _ = read_metrics(tmp_path)
+    updates, _ = read_metrics(RunDirectory(tmp_path))
     assert [event["update"] for event in updates] == [1, 2]
 
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from dart.cli import main
-from dart.commands.status import described_state
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 from dart.store.lock import held, is_held
 
@@ -18,7 +18,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from dart.store.lock import held
-with held(Path(sys.argv[1])):
+with held(Path(sys.argv[1]) / "run.lock"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -36,30 +36,33 @@ def holder(tmp_path: Path):
 
 
 def test_a_run_that_another_process_works_on_is_refused_and_named(tmp_path: Path, holder: subprocess.Popen[str]):
-    assert is_held(tmp_path)
-    with pytest.raises(UserError, match=f"worked on by process {holder.pid} of .*: stop it first"), held(tmp_path):
+    assert is_held(tmp_path / "run.lock")
+    with (
+        pytest.raises(UserError, match=f"worked on by process {holder.pid} of .*: stop it first"),
+        held(tmp_path / "run.lock"),
+    ):
         pass
 
 
 def test_a_killed_process_holds_nothing(tmp_path: Path, holder: subprocess.Popen[str]):
     holder.kill()
     holder.wait()
-    assert not is_held(tmp_path)
-    with held(tmp_path):
-        assert is_held(tmp_path)
+    assert not is_held(tmp_path / "run.lock")
+    with held(tmp_path / "run.lock"):
+        assert is_held(tmp_path / "run.lock")
 
 
 def test_a_run_says_that_it_runs_as_long_as_its_process_lives(tmp_path: Path, holder: subprocess.Popen[str]):
     record = asyncio.run(_began(tmp_path))
     demo = str(Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml")
     resume = ["coordinator", demo, "--resume", str(tmp_path), "--quiet"]
-    assert described_state(tmp_path, record) == "running"
+    assert RunDirectory(tmp_path).state(record) == "running"
     refused = CliRunner().invoke(main, resume)
     assert refused.exit_code == 2
     assert "stop it first" in refused.output
     holder.kill()
     holder.wait()
-    assert described_state(tmp_path, record) == "interrupted"
+    assert RunDirectory(tmp_path).state(record) == "interrupted"
 
 
 async def _began(directory: Path):
@@ -71,16 +74,36 @@ async def _began(directory: Path):
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
     with (
         pytest.raises(UserError, match=r"run\.lock cannot be written .*: make the folder writable"),
-        held(tmp_path / "none"),
+        held(tmp_path / "none" / "run.lock"),
     ):
         pass
 
 
 def test_looking_takes_nothing_and_leaves_nothing(tmp_path: Path):
-    assert not is_held(tmp_path)
+    assert not is_held(tmp_path / "run.lock")
     assert not list(tmp_path.iterdir())
-    with held(tmp_path):
+    with held(tmp_path / "run.lock"):
         pass
-    assert not is_held(tmp_path)
-    with held(tmp_path):
+    assert not is_held(tmp_path / "run.lock")
+    with held(tmp_path / "run.lock"):
         pass
+
+
+def test_a_lock_file_that_is_removed_lets_nobody_in(tmp_path: Path, holder: subprocess.Popen[str]):
+    file = tmp_path / "run.lock"
+    file.unlink()
+    assert is_held(file)
+    with pytest.raises(UserError, match="is worked on by another process: stop it first"), held(file):
+        pass
+    assert is_held(file)
+
+
+def test_a_lock_file_that_is_removed_is_made_again(tmp_path: Path):
+    file = tmp_path / "run.lock"
+    with held(file) as hold:
+        assert not hold.renew()
+        file.unlink()
+        assert hold.renew()
+        assert "process" in file.read_text()
+        assert not hold.renew()
+        assert is_held(file)

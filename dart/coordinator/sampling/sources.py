@@ -14,8 +14,9 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config
 from dart.core.types import Step, Trajectory, VersionSpan
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.store.blobs import BlobError
-from dart.store.database import Database, Reader, sqlite_url
+from dart.store.database import Database, Reader
 from dart.store.records import Success
 
 POOL = "curation.pool.sources"
@@ -56,11 +57,13 @@ def _folders(config: Config) -> list[Path]:
 
 async def open_source(directory: Path, field: str) -> Reader:
     """To be closed by the caller. Raises UserError, naming the field that named the folder."""
-    if not (directory / "run.db").is_file():
+    run = RunDirectory(directory)
+    if not run.is_run:
         raise UserError(
-            f"{field}: {directory} is not a run directory: it has no run.db; name folders that `dart collect` made"
+            f"{field}: {directory} is not a run directory: it has no {run.database.name}; name folders that "
+            "`dart collect` made"
         )
-    return await Database.open(sqlite_url(directory / "run.db"), directory / "blobs", create=False)
+    return await run.open()
 
 
 async def fitting_successes(

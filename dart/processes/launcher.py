@@ -23,7 +23,7 @@ from pathlib import Path
 from dart.config import Config
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
-from dart.gpus import gpus_here, place
+from dart.processes.gpus import gpus_here, place
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 MOST_RESTARTS = 3

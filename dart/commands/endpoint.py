@@ -1,0 +1,35 @@
+"""What a command line may say about a model behind an OpenAI-compatible chat endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart.coordinator.job import Address
+from dart.coordinator.sampling.endpoint import chosen
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """`--endpoint` and the options that go with it. None: not given."""
+
+    endpoint: str | None = None
+    endpoint_model: str | None = None
+    endpoint_key: str | None = None
+    endpoint_system: Path | None = None
+
+    @property
+    def given(self) -> Mapping[str, object]:
+        """Option as it is written → its value, of those that were given."""
+        values = {
+            "--endpoint": self.endpoint,
+            "--endpoint-model": self.endpoint_model,
+            "--endpoint-key": self.endpoint_key,
+            "--endpoint-system": self.endpoint_system,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def address(self, asker: str) -> Address:
+        """The endpoint that was named. Raises UserError, naming `asker`, where something lacks or is wrong."""
+        return chosen(asker, self.endpoint, self.endpoint_model, self.endpoint_key, self.endpoint_system)

@@ -1,0 +1,125 @@
+"""What the commands that run a job share: the check before it, the run in its directory, and what to do afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from dart.agent.vocabulary import vocabulary_digest
+from dart.config import Config
+from dart.coordinator.job import Job
+from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.start import Start, starting_point
+from dart.errors import UserError
+from dart.processes.launcher import Launcher, local_children
+from dart.processes.settings import collect_seldom, ending_signals, keep_memory
+from dart.rundir import RunDirectory
+from dart.store.database import Database
+from dart.store.records import RunKind
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job in its run directory. `local`: its workers are started on this machine."""
+
+    config: Config
+    directory: RunDirectory
+    job: Job
+    quiet: bool = False
+    resume: bool = False
+    local: bool = True
+
+
+def check_before(config: Config, job: Job) -> None:
+    """Everything that this machine lacks for the job, before anything starts. Raises UserError."""
+    from dart.commands.doctor import problems
+
+    if found := problems(config, job):
+        raise UserError("\n".join(found))
+
+
+def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
+    """Run to the end: the summary, or None when the run was interrupted."""
+    import uvloop
+
+    collect_seldom()
+    keep_memory()
+    with wanted.directory.lock():
+        logging.basicConfig(
+            filename=wanted.directory.coordinator_log,
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            force=True,  # a comparison has two runs, each with its own log
+        )
+        return uvloop.run(_run(wanted))
+
+
+async def _run(wanted: JobRun) -> dict[str, Any] | None:
+    async with await wanted.directory.open(create=not wanted.resume) as database:
+        start = await (_resumed if wanted.resume else _begun)(wanted, database)
+        run = Run(wanted.config, wanted.directory, database, wanted.job, start)
+        loop = asyncio.get_running_loop()
+        for number in ending_signals():
+            loop.add_signal_handler(number, run.interrupt)
+
+        from dart.commands.view import View
+
+        try:
+            async with View(run, live=not wanted.quiet and sys.stdout.isatty()):
+                return await run.execute(_launch(wanted, run))
+        except Interrupted:
+            path = wanted.directory.path
+            click.echo(f"interrupted; everything that had finished is kept in {path}; {go_on(wanted.job.kind, path)}")
+            return None
+
+
+async def _resumed(wanted: JobRun, database: Database) -> Start:
+    start = await starting_point(database, wanted.directory)
+    await database.resume_run()
+    return start
+
+
+async def _begun(wanted: JobRun, database: Database) -> Start:
+    config, directory = wanted.config, wanted.directory
+    resolved = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
+    directory.config.write_text(resolved, encoding="utf-8")
+    await database.start_run(
+        directory.name, config.run.name, _recorded(config, wanted.job), started=time.time(), kind=wanted.job.kind
+    )
+    return Start()
+
+
+async def _launch(wanted: JobRun, run: Run) -> None:
+    """Start the local workers and watch them until cancelled."""
+    address = await run.address
+    if not wanted.local:
+        click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
+        await asyncio.Event().wait()
+    await Launcher(local_children(wanted.config, address, wanted.job), wanted.directory.logs).run()
+
+
+def _recorded(config: Config, job: Job) -> dict[str, Any]:
+    """The config as the database keeps it, with the vocabulary that tells what the run's tokens mean, if anything."""
+    vocabulary = vocabulary_digest(config.model.folder) if job.model else None
+    recorded: dict[str, Any] = json.loads(config.model_dump_json())
+    return recorded | {"vocabulary": vocabulary}
+
+
+def go_on(kind: RunKind, directory: Path) -> str:
+    """What to do with a run that did not finish."""
+    match kind:
+        case RunKind.TRAINING:
+            return f"go on with: dart train {RunDirectory(directory).config} --resume {directory}"
+        case RunKind.COLLECTION:
+            return f"what it collected can be used: curation.pool.sources=[{directory}]"
+        case RunKind.EVALUATION:
+            return "start it again for a result"

@@ -1,0 +1,151 @@
+"""A run directory: what is in it, how it is made, opened, locked and found again. Every name in it is said here alone.
+
+    config.yaml      the resolved config              blobs/        screenshots by SHA-256
+    run.db           everything that a restart needs  checkpoints/  v000050, v000100, ...
+    run.lock         held by the process that works   logs/         one file for each local worker
+    metrics.jsonl    every event, one on a line       summary.json, evaluation.json   what a finished run came to
+
+What always holds: a directory is made once, and a second run never gets the first one's; one process at a time works
+on it (`lock`), and reading needs no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart.errors import UserError
+from dart.store.database import Database, sqlite_url
+from dart.store.lock import Hold, held, is_held
+from dart.store.records import RunRecord, RunState
+
+_DATABASE = "run.db"
+_MOST_OF_ONE_NAME = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """One run's directory. Making the object touches nothing on the disk."""
+
+    path: Path
+
+    # ---- what is in it ----
+
+    @property
+    def name(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def database(self) -> Path:
+        return self.path / _DATABASE
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def blobs(self) -> Path:
+        return self.path / "blobs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def coordinator_log(self) -> Path:
+        return self.path / "coordinator.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def dataset(self) -> Path:
+        return self.path / "dataset" / "train.parquet"
+
+    def checkpoint(self, recorded: str) -> Path:
+        """Where the checkpoint lies that the database recorded at `recorded`.
+
+        By its name: the run may have been moved, or be opened from another working directory.
+        """
+        return self.checkpoints / Path(recorded).name
+
+    # ---- making and finding ----
+
+    @classmethod
+    def make(cls, parent: Path, name: str) -> RunDirectory:
+        """A new directory, named for the run and the time. Raises UserError when it cannot be made."""
+        base = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(_MOST_OF_ONE_NAME):
+            path = base if number == 0 else base.with_name(f"{base.name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise UserError(
+                    f"run.directory: {path} cannot be made ({error.strerror}): choose a writable folder"
+                ) from None
+            return cls(path)
+        raise UserError(f"run.directory: {base} and {_MOST_OF_ONE_NAME - 1} others exist: remove some")
+
+    @classmethod
+    def existing(cls, path: Path) -> RunDirectory:
+        """The run directory at `path`. Raises UserError when it is none."""
+        found = cls(path)
+        if not found.is_run:
+            raise UserError(f"{path} is not a run directory: it has no {_DATABASE}; `dart runs` lists them")
+        return found
+
+    @classmethod
+    def all_under(cls, parent: Path) -> list[RunDirectory]:
+        """Every run directory right under `parent`, newest first. Raises UserError when there is none."""
+        databases = sorted(parent.glob(f"*/{_DATABASE}"), key=lambda path: path.stat().st_ctime, reverse=True)
+        if not databases:
+            raise UserError(f"no run under {parent}: name a run directory, or start one with `dart train`")
+        return [cls(database.parent) for database in databases]
+
+    @property
+    def is_run(self) -> bool:
+        """Some run has begun here."""
+        return self.database.is_file()
+
+    # ---- opening and locking ----
+
+    async def open(self, *, create: bool = False) -> Database:
+        """Its database, with its screenshots. `create`: make it where there is none.
+
+        Raises UserError when there is none and none is to be made.
+        """
+        if not create:
+            self.existing(self.path)
+        return await Database.open(sqlite_url(self.database), self.blobs, create=create)
+
+    def lock(self) -> AbstractContextManager[Hold]:
+        """Work on the run alone. Raises UserError, on entering, when another process does."""
+        return held(self.lock_file)
+
+    def state(self, record: RunRecord) -> str:
+        """How the run is. One whose process is gone without a word was interrupted, whatever its row says."""
+        if record.state == RunState.RUNNING and not is_held(self.lock_file):
+            return RunState.INTERRUPTED
+        return record.state
