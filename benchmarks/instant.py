@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,10 +27,12 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
-from dart.coordinator.sampling.screenshots import Screenshots as StoredScreenshots
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.types import Image, Observation
 from dart.processes.settings import keep_memory
+from dart.screenshots.held import Held
+from dart.screenshots.shared import SharedScreenshots
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
@@ -40,7 +41,6 @@ from dart.wire.channel import Dial
 from dart.wire.convert import image_to_proto, observation_to_proto
 from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
-from dart.workers.shared import SharedScreenshots
 
 TEXT = "Action: click(start_box='(045,120)')"
 INSTRUCTION = "Click the button."
@@ -106,7 +106,7 @@ class InstantPolicy:
     def __init__(self, slots: int, image_cache_entries: int = IMAGE_CACHE_ENTRIES) -> None:
         self._slots, self._image_cache_entries = slots, image_cache_entries
         self._shared: SharedScreenshots | None = None
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: Held[bool] = Held(image_cache_entries)
 
     async def prepare(self, config_json: str) -> pb.Ready:
         self._shared = _shared(config_json)
@@ -132,12 +132,11 @@ class InstantPolicy:
     def _read(self, shared: SharedScreenshots, command: pb.Generate) -> None:
         for part in command.prompt:
             digest = part.image.sha256
-            if not digest or digest in self._seen:
+            if not digest:
                 continue
-            read_shared(shared, digest)
-            self._seen[digest] = None
-            if len(self._seen) > self._image_cache_entries:
-                self._seen.popitem(last=False)
+            if digest not in self._seen:
+                read_shared(shared, digest)
+            self._seen.note(digest, True)
 
     async def close(self) -> None:
         pass

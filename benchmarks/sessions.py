@@ -33,10 +33,10 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Image
 from dart.processes.settings import collect_seldom
+from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial
@@ -93,7 +93,7 @@ class SlowEnv:
 
 async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, Any]:
     fleet = Fleet(60.0)
-    envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
+    envs, policy = EnvPool(fleet), RolloutPool(fleet, StoredScreenshots(None))
     made = settings()
     complete = asyncio.Event()
     fleet.on_ready.append(lambda _: complete.set() if envs.slots == sessions and policy.router.free else None)

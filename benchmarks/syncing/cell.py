@@ -22,12 +22,12 @@ from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
 from dart.errors import UserError
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
@@ -151,7 +151,7 @@ async def _updates(
     members: Sequence[Member], setting: Setting, how: How, scene: Scene, database: Database, folder: Path, limit: float
 ) -> Seen:
     fleet = Fleet(60.0)
-    policy, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
+    policy, ranks = RolloutPool(fleet, StoredScreenshots(None)), TrainerRanks(fleet, 1, StoredScreenshots(None))
     journal = Journal(folder / "metrics.jsonl")
     sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)
     together = setting.schedule == "all"

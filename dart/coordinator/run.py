@@ -27,7 +27,6 @@ from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone
 from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperature
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.control import ControlService, worker_statuses
 from dart.coordinator.service.journal import Journal
@@ -42,6 +41,7 @@ from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.rundir import RunDirectory
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import control_pb2 as cpb
@@ -65,7 +65,7 @@ class Run:
         self._trains = isinstance(job, Train)
         self.replicas_wanted = job.replicas(config)
         self.fleet = Fleet(config.server.lost_after_seconds, config.server.reply_timeout_seconds)
-        screenshots = Screenshots(database.blobs)
+        screenshots = StoredScreenshots(database.blobs)
         self._shared = screenshots.share() if config.server.share_screenshots else None
         self.envs = EnvPool(self.fleet)
         self.policy = RolloutPool(self.fleet, screenshots)

@@ -5,7 +5,7 @@ already held is not written again; `get` returns bytes that hash to the digest o
 
 A blob that `put` has returned for outlives the process that put it. A local blob is not forced onto the disk, so a
 power failure may lose the newest ones; `get` then says so, and putting it again mends it. Env workers that see the
-directory write their screenshots there themselves (`dart.workers.shared`).
+directory write their screenshots there themselves (`dart.screenshots.shared`).
 
 The plain methods block and may be called from any thread; the ones ending in `_async` do the same in a small pool of
 threads, with one hop however many blobs there are.
@@ -23,9 +23,9 @@ from typing import Protocol, TypeVar
 
 from fsspec.core import url_to_fs
 
-from dart.blobdir import BlobDirectory, blob_name
 from dart.core.types import Image
 from dart.errors import UserError
+from dart.screenshots.directory import ScreenshotDirectory, file_name
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class BlobStore:
     def __init__(self, where: str | Path, threads: int = 4) -> None:
         self.where = str(where)
         local = self.where.removeprefix("file://")
-        self.directory = None if "://" in local else BlobDirectory(Path(local))
+        self.directory = None if "://" in local else ScreenshotDirectory(Path(local))
         """Where other processes may see it."""
         if self.directory:
             self.directory.prepare()
@@ -118,7 +118,7 @@ class BlobStore:
             raise BlobCorrupt(
                 f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again"
             )
-        self._files.write(blob_name(image.sha256), image.data)
+        self._files.write(file_name(image.sha256), image.data)
 
     def put_many(self, images: Iterable[Image]) -> None:
         """Stores each digest once, however often it comes; bytes win over an image without."""
@@ -132,7 +132,7 @@ class BlobStore:
     def get(self, digest: bytes) -> bytes:
         """The bytes of a digest. Raises BlobMissing, BlobCorrupt."""
         try:
-            data = self._files.read(blob_name(digest))
+            data = self._files.read(file_name(digest))
         except FileNotFoundError:
             raise self._missing(digest) from None
         if hashlib.sha256(data).digest() != digest:
@@ -173,7 +173,7 @@ class BlobStore:
 
     def _held(self, digest: bytes) -> int | None:
         try:
-            return self._files.size(blob_name(digest))
+            return self._files.size(file_name(digest))
         except FileNotFoundError:
             return None
 

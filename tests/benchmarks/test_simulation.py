@@ -18,11 +18,11 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.groups import Order
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobMissing
 from dart.v1 import session_pb2 as pb
 
@@ -145,7 +145,7 @@ class Endless:
 def test_a_machine_on_which_everything_fails_does_not_take_all_the_work() -> None:
     async def hour() -> tuple[Endless, dict[str, dict[EnvState, float]], str]:
         fleet, source = Fleet(1e9), Endless()
-        envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
+        envs, policy = EnvPool(fleet), RolloutPool(fleet, StoredScreenshots(None))
         SimulatedReplica(fleet, "rollout-0", Timings(), 0)
         for kind in (SimulatedEnvs, Broken):
             kind(fleet, kind.__name__, 4, Timings(failures_per_step=0.01), ["task-0"], 0)
@@ -176,7 +176,7 @@ class Losing(Endless):
 def test_a_trajectory_that_cannot_be_stored_is_made_again() -> None:
     async def hour() -> Losing:
         fleet, source = Fleet(1e9), Losing()
-        envs, policy = EnvPool(fleet), RolloutPool(fleet, Screenshots(None))
+        envs, policy = EnvPool(fleet), RolloutPool(fleet, StoredScreenshots(None))
         SimulatedReplica(fleet, "rollout-0", Timings(), 0)
         SimulatedEnvs(fleet, "env-0", 2, Timings(failures_per_step=0.0), ["task-0"], 0)
         sampling = asyncio.create_task(sample(source, envs, policy, settings()))

@@ -16,13 +16,13 @@ import pytest
 from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool, _checked
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import RECEIVES_WHILE_SERVING, WeightSync
 from dart.core.progress import Progress
 from dart.core.types import Generation
 from dart.errors import UserError
+from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 
@@ -76,7 +76,7 @@ async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[
         pass
 
     fleet = Fleet(60.0)
-    pool, ranks = RolloutPool(fleet, Screenshots(None)), TrainerRanks(fleet, 1, Screenshots(None))
+    pool, ranks = RolloutPool(fleet, StoredScreenshots(None)), TrainerRanks(fleet, 1, StoredScreenshots(None))
     settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
     made = Stage(

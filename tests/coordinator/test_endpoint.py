@@ -27,9 +27,9 @@ from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.job import Address
 from dart.coordinator.sampling import endpoint as endpoint_module
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone, EndpointTurns, chosen, probe
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.sampling.sources import POOL, check_sources
 from dart.errors import UserError
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ async def test_words_that_the_token_limit_cut_off_are_no_turn(chat: Address) -> 
     prompt = build_prompt(CONFIG.agent, "do it", [], screen("a"))
     async with fleet(rollout=replica) as (_, pool), Endpoint(chat, 0.7, 40) as endpoint:
         assert (await EndpointTurns(endpoint, pool, 40).generate(prompt)).truncated
-        assert (await EndpointAlone(endpoint, Screenshots(None)).generate(prompt)).truncated
+        assert (await EndpointAlone(endpoint, StoredScreenshots(None)).generate(prompt)).truncated
 
 
 @pytest.mark.parametrize("url", ["https://user:sk-1@host/v1", "https://host/v1?key=sk-1"])
@@ -197,7 +197,7 @@ def test_the_endpoint_is_asked_before_anything_starts(chat: Address) -> None:
 async def test_the_endpoint_alone_needs_no_replica(chat: Address) -> None:
     Chat.answers = ["Action: type(content='Zoë')", "Action: wait()"]
     async with Endpoint(chat, 0.0, 40) as endpoint:
-        turns = EndpointAlone(endpoint, Screenshots(None))
+        turns = EndpointAlone(endpoint, StoredScreenshots(None))
         first = await turns.generate(build_prompt(CONFIG.agent, "do it", [], screen("a")))
         await turns.generate(build_prompt(CONFIG.agent, "do it", [Turn(screen("a"), first.token_ids)], screen("b")))
     assert first.text == Chat.asked[-1]["messages"][3]["content"] == "Action: type(content='Zoë')"

@@ -17,21 +17,22 @@ from store_samples import image, trajectory
 
 from dart import config
 from dart.agent.chat import chat_messages
-from dart.blobdir import BlobDirectory
 from dart.config import SharedBlobs
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Train
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.start import Start
 from dart.coordinator.training.ranks import TrainerRanks, UnusableGroup
 from dart.core.curation.feed import ReleasedGroup
 from dart.core.types import Block, Image, Markup, Prompt
 from dart.errors import UserError
+from dart.screenshots.directory import ScreenshotDirectory
+from dart.screenshots.holder import Holder
+from dart.screenshots.lookup import UnknownScreenshot
+from dart.screenshots.shared import SharedScreenshots
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
-from dart.workers.rollout.images import ImageStore, UnknownImageError
-from dart.workers.shared import SharedScreenshots
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def blobs(tmp_path: Path) -> BlobStore:
 
 
 def told(blobs: BlobStore) -> SharedBlobs:
-    shared = Screenshots(blobs).share()
+    shared = StoredScreenshots(blobs).share()
     assert shared is not None
     return shared
 
@@ -87,11 +88,11 @@ def test_another_directory_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_who_may_only_read_shares_what_others_write(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: BlobDirectory) -> None:
+    def refuse(self: ScreenshotDirectory) -> None:
         raise UserError("blob directory cannot be made (Permission denied)")
 
     shared = told(blobs)
-    monkeypatch.setattr(BlobDirectory, "prepare", refuse)
+    monkeypatch.setattr(ScreenshotDirectory, "prepare", refuse)
     assert SharedScreenshots.seen(shared) is not None
     assert SharedScreenshots.seen(shared, writes=True) is None
 
@@ -133,11 +134,11 @@ def test_a_replica_reads_what_comes_by_digest_alone(blobs: BlobStore) -> None:
     file = BytesIO()
     Pillow.new("RGB", (4, 2)).save(file, "PNG")
     one = Image.of(file.getvalue(), "image/png", 4, 2)
-    store = ImageStore(8, seen(blobs))
-    with pytest.raises(UnknownImageError):
-        store.resolve(bare(one))
+    holder = Holder(8, seen(blobs))
+    with pytest.raises(UnknownScreenshot):
+        holder.resolve([bare(one)])
     blobs.put(one)
-    assert store.resolve(bare(one)) == one
+    assert holder.resolve([bare(one)]) == [one]
 
 
 # ---- the coordinator's end ----
@@ -248,7 +249,7 @@ async def test_a_trainer_gets_the_bytes_that_it_cannot_have_otherwise(blobs: Blo
     group = ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))
 
     made = Fleet(60.0)
-    ranks = TrainerRanks(made, 1, Screenshots(blobs))
+    ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1, shares_blobs=sharing))
     update = asyncio.create_task(ranks.update(1, [group]))
@@ -265,7 +266,7 @@ async def test_a_trainer_that_does_not_find_a_screenshot_is_sent_them(blobs: Blo
     blobs.put_many(wanted)
     steps = tuple(replace(step, images=tuple(map(bare, step.images))) for step in full.steps)
     made = Fleet(60.0)
-    ranks = TrainerRanks(made, 1, Screenshots(blobs))
+    ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
     update = asyncio.create_task(ranks.update(1, [ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))]))
@@ -283,7 +284,7 @@ async def test_a_screenshot_that_was_lost_is_named(blobs: BlobStore) -> None:
     full = trajectory("t", "g")
     steps = tuple(replace(step, images=tuple(map(bare, step.images))) for step in full.steps)
     made = Fleet(60.0)
-    ranks = TrainerRanks(made, 1, Screenshots(blobs))
+    ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1))
     group = ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))
@@ -297,7 +298,7 @@ async def test_an_endpoint_is_shown_the_bytes(blobs: BlobStore) -> None:
     blobs.put(one)
     prompt = Prompt((Block((Markup("<|im_start|>user\n"), bare(one), Markup("<|im_end|>\n<|im_start|>assistant\n"))),),
                     (bare(one),))  # fmt: skip
-    stored = await Screenshots(blobs).missing(prompt.images)
+    stored = await StoredScreenshots(blobs).missing(prompt.images)
     (message,) = chat_messages(prompt, lambda _: "", stored)
     (shown,) = chat_messages(Prompt((Block((prompt.blocks[0].parts[0], one, prompt.blocks[0].parts[2])),), (one,)),
                              lambda _: "")  # fmt: skip

@@ -13,12 +13,12 @@ from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.curation.groups import Order
 from dart.core.curation.schedule import Pacing, Situation
 from dart.core.sync_plan import SyncPlan
 from dart.core.usage import EnvState, ReplicaState, TrainerState
+from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 
 N, TASKS = 4, 3
@@ -165,8 +165,8 @@ def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
     fleet = Fleet(60.0)
     envs, policy, ranks = (
         EnvPool(fleet),
-        RolloutPool(fleet, Screenshots(None)),
-        TrainerRanks(fleet, 1, Screenshots(None)),
+        RolloutPool(fleet, StoredScreenshots(None)),
+        TrainerRanks(fleet, 1, StoredScreenshots(None)),
     )
     roles = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT, "train": pb.ROLE_TRAIN}
     both: dict[str, list[Worker]] = {name: [] for name in roles}

@@ -10,9 +10,9 @@ from typing import Any
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.core.action import Click, Point
 from dart.core.types import Image, Observation
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, observation_to_proto
@@ -30,7 +30,7 @@ async def fleet(
 
     `sharing`: those that say they see the directory of `blobs`.
     """
-    made, screenshots = Fleet(60.0), Screenshots(blobs)
+    made, screenshots = Fleet(60.0), StoredScreenshots(blobs)
     pools = EnvPool(made), RolloutPool(made, screenshots)
 
     async def serve(worker: Worker, answer: Callable[[Any], Any]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dart.config import Environment, EnvWorkerConfig, SharedBlobs
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.core import action as a
 from dart.core.types import Task
 from dart.errors import UserError
+from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, task_to_proto
@@ -67,7 +67,7 @@ async def test_an_episode(role: EnvRole) -> None:
 
 async def test_screenshots_go_into_the_runs_directory_where_it_is_seen(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
-    told = Screenshots(blobs).share()
+    told = StoredScreenshots(blobs).share()
     worker = EnvRole()
     try:
         ready = await worker.prepare(config(told))

@@ -1,28 +1,16 @@
-"""The gate in front of the engine, the store of screenshots, and the tie of an engine process to its owner."""
+"""The gate in front of the engine, and the tie of an engine process to its owner."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
-from PIL import Image as PillowImage
 
-from dart.core.types import Image
 from dart.workers.rollout.gate import Gate
-from dart.workers.rollout.images import BadImageError, ImageStore, UnknownImageError
 from dart.workers.weights.owner import EXIT_CODE, OWNER_VARIABLE
-
-
-def _png(red: int, size: tuple[int, int] = (32, 32)) -> Image:
-    data = io.BytesIO()
-    PillowImage.new("RGB", size, (red, 0, 0)).save(data, "PNG")
-    return Image.of(data.getvalue(), "image/png", *size)
 
 
 async def test_a_closed_gate_waits_for_those_on_their_way_in_and_keeps_others_out() -> None:
@@ -67,33 +55,6 @@ async def test_a_failed_update_opens_the_gate() -> None:
             raise RuntimeError
     async with asyncio.timeout(1), gate.entering():
         pass
-
-
-def test_the_store_gives_back_what_it_holds_and_forgets_the_least_recently_used() -> None:
-    store = ImageStore(2)
-    first, second, third = _png(1), _png(2), _png(3)
-    store.resolve(first)
-    store.resolve(second)
-    assert store.resolve(replace(first, data=b"")).data == first.data
-    store.resolve(third)
-    assert len(store) == 2
-    with pytest.raises(UnknownImageError):
-        store.resolve(replace(second, data=b""))
-    assert store.resolve(replace(first, data=b"")) == first
-
-
-def test_wrong_images_are_refused_and_not_kept() -> None:
-    store = ImageStore(2)
-    good = _png(1)
-    junk = b"not a picture"
-    for bad in (
-        replace(good, data=good.data + b"x"),
-        replace(good, width=33),
-        Image(hashlib.sha256(junk).digest(), "image/png", 1, 1, junk),
-    ):
-        with pytest.raises(BadImageError):
-            store.resolve(bad)
-    assert len(store) == 0
 
 
 def test_an_engine_process_ends_with_its_owner() -> None:

@@ -13,10 +13,13 @@ pytestmark = pytest.mark.torch
 import tiny_model  # noqa: E402
 from train_samples import PAD, mixed, sample, screenshot  # noqa: E402
 
+from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot  # noqa: E402
+from dart.v1 import image_pb2 as ipb  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.workers.train.batch import Layout, collate, cut, make_rows, read_sample  # noqa: E402
-from dart.workers.train.errors import SampleError, UnknownImageError  # noqa: E402
-from dart.workers.train.images import Images  # noqa: E402
+from dart.workers.train.errors import SampleError  # noqa: E402
+from dart.workers.train.screenshots import Processed, ProcessedScreenshots  # noqa: E402
 
 LAYOUT = Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 5, 6, 7))
 
@@ -73,12 +76,16 @@ def test_padding_stays_small_when_lengths_differ() -> None:
     assert len(parts) <= 32
 
 
+def processed(processor: Any, *screenshots: ipb.Image) -> dict[bytes, Processed]:
+    return ProcessedScreenshots(processor).get(map(image_from_proto, screenshots))
+
+
 def test_positions_are_those_of_the_model(model: Any, processor: Any) -> None:
     samples = [one for one in mixed(groups=3, rollouts=1)]
-    batch = collate(rows_of(samples), Images(processor).get(i for s in samples for i in s.images), LAYOUT)
+    batch = collate(rows_of(samples), processed(processor, *(i for s in samples for i in s.images)), LAYOUT)
     for number, row in enumerate(rows_of(samples)):
         ids = batch.input_ids[number : number + 1, : row.length]
-        grids = Images(processor).get(row.images)
+        grids = ProcessedScreenshots(processor).get(row.images)
         expected, _ = model.model.get_rope_index(
             ids,
             mm_token_type_ids=(ids == PAD).int(),
@@ -95,15 +102,15 @@ def test_a_prompt_without_images(processor: Any) -> None:
 
 def test_images_shared_by_rows_are_there_once(processor: Any) -> None:
     samples = mixed(groups=1, rollouts=2)
-    batch = collate(rows_of(samples), Images(processor).get(i for s in samples for i in s.images), LAYOUT)
+    batch = collate(rows_of(samples), processed(processor, *(i for s in samples for i in s.images)), LAYOUT)
     assert batch.image_grid_thw.shape[0] == 2
     assert batch.image_index == (0, 0, 1)
 
 
 def test_cache_drops_the_least_recently_used(processor: Any) -> None:
-    one, two, three = (screenshot(seed) for seed in range(3))
-    bytes_each = Images(processor).get([one])[one.sha256].pixel_values.nbytes
-    images = Images(processor, cache_bytes=2 * bytes_each)
+    one, two, three = (image_from_proto(screenshot(seed)) for seed in range(3))
+    bytes_each = ProcessedScreenshots(processor).get([one])[one.sha256].pixel_values.nbytes
+    images = ProcessedScreenshots(processor, cache_bytes=2 * bytes_each)
     images.get([one])
     images.get([two])
     images.get([one])
@@ -122,7 +129,7 @@ def test_processed_images_are_the_processors_own(processor: Any) -> None:
 
     image = screenshot(3)
     expected = processor(images=[Image.open(io.BytesIO(image.data)).convert("RGB")], return_tensors="pt")
-    found = Images(processor).get([screenshot(1), image, screenshot(2, 96, 64)])[image.sha256]
+    found = processed(processor, screenshot(1), image, screenshot(2, 96, 64))[image.sha256]
     assert torch.equal(found.pixel_values, expected["pixel_values"])
     assert found.grid == tuple(expected["image_grid_thw"][0].tolist())
 
@@ -161,7 +168,7 @@ def test_a_wrong_sample_is_refused_and_named(fields: dict[str, Any], message: st
 def test_placeholders_must_match_images(processor: Any) -> None:
     image = screenshot(0)
     good = sample("t", "go", "1", 1.0, [image])
-    images = Images(processor).get([image])
+    images = processed(processor, image)
     few, many, none = pb.Sample(), pb.Sample(), pb.Sample()
     for one in (few, many, none):
         one.CopyFrom(good)
@@ -176,9 +183,9 @@ def test_placeholders_must_match_images(processor: Any) -> None:
 def test_images_must_be_what_their_digest_says(processor: Any) -> None:
     wrong = screenshot(0)
     wrong.sha256 = screenshot(1).sha256
-    with pytest.raises(SampleError, match="digest"):
-        Images(processor).get([wrong])
+    with pytest.raises(BadScreenshot, match="digest"):
+        processed(processor, wrong)
     missing = screenshot(0)
     missing.ClearField("data")
-    with pytest.raises(UnknownImageError, match="without data"):
-        Images(processor).get([missing])
+    with pytest.raises(UnknownScreenshot, match="without data"):
+        processed(processor, missing)

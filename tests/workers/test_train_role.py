@@ -17,8 +17,8 @@ pytestmark = pytest.mark.torch
 import tiny_model  # noqa: E402
 from train_samples import mixed, settings, totals  # noqa: E402
 
-from dart.coordinator.sampling.screenshots import Screenshots  # noqa: E402
 from dart.errors import UserError  # noqa: E402
+from dart.screenshots.stored import StoredScreenshots  # noqa: E402
 from dart.store.blobs import BlobStore  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
@@ -167,7 +167,7 @@ async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_dire
     folder: Path, tmp_path: Path
 ) -> None:
     blobs = BlobStore(tmp_path / "blobs")
-    told = Screenshots(blobs).share()
+    told = StoredScreenshots(blobs).share()
     role = TrainRole()
     assert (await role.prepare(settings(folder, shared_blobs=told).model_dump_json())).shares_blobs
     bare = mixed()

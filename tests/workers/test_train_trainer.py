@@ -19,7 +19,7 @@ from train_samples import mixed, sample, screenshot, settings, totals  # noqa: E
 from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
-from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, UnknownImageError  # noqa: E402
+from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, UnknownScreenshotError  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
@@ -398,7 +398,7 @@ def test_folders_that_hold_no_vision_language_model(folder: Path, tmp_path: Path
 def test_all_ranks_say_that_a_screenshot_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(settings(folder))
     monkeypatch.setattr("dart.workers.train.collectives.add", lambda values, device: [value + 1 for value in values])
-    with pytest.raises(UnknownImageError, match="another rank could not read its samples: it lacks an image"):
+    with pytest.raises(UnknownScreenshotError, match="another rank could not read its samples: it lacks a screenshot"):
         trainer._raise_together(None, "read its samples")
-    with pytest.raises(UnknownImageError, match="mine"):
-        trainer._raise_together(UnknownImageError("mine"), "read its samples")
+    with pytest.raises(UnknownScreenshotError, match="mine"):
+        trainer._raise_together(UnknownScreenshotError("mine"), "read its samples")

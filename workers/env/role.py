@@ -20,13 +20,13 @@ from pydantic import ValidationError
 from dart.config import BUILTIN_SUITE, Delay, EnvWorkerConfig
 from dart.core.types import Observation
 from dart.errors import UserError
+from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.browser import Browser, EnvironmentFailure
 from dart.workers.env.miniwob import MiniWobEnv, check_task
 from dart.workers.env.oracle import Oracle
-from dart.workers.shared import SharedScreenshots
 
 
 class EnvRole:

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.errors import UserError
+from dart.screenshots.holder import Holder
+from dart.screenshots.picture import opened
+from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
 from dart.workers.rollout import environment, nursery
 from dart.workers.rollout.gate import Gate
-from dart.workers.rollout.images import ImageStore, opened
 from dart.workers.rollout.tokenise import PromptEncoder
-from dart.workers.shared import SharedScreenshots
 from dart.workers.weights.owner import own_engines
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
@@ -95,7 +96,7 @@ class Engine:
         self._encoder = PromptEncoder(tokenizer)
         shared = SharedScreenshots.seen(config.shared_blobs)
         self.shares_blobs = shared is not None
-        self._images = ImageStore(config.rollout.image_cache_entries, shared)
+        self._screenshots = Holder(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
@@ -134,10 +135,11 @@ class Engine:
     ) -> Generation:
         """One turn.
 
-        Raises UnknownImageError, BadImageError, ContextFullError, ValueError (the prompt is wrong),
+        Raises UnknownScreenshot, BadScreenshot, ContextFullError, ValueError (the prompt is wrong),
         RequestAbortedError, RequestFailedError, EngineDiedError.
         """
-        resolved = [self._images.resolve(part) if isinstance(part, Image) else part for part in parts]
+        whole = iter(self._screenshots.resolve([part for part in parts if isinstance(part, Image)]))
+        resolved = [next(whole) if isinstance(part, Image) else part for part in parts]
         ids, images = self._encoder.encode(resolved)
         self._running[request_id] = None
         try:

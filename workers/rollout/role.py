@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dart.config import RolloutWorkerConfig
 from dart.errors import UserError
+from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.convert import part_from_proto, spans_to_proto
@@ -28,7 +29,6 @@ from dart.workers.rollout.engine import (
     RequestAbortedError,
     RequestFailedError,
 )
-from dart.workers.rollout.images import BadImageError, UnknownImageError
 from dart.workers.weights.transfer import TransferError, specs_from_proto
 
 _MODES: dict[int, PauseMode] = {
@@ -117,7 +117,7 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
             generation = await engine.force(request, parts, command.forced_text, sampling.max_tokens)
         else:
             generation = await engine.generate(request, parts, sampling.temperature, sampling.max_tokens)
-    except UnknownImageError as error:
+    except UnknownScreenshot as error:
         raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
     except RequestAbortedError as error:
         raise CommandError(pb.FAILURE_CODE_ABORTED, str(error)) from None
@@ -125,7 +125,7 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
         raise CommandError(pb.FAILURE_CODE_ENGINE, str(error)) from None
     except ContextFullError as error:
         raise CommandError(pb.FAILURE_CODE_CONTEXT_FULL, str(error)) from None
-    except (BadImageError, ValueError) as error:
+    except (BadScreenshot, ValueError) as error:
         raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return pb.Generated(
         prompt_token_ids=generation.prompt_token_ids,

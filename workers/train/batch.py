@@ -16,10 +16,11 @@ from types import MappingProxyType
 import torch
 
 from dart.algo.steps import Steps
-from dart.v1 import image_pb2 as ipb
+from dart.core.types import Image
 from dart.v1 import session_pb2 as pb
+from dart.wire.convert import image_from_proto
 from dart.workers.train.errors import SampleError
-from dart.workers.train.images import Processed
+from dart.workers.train.screenshots import Processed
 
 MAX_PADDING = 0.05
 """Of a micro-batch's padded tokens."""
@@ -42,6 +43,7 @@ class Step:
     """One sample, checked. behaviour: log-probabilities from sampling time; versions: per token, who sampled it."""
 
     name: str
+    trajectory: str
     group: str
     prompt: tuple[int, ...]
     response: tuple[int, ...]
@@ -50,7 +52,7 @@ class Step:
     """`behaviour` says nothing: π_old is the behaviour policy."""
     versions: tuple[int, ...]
     advantage: float
-    images: tuple[ipb.Image, ...]
+    images: tuple[Image, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Row:
         return self.steps[0].prompt
 
     @property
-    def images(self) -> tuple[ipb.Image, ...]:
+    def images(self) -> tuple[Image, ...]:
         return self.steps[0].images
 
     @property
@@ -116,7 +118,7 @@ class MicroBatch:
         return replace(self, steps=steps, **moved)
 
 
-def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, ipb.Image] = MappingProxyType({})) -> Step:
+def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, Image] = MappingProxyType({})) -> Step:
     """Check one sample. Raises SampleError that names it; nothing is filled in, clipped or left out.
 
     `held`: the update's screenshots by digest; their bytes are with one of the samples that have them.
@@ -149,6 +151,7 @@ def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, ipb.Imag
         raise SampleError(f"{name} has versions for {len(versions)} of {len(response)} tokens")
     return Step(
         name=name,
+        trajectory=sample.trajectory_id,
         group=sample.group_id,
         prompt=prompt,
         response=response,
@@ -156,7 +159,7 @@ def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, ipb.Imag
         rescore=sample.rescore,
         versions=tuple(versions),
         advantage=sample.advantage,
-        images=tuple(held.get(image.sha256, image) for image in sample.images),
+        images=tuple(held.get(image.sha256) or image_from_proto(image) for image in sample.images),
     )
 
 

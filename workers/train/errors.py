@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TrainError(Exception):
     """The update was not made. `weights_changed`: an earlier minibatch of it had been applied already."""
@@ -10,11 +12,15 @@ class TrainError(Exception):
 
 
 class SampleError(TrainError):
-    """A sample is wrong; sending it again would fail again."""
+    """Samples are wrong; sending them again would fail again. `trajectories`: the ids of those to blame."""
+
+    def __init__(self, message: str, trajectories: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.trajectories = tuple(trajectories)
 
 
-class UnknownImageError(SampleError):
-    """An image without data is not in the cache; sending it with data helps."""
+class UnknownScreenshotError(SampleError):
+    """A screenshot without data is not in the cache; sending it with data helps."""
 
 
 class NonFiniteError(TrainError):

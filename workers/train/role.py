@@ -23,7 +23,7 @@ from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import Command, CommandError, Reply
-from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownImageError
+from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownScreenshotError
 from dart.workers.train.senders import Senders
 from dart.workers.train.snapshots import Snapshots
 from dart.workers.train.trainer import Trainer
@@ -72,7 +72,7 @@ class TrainRole:
             slots=1,
             weight_version=self._trainer.version,
             transfer_host=transfer_host() if self.rank == 0 else "",
-            shares_blobs=self._trainer.images.shared is not None,
+            shares_blobs=self._trainer.screenshots.shared is not None,
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")},
         )
 
@@ -190,6 +190,6 @@ def transfer_host() -> str:
 
 
 def _failure_code(error: TrainError) -> pb.FailureCode:
-    if isinstance(error, UnknownImageError):
+    if isinstance(error, UnknownScreenshotError):
         return pb.FAILURE_CODE_UNKNOWN_IMAGE
     return pb.FAILURE_CODE_INVALID if isinstance(error, SampleError) else pb.FAILURE_CODE_TRAINER

@@ -26,8 +26,10 @@ from dart.algo.loss import Recipe, policy_loss
 from dart.algo.steps import Totals
 from dart.config import Loss, TrainWorkerConfig
 from dart.errors import UserError
+from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
+from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
-from dart.workers.shared import SharedScreenshots
+from dart.wire.convert import image_from_proto
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import (
@@ -35,10 +37,10 @@ from dart.workers.train.errors import (
     NonFiniteError,
     SampleError,
     TrainError,
-    UnknownImageError,
+    UnknownScreenshotError,
 )
-from dart.workers.train.images import Images
 from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.screenshots import ProcessedScreenshots
 from dart.workers.train.selection import Score, select
 
 MEANS = (
@@ -82,7 +84,9 @@ class Trainer:
         if settings.loss.kl_coefficient > 0:
             # In float32 under the same autocast, so that the KL to it is exactly 0 at the start.
             self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
-        self.images = Images(load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs))
+        self.screenshots = ProcessedScreenshots(
+            load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs)
+        )
         text = self.model.config.get_text_config()
         self.layout = batches.Layout(
             vocab_size=text.vocab_size,
@@ -138,12 +142,14 @@ class Trainer:
         problem: TrainError | None = None
         minibatches: list[list[batches.Row]] = [[] for _ in range(settings.minibatches)]
         try:
-            held = {image.sha256: image for sample in samples for image in sample.images if image.data}
+            held = {i.sha256: image_from_proto(i) for sample in samples for i in sample.images if i.data}
             steps = [batches.read_sample(sample, self.layout, held) for sample in samples]
-            self.images.check_there({image.sha256: image for step in steps for image in step.images}.values())
+            self.screenshots.check_there({image.sha256: image for step in steps for image in step.images}.values())
             minibatches = self._deal(batches.make_rows(steps, settings.microbatch_tokens))
         except TrainError as error:
             problem = error
+        except UnknownScreenshot as error:
+            problem = UnknownScreenshotError(str(error))
         self._raise_together(problem, "read its samples")
         totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
@@ -186,13 +192,13 @@ class Trainer:
 
     def _raise_together(self, problem: TrainError | None, what: str) -> None:
         """Raise on every rank when any has a problem, so that none waits for another that gave up."""
-        unknown_here = isinstance(problem, UnknownImageError)
+        unknown_here = isinstance(problem, UnknownScreenshotError)
         failed, unknown = collectives.add([float(problem is not None), float(unknown_here)], self.device)
         if problem is not None and (not unknown or unknown_here):
             raise problem
         if unknown:
             # The same on every rank: the coordinator goes by whichever answer comes first.
-            raise UnknownImageError(f"another rank could not {what}: it lacks an image")
+            raise UnknownScreenshotError(f"another rank could not {what}: it lacks a screenshot")
         if failed:
             raise TrainError(f"another rank could not {what}")
 
@@ -339,8 +345,15 @@ class Trainer:
         return metrics
 
     def _collate(self, rows: list[batches.Row]) -> batches.MicroBatch:
-        images = self.images.get(image for row in rows for image in row.images)
-        return batches.collate(rows, images, self.layout).to(self.device)
+        try:
+            screenshots = self.screenshots.get(image for row in rows for image in row.images)
+        except UnknownScreenshot as error:
+            raise UnknownScreenshotError(str(error)) from error
+        except BadScreenshot as error:
+            having = [row.steps for row in rows if any(image.sha256 == error.digest for image in row.images)]
+            blamed = [step for steps in having for step in steps]
+            raise SampleError(f"{blamed[0].name}: {error}", [step.trajectory for step in blamed]) from error
+        return batches.collate(rows, screenshots, self.layout).to(self.device)
 
     def _forward(self, model: Any, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Prompt
 from dart.core.usage import EnvState, Ledger, ReplicaState
+from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import generation_from_proto, write_prompt
 
@@ -27,7 +27,7 @@ GENERATE_ATTEMPTS = 5
 
 
 class RolloutPool:
-    def __init__(self, fleet: Fleet, screenshots: Screenshots) -> None:
+    def __init__(self, fleet: Fleet, screenshots: StoredScreenshots) -> None:
         self.screenshots = screenshots
         self.router = Router()
         self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
@@ -88,11 +88,13 @@ class RolloutPool:
                 if error.code == pb.FAILURE_CODE_CONTEXT_FULL:
                     raise ContextFull(str(error)) from error
                 if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
-                    worker.forget_images()
+                    worker.screenshots.forget()
                     with_data = True
                 last: InfrastructureError = error
             except WorkerLost as error:
                 last = error
+            except ScreenshotLost as error:
+                raise InfrastructureError(str(error)) from error
             except asyncio.CancelledError:
                 worker.tell(pb.Abort(assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt)))
                 raise
@@ -124,17 +126,17 @@ class RolloutPool:
             while wanted := [
                 image
                 for image in prompt.images
-                if not (image.data or image.sha256 in stored) and (with_data or not worker.keeps_image(image.sha256))
+                if not (image.data or image.sha256 in stored) and (with_data or image.sha256 not in worker.screenshots)
             ]:
                 stored |= await self.screenshots.missing(wanted)
         start = 0
         for block in prompt.blocks:
             for place, image in block.images:
-                if with_data or not worker.holds_image(image.sha256):
-                    # One that shares the store keeps what it reads there, as if it had been sent.
-                    worker.sent_image(image.sha256)
-                    if data := image.data or stored.get(image.sha256):
-                        request.prompt[start + place].image.data = data
+                held = image.sha256 in worker.screenshots
+                if (with_data or not held) and (data := image.data or stored.get(image.sha256)):
+                    request.prompt[start + place].image.data = data
+                # A worker that shares the store keeps what it reads there, as if it had been sent.
+                worker.screenshots.note(image.sha256, True)
             start += len(block.parts)
 
     def _taken(self, affinity: str | None) -> Replica | None:

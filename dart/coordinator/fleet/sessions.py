@@ -16,11 +16,11 @@ import itertools
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dart.screenshots.held import Held
 from dart.v1 import session_pb2 as pb
 from dart.wire.outbox import BATCHES, Outbox
 from dart.wire.role import Command
@@ -81,7 +81,8 @@ class Worker:
     said_goodbye: bool = False
     _pending: dict[Key, _Pending] = field(default_factory=dict)
     _sequences: dict[tuple[str, int], int] = field(default_factory=dict)
-    _images: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    screenshots: Held[bool] = field(default_factory=lambda: Held(0))
+    """The digests of those that the worker keeps: noted when they are sent, as the worker notes them."""
     connections: int = 0
 
     @property
@@ -141,26 +142,6 @@ class Worker:
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come: forget its sequence."""
         self._sequences.pop((assignment_id, attempt), None)
-
-    def holds_image(self, digest: bytes) -> bool:
-        """True when the worker keeps this image, and marks it as used, as the worker will."""
-        if digest in self._images:
-            self._images.move_to_end(digest)
-            return True
-        return False
-
-    def keeps_image(self, digest: bytes) -> bool:
-        """The same without a mark: nothing is sent yet."""
-        return digest in self._images
-
-    def sent_image(self, digest: bytes) -> None:
-        """The worker was sent this image's bytes. Mirrors the worker's own cache of the size that it announced."""
-        self._images[digest] = None
-        while len(self._images) > self.ready.image_cache_entries:
-            self._images.popitem(last=False)
-
-    def forget_images(self) -> None:
-        self._images.clear()
 
     def receive(self, message: pb.SessionRequest) -> None:
         """A reply from the worker: wakes the call that waits for it, or is counted as stale."""
@@ -276,6 +257,7 @@ class Fleet:
         if worker.state == "ready":
             return
         worker.ready, worker.state = ready, "ready"
+        worker.screenshots = Held(ready.image_cache_entries)
         for listener in self.on_ready:
             listener(worker)
 

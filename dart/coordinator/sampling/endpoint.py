@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -20,9 +21,9 @@ from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.job import Address
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.core.types import Generation, Prompt
 from dart.errors import UserError
+from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.wire.channel import read_token
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class EndpointTurns:
         self._said: dict[tuple[int, ...], str] = {}
 
     async def generate(self, prompt: Prompt) -> Generation:
-        stored = await self._policy.screenshots.missing(prompt.images)
+        stored = await _bytes_of(prompt, self._policy.screenshots)
         words = await self._endpoint.write(chat_messages(prompt, lambda ids: self._said[tuple(ids)], stored))
         generation, self._replica = await self._policy.generate(
             prompt, 0.0, self._max_tokens, self._replica, words.text
@@ -189,10 +190,18 @@ class EndpointAlone:
     made of them has no vocabulary, so nothing can train on it.
     """
 
-    def __init__(self, endpoint: Endpoint, screenshots: Screenshots) -> None:
+    def __init__(self, endpoint: Endpoint, screenshots: StoredScreenshots) -> None:
         self._endpoint, self._screenshots = endpoint, screenshots
 
     async def generate(self, prompt: Prompt) -> Generation:
-        stored = await self._screenshots.missing(prompt.images)
+        stored = await _bytes_of(prompt, self._screenshots)
         words = await self._endpoint.write(chat_messages(prompt, lambda ids: bytes(ids).decode(), stored))
         return Generation((), tuple(words.text.encode()), (), (), words.text, truncated=words.cut_off)
+
+
+async def _bytes_of(prompt: Prompt, screenshots: StoredScreenshots) -> Mapping[bytes, bytes]:
+    """Digest → bytes, of the screenshots that have none with them. Raises InfrastructureError."""
+    try:
+        return await screenshots.missing(prompt.images)
+    except ScreenshotLost as error:
+        raise InfrastructureError(str(error)) from error

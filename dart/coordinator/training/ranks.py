@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
-from dart.coordinator.sampling.screenshots import Screenshots
 from dart.core.curation.feed import ReleasedGroup, Sample, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
 from dart.errors import UserError
+from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
 from dart.wire.channel import MAX_MESSAGE_BYTES
@@ -63,7 +63,7 @@ class _UnknownScreenshot(Exception):
 class TrainerRanks:
     """The ranks as one trainer."""
 
-    def __init__(self, fleet: Fleet, ranks: int, screenshots: Screenshots) -> None:
+    def __init__(self, fleet: Fleet, ranks: int, screenshots: StoredScreenshots) -> None:
         self._screenshots = screenshots
         self._size = ranks
         self._ranks: dict[int, Worker] = {}
@@ -124,7 +124,7 @@ class TrainerRanks:
         for group in batch:
             try:
                 members = [await self._screenshots.filled(member) for member in group.trajectories]
-            except InfrastructureError as error:
+            except ScreenshotLost as error:
                 raise UnusableGroup(group, str(error)) from error
             filled.append(replace(group, trajectories=tuple(members)))
         return filled

@@ -11,10 +11,10 @@ import logging
 from dataclasses import replace
 from typing import Self
 
-from dart.blobdir import BlobDirectory, blob_name
 from dart.config import SharedBlobs
 from dart.core.types import Image
 from dart.errors import UserError
+from dart.screenshots.directory import ScreenshotDirectory, file_name
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 class SharedScreenshots:
     """Its methods block, for as long as a file call takes, and may be called from any thread."""
 
-    def __init__(self, directory: BlobDirectory) -> None:
+    def __init__(self, directory: ScreenshotDirectory) -> None:
         self._directory = directory
 
     @classmethod
     def seen(cls, shared: SharedBlobs | None, *, writes: bool = False) -> Self | None:
         """None where the coordinator shares none, or this process does not see them or, to write, may not."""
-        directory = BlobDirectory(shared.directory) if shared else None
+        directory = ScreenshotDirectory(shared.directory) if shared else None
         if shared is None or directory is None or not directory.marked(shared.id):
             return None
         try:
@@ -41,7 +41,7 @@ class SharedScreenshots:
     def put(self, image: Image) -> Image:
         """The image without its bytes, which are in the directory now; with them, where they cannot be written."""
         try:
-            name = blob_name(image.sha256)
+            name = file_name(image.sha256)
             if not self.has(image.sha256, len(image.data)):
                 self._directory.write(name, image.data)
         except OSError as error:
@@ -53,14 +53,14 @@ class SharedScreenshots:
     def get(self, digest: bytes) -> bytes:
         """The bytes as they are there, which may not hash to the digest; b"" where there are none."""
         try:
-            return self._directory.read(blob_name(digest))
+            return self._directory.read(file_name(digest))
         except (OSError, ValueError):
             return b""
 
     def has(self, digest: bytes, size: int | None = None) -> bool:
         """Are there bytes of this digest (and size)?"""
         try:
-            held = self._directory.size(blob_name(digest))
+            held = self._directory.size(file_name(digest))
         except (OSError, ValueError):
             return False
         return held == size if size is not None else held > 0

@@ -1,4 +1,4 @@
-"""Byte strings by their SHA-256 in a directory: where a run's screenshots lie, for every process that sees it.
+"""The directory of a run's screenshots, by the SHA-256 of their bytes, for every process that sees it.
 
 What always holds: a file is whole or not there (a temporary name, then a rename). Layout: `ab/abcdef…`. A file is not
 forced onto the disk, so a power failure may leave the newest ones short or empty.
@@ -21,7 +21,7 @@ _TEMPORARY_SECONDS = 3600.0
 _MARK = "id"
 
 
-def blob_name(digest: bytes) -> str:
+def file_name(digest: bytes) -> str:
     """Where a digest's bytes lie, below the root. Raises ValueError for what is no SHA-256."""
     if len(digest) != hashlib.sha256().digest_size:
         raise ValueError(f"a blob's digest has 32 raw bytes, this one {len(digest)}")
@@ -29,7 +29,7 @@ def blob_name(digest: bytes) -> str:
     return f"{text[:2]}/{text}"
 
 
-class BlobDirectory:
+class ScreenshotDirectory:
     """Plain file calls: several times faster than through fsspec for files of a few KB. `read` and `size` raise
     FileNotFoundError, all of them OSError. Call `prepare` before the first `write`."""
 

@@ -1,0 +1,52 @@
+"""What a receiver keeps by digest, the least recently used out first.
+
+One class for the replica that keeps screenshots, for the coordinator's mirror of it, and for what the trainer has made
+of screenshots. Two of one capacity that are told of the same digests in the same order hold the same digests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Held(Generic[Value]):
+    """Values by digest, of at most `capacity` together; without `weigh` each weighs 1, so that is a number of them."""
+
+    def __init__(self, capacity: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
+        self.capacity = capacity
+        self._weigh = weigh
+        self._weight = 0
+        self._values: OrderedDict[bytes, Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, digest: object) -> bool:
+        """Looking does not count as use."""
+        return digest in self._values
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The digests, the least recently used first."""
+        return iter(self._values)
+
+    def get(self, digest: bytes) -> Value | None:
+        """Looking does not count as use."""
+        return self._values.get(digest)
+
+    def note(self, digest: bytes, value: Value) -> None:
+        """The screenshot was used, and this is what is kept of it from now on; the oldest go where room is short."""
+        if digest in self._values:
+            self._weight -= self._weigh(self._values.pop(digest))
+        self._values[digest] = value
+        self._weight += self._weigh(value)
+        while self._weight > self.capacity and self._values:
+            _, dropped = self._values.popitem(last=False)
+            self._weight -= self._weigh(dropped)
+
+    def forget(self) -> None:
+        self._values.clear()
+        self._weight = 0

@@ -1,0 +1,63 @@
+"""The coordinator's way to a screenshot's bytes: they are in its `Image`, or, where that has none, in the run's store.
+
+They are with the image when a worker sent them, and in the store alone when an env worker wrote them there itself
+(`dart.screenshots.shared`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from dart.config import SharedBlobs
+from dart.core.types import Image, Trajectory
+from dart.errors import UserError
+from dart.screenshots.directory import ScreenshotDirectory
+
+
+class ScreenshotLost(Exception):
+    """A screenshot's bytes cannot be had."""
+
+
+class Store(Protocol):
+    """What is used of `dart.store.blobs.BlobStore`."""
+
+    directory: ScreenshotDirectory | None
+    """Where other processes may see it."""
+
+    async def get_many_async(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """Digest → bytes. Raises UserError, OSError, ValueError."""
+
+
+class StoredScreenshots:
+    """No `store`: nothing is kept, and workers send all bytes."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+
+    def share(self) -> SharedBlobs | None:
+        """Where workers of this run find them from now on; None where they are in no directory."""
+        directory = self._store.directory if self._store else None
+        return SharedBlobs(directory=directory.root, id=directory.mark()) if directory else None
+
+    async def missing(self, images: Iterable[Image]) -> Mapping[bytes, bytes]:
+        """Digest → bytes, of those that have none with them. Raises ScreenshotLost."""
+        digests = {image.sha256 for image in images if not image.data}
+        if self._store is None or not digests:
+            return dict.fromkeys(digests, b"")
+        try:
+            return await self._store.get_many_async(digests)
+        except (UserError, OSError, ValueError) as error:
+            raise ScreenshotLost(f"a screenshot cannot be had: {error}") from error
+
+    async def filled(self, trajectory: Trajectory) -> Trajectory:
+        """With the bytes of every screenshot. Raises ScreenshotLost."""
+        found = await self.missing(image for step in trajectory.steps for image in step.images)
+        if not found:
+            return trajectory
+        steps = []
+        for step in trajectory.steps:
+            images = tuple(image if image.data else replace(image, data=found[image.sha256]) for image in step.images)
+            steps.append(replace(step, images=images))
+        return replace(trajectory, steps=tuple(steps))
