@@ -7,10 +7,11 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from dart.config import Config
+from dart.worlds.plugs import BUILT_IN, find
 
 _HEAD = """# Configuration
 
@@ -22,7 +23,10 @@ One YAML file, checked whole before anything starts. This page is made from the 
 
 def reference() -> str:
     """The page."""
-    return "\n".join([_HEAD, *_sections(Config, "")]) + "\n"
+    sections = [_HEAD, *_sections(Config, "")]
+    for kind in BUILT_IN:
+        sections += _sections(find(kind).Options, f"environment.options, for {kind}")
+    return "\n".join(sections) + "\n"
 
 
 def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -44,6 +48,8 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _type(annotation: object) -> str:
+    if annotation is JsonValue:
+        return "JSON"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type(arguments[0])

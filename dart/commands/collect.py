@@ -9,7 +9,6 @@ import asyncio
 import math
 import sys
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from rich.table import Table
 from dart.agent.vocabulary import vocabulary_digest
 from dart.commands.endpoint import EndpointOptions
 from dart.commands.running import JobRun, check_before, run_in_loop
-from dart.config import BUILTIN_SUITE, Config, load, parse
+from dart.config import Config, load, parse
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.dataset import check_writable, write_dataset
+from dart.worlds.plugs import find, known_here
 
 ATTEMPTS_PER_SUCCESS = 10
 """Of a task, where --most-attempts does not say."""
@@ -114,7 +114,7 @@ def _check_machine(options: CollectOptions, config: Config, plan: Collect) -> No
             f"model.path {config.model.path}: this machine needs the model's tokenizer.json too, because what is "
             "collected is kept with its vocabulary: copy the folder here"
         )
-    if options.teacher == "oracle" and config.environment.kind == BUILTIN_SUITE:
+    if options.teacher == "oracle" and known_here(config.environment.kind):
         _check_oracle(config)
 
 
@@ -149,7 +149,10 @@ def _check_reachable(plan: Collect) -> None:
 
 
 def _check_oracle(config: Config) -> None:
-    known = import_module("dart.workers.env.oracle").TASKS
+    kind = config.environment.kind
+    known = find(kind).oracle_tasks()
+    if not known:
+        raise UserError(f"environment.kind {kind} has no oracle: use --from policy or --from endpoint")
     if unknown := [name for name in config.environment.tasks.names if name not in known]:
         raise UserError(
             f"environment.tasks.names: the oracle does not know {', '.join(unknown)}: it knows {', '.join(known)}"

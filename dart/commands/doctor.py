@@ -14,12 +14,12 @@ from pathlib import Path
 
 import click
 
-from dart.config import BUILTIN_SUITE, Config, load
+from dart.config import BUILTIN_SUITE, Config, Environment, load
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
 from dart.processes.gpus import gpus_here, place
+from dart.worlds.plugs import find, read_options
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 
 
@@ -42,7 +42,6 @@ def problems(config: Config, job: Job) -> list[str]:
 
 def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str | None]]]:
     """Name and check; a check says what is wrong and how to mend it, or None."""
-    browser = config.environment.browser if config else None
     found: list[tuple[str, Callable[[], str | None]]] = [
         ("python >= 3.11", _python),
     ]
@@ -55,17 +54,12 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
     if config is None or job.replicas(config):
         found.append(("vllm", _vllm))
     if config is None or job.environments(config):
-        found += [
-            ("miniwob tasks", lambda: _module("miniwob", "pip install 'dart-gui-rl[env-browser]'")),
-            ("chromium", lambda: _browser(browser)),
-        ]
+        found += _world(config.environment if config else None)
     if config is not None:
         if job.model:
             found.append(("model folder", lambda: _model(config)))
         found.append(("port", lambda: _port(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
-        if job.environments(config):
-            found.append(("task names", lambda: _tasks(config)))
     return found
 
 
@@ -94,16 +88,6 @@ def _torchvision_mended() -> bool:
     from dart.mend import mended
 
     return mended()
-
-
-def _browser(named: str | None) -> str | None:
-    if named:
-        return None if shutil.which(named) else f"environment.browser {named} is not an executable: correct the path"
-    if any(shutil.which(name) for name in BROWSERS):
-        return None
-    return (
-        "no Chromium on the PATH: apt-get install -y --no-install-recommends chromium-headless-shell fonts-liberation"
-    )
 
 
 def _shared_memory() -> str | None:
@@ -136,26 +120,27 @@ def _model(config: Config) -> str | None:
     return None
 
 
-def _tasks(config: Config) -> str | None:
-    if config.environment.kind != BUILTIN_SUITE:
-        return (
-            f"environment.kind {config.environment.kind}: the env workers that dart starts run {BUILTIN_SUITE} alone: "
-            "start `dart coordinator` and env workers of your own"
-        )
-    if not importlib.util.find_spec("miniwob"):
-        return None  # said already
-    from importlib import import_module
-
+def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str | None]]]:
+    """The world's own checks, and its names of tasks."""
+    kind, options = (environment.kind, environment.options) if environment else (BUILTIN_SUITE, {})
     try:
-        check = import_module("dart.workers.env.miniwob").check_task
-    except ImportError as error:
-        return f"the env worker does not import ({error}): pip install 'dart-gui-rl[env-browser]'"
-    for name in config.environment.tasks.names:
+        world = find(kind)
+        machine = list(world.checks(read_options(world, options)).items())
+    except UserError as error:
+        problem = str(error)
+        return [("world", lambda: problem)]
+
+    def tasks() -> str | None:
+        if environment is None or any(check() for _, check in machine):
+            return None  # said already
         try:
-            check(name)
+            for name in environment.tasks.names:
+                world.check_task(name)
         except UserError as error:
             return str(error)
-    return None
+        return None
+
+    return [*machine, ("task names", tasks)] if environment else machine
 
 
 def _gpus(config: Config, job: Job) -> str | None:

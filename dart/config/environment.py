@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from dart.config.base import Positive, Seconds, Section
+from dart.config.base import Positive, Section
 
 BUILTIN_SUITE = "miniwob"
+_MINIWOB_ONCE = ("step_timeout_seconds", "settle_seconds", "max_wait_seconds", "browser")
 
 
 class TaskSet(Section):
@@ -45,16 +46,29 @@ class Delay(Section):
 class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
-        pattern=r"^[a-z0-9][a-z0-9_-]*$",
-        description="The suite. dart's env workers run miniwob; for another, start `dart coordinator` and env workers "
-        "of your own (docs/extending.md).",
+        pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="The world: `miniwob`, or `module:Class` for one of your own (docs/extending.md). Any other name "
+        "is a world of env workers in another language, which you start yourself beside `dart coordinator`.",
+    )
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="The world's own options; those of miniwob are below."
     )
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
     slots: Positive = Field(16, description="Environments per worker.")
     viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height in pixels.")
-    step_timeout_seconds: Seconds = Field(10.0, description="A page that takes longer is replaced.")
-    settle_seconds: float = Field(0.0, ge=0.0, description="Waited after each action before the screenshot.")
-    max_wait_seconds: float = Field(2.0, ge=0.0, description="The longest `wait` action that is carried out.")
     delay: Delay = Field(default_factory=Delay)
-    browser: str | None = Field(None, description="Chromium's executable; none: searched for on the PATH.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved(cls, raw: object) -> object:
+        """MiniWoB's options once stood here, as they still do in the configs of older runs."""
+        if not isinstance(raw, dict) or raw.get("kind", BUILTIN_SUITE) != BUILTIN_SUITE:
+            return raw
+        moved = {name: value for name, value in raw.items() if name in _MINIWOB_ONCE}
+        options = raw.get("options", {})
+        if not moved or not isinstance(options, dict):
+            return raw
+        if twice := sorted(moved.keys() & options.keys()):
+            raise ValueError(f"{twice[0]} is given twice: keep environment.options.{twice[0]} alone")
+        return {name: value for name, value in raw.items() if name not in moved} | {"options": options | moved}

@@ -42,7 +42,7 @@ def parse(raw: dict[str, object], where: str = "config") -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(where, problem) for problem in error.errors())) from None
+        raise ConfigError("\n".join(explain(where, problem) for problem in error.errors())) from None
 
 
 def _override(raw: dict[str, object], override: str) -> None:
@@ -64,12 +64,13 @@ def _override(raw: dict[str, object], override: str) -> None:
         ) from None
 
 
-def _explain(where: str, problem: ErrorDetails) -> str:
-    field = ".".join(str(part) for part in problem["loc"]) or "(whole)"
+def explain(where: str, problem: ErrorDetails, model: type[BaseModel] = Config, above: str = "") -> str:
+    """One problem of pydantic's in a line: field, value and remedy. `above`: where the model stands, as "section."."""
+    field = above + ".".join(str(part) for part in problem["loc"]) or "(whole)"
     value = problem["input"]
     shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"
     if problem["type"] == "extra_forbidden":
-        known = _fields_beside(problem["loc"])
+        known = _fields_beside(model, problem["loc"])
         close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
         return f"{where}: {field} is not a known field{shown}: {hint}"
@@ -78,8 +79,7 @@ def _explain(where: str, problem: ErrorDetails) -> str:
     return f"{where}: {field}{shown}: {problem['msg'].removeprefix('Value error, ')}"
 
 
-def _fields_beside(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = Config
+def _fields_beside(section: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location[:-1]:
         annotation = section.model_fields[str(part)].annotation
         if typing.get_origin(annotation) in (typing.Union, types.UnionType):

@@ -85,6 +85,13 @@ _KINDS: dict[str, tuple[type, dict[str, Decode]]] = {
     "code": (a.Code, {"language": _string, "source": _string}),
 }
 _NAMES = {cls: kind for kind, (cls, _) in _KINDS.items()}
+KINDS = tuple(_KINDS)
+"""Every kind of action, by its name."""
+
+
+def kind_of(action: a.Action) -> str:
+    """The name of the action's kind."""
+    return _NAMES[type(action)]
 
 
 def _key(kind: str, field: str) -> str:
@@ -104,7 +111,7 @@ def _encode(value: object) -> object:
 
 def action_to_json(action: a.Action) -> dict[str, object]:
     """The action as a JSON object."""
-    kind = _NAMES[type(action)]
+    kind = kind_of(action)
     return {"kind": kind} | {_key(kind, name): _encode(getattr(action, name)) for name in _KINDS[kind][1]}
 
 

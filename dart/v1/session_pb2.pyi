@@ -53,7 +53,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "generated", "weights_loaded", "receiving_weights", "trained", "weights_sent", "checkpoint_saved", "batch")
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "slots", "generated", "weights_loaded", "receiving_weights", "trained", "weights_sent", "checkpoint_saved", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class SessionRequest(_message.Message):
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     SUGGESTED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     RECEIVING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +78,7 @@ class SessionRequest(_message.Message):
     observed: Observed
     released: Released
     suggested: Suggested
+    slots: Slots
     generated: Generated
     weights_loaded: WeightsLoaded
     receiving_weights: ReceivingWeights
@@ -84,7 +86,7 @@ class SessionRequest(_message.Message):
     weights_sent: WeightsSent
     checkpoint_saved: CheckpointSaved
     batch: _containers.RepeatedCompositeFieldContainer[SessionRequest]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "train_batch", "send_weights", "save_checkpoint", "batch")
@@ -203,6 +205,18 @@ class Ready(_message.Message):
     shares_blobs: bool
     def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: _Optional[bool] = ...) -> None: ...
 
+class Slots(_message.Message):
+    __slots__ = ("count", "granted", "booting", "reason")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    BOOTING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    granted: int
+    booting: int
+    reason: str
+    def __init__(self, count: _Optional[int] = ..., granted: _Optional[int] = ..., booting: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
     __slots__ = ("sent_unix_seconds",)
     SENT_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -250,20 +264,22 @@ class Release(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Observed(_message.Message):
-    __slots__ = ("assignment", "image", "instruction", "done", "reward", "seconds")
+    __slots__ = ("assignment", "image", "instruction", "done", "reward", "seconds", "evidence_json")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     image: _image_pb2.Image
     instruction: str
     done: bool
     reward: float
     seconds: float
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    evidence_json: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ..., evidence_json: _Optional[str] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("assignment",)

@@ -69,7 +69,7 @@ class Step(_message.Message):
     def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from")
+    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json")
     ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class Trajectory(_message.Message):
     STARTED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FROM_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     id: str
     group_id: str
     task: Task
@@ -98,4 +99,5 @@ class Trajectory(_message.Message):
     started_unix_seconds: float
     finished_unix_seconds: float
     pooled_from: str
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ...) -> None: ...
+    evidence_json: str
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ...) -> None: ...

@@ -209,10 +209,11 @@ def observation_from_proto(message: spb.Observed) -> t.Observation:
     return t.Observation(image_from_proto(message.image), message.instruction, message.done, message.reward)
 
 
-def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
+def observation_to_proto(observation: t.Observation, seconds: float, evidence_json: str = "") -> spb.Observed:
     message = spb.Observed(
-        instruction=observation.instruction, done=observation.done, reward=observation.reward, seconds=seconds
-    )
+        instruction=observation.instruction, done=observation.done, reward=observation.reward, seconds=seconds,
+        evidence_json=evidence_json,
+    )  # fmt: skip
     write_image(message.image, observation.image)
     return message
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from dart.v1 import session_pb2 as pb
 
@@ -57,3 +58,14 @@ class WorkerRole(Protocol):
     async def handle(self, command: Command) -> Reply | None: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A role whose slots come and go (`Slots`). Of env workers; its Hello has the capability "slots"."""
+
+    async def run(self, say: Callable[[pb.Slots], None]) -> None:
+        """Called after each `prepare`, and cancelled before the next one and before `close`.
+
+        It says what there is, whenever that changes. Whatever it raises ends the worker.
+        """

@@ -26,7 +26,7 @@ from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import PROTOCOL_VERSION, Dial
 from dart.wire.outbox import BATCHES, Outbox, each
-from dart.wire.role import Command, CommandError, Reply, WorkerRole
+from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
 from dart.wire.stream import Stream, StreamLostError
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,10 @@ class _Session:
     epoch: int = 0
     preparing: asyncio.Task[pb.Ready] | None = None
     ready: pb.Ready | None = None
+    offering: asyncio.Task[None] | None = None
+    """Of a role whose slots come and go."""
+    slots: pb.Slots | None = None
+    """The last that was said; every stream begins with it."""
     config_json: str = ""
     outbox: Outbox[pb.SessionRequest] = field(default_factory=Outbox)
     """Bounded by the coordinator's credits: one reply per command, plus heartbeats while the stream lives."""
@@ -74,6 +78,10 @@ class _Session:
     """The last reply of each recent assignment: the coordinator has seen the ones before it."""
     welcomed: float = 0.0
     """When the last Welcome came (monotonic seconds)."""
+
+    def say(self, slots: pb.Slots) -> None:
+        self.slots = slots
+        self.outbox.put(pb.SessionRequest(slots=slots))
 
 
 async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -> str:
@@ -85,7 +93,7 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
     try:
         async with asyncio.TaskGroup() as tasks:
             reason = await _keep_connected(session, options, stop, tasks)
-            for task in [*session.running.values(), *filter(None, [session.preparing])]:
+            for task in [*session.running.values(), *filter(None, [session.preparing, session.offering])]:
                 task.cancel()
         return reason
     except* UserError as errors:
@@ -175,10 +183,11 @@ async def _welcomed(session: _Session, welcome: pb.Welcome) -> None:
         await _cancel_all(session)
         session.replies.clear()
         if session.preparing is not None:
-            session.preparing.cancel()
-            await asyncio.wait({session.preparing})
+            for task in filter(None, (session.preparing, session.offering)):
+                task.cancel()
+                await asyncio.wait({task})
             await session.role.close()
-            session.preparing = session.ready = None
+            session.preparing = session.ready = session.offering = session.slots = None
     session.epoch = welcome.epoch
     session.config_json = welcome.config_json
 
@@ -251,6 +260,10 @@ class _Stream:
             session.preparing = self.tasks.create_task(session.role.prepare(session.config_json))
         session.ready = await asyncio.shield(session.preparing)
         session.outbox.put(pb.SessionRequest(ready=session.ready))
+        if session.slots is not None:
+            session.outbox.put(pb.SessionRequest(slots=session.slots))
+        elif session.offering is None and isinstance(session.role, Offering):
+            session.offering = self.tasks.create_task(session.role.run(session.say))
 
     async def read(self) -> str:
         while True:

@@ -25,7 +25,7 @@ from dart.core.action import Action, Click, Point, TypeText
 from dart.core.types import Task
 from dart.workers.env.browser import Browser, Page
 from dart.workers.env.inputs import InputDevices
-from dart.workers.env.miniwob import MiniWobEnv
+from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
 from dart.workers.env.oracle import Oracle, Target
 
 FIRST_SEED = 2_000_000
@@ -110,8 +110,9 @@ def record(folder: Path, config: Environment, episodes: int) -> None:
 
 
 async def _record(folder: Path, config: Environment, missing: Sequence[tuple[str, int]]) -> None:
-    async with Browser.launch(config.browser) as browser:
-        environments = [await MiniWobEnv.open(browser, config) for _ in range(PAGES)]
+    options = MiniWobOptions()
+    async with Browser.launch(options.browser) as browser:
+        environments = [await MiniWobEnv.open(browser, options, config.viewport) for _ in range(PAGES)]
         for name, first in missing:
             seeds = iter(range(first, first + SHARD))
             kept: list[Demonstration] = []

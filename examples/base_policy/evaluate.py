@@ -14,7 +14,7 @@ from dart.agent.prompt import Turn
 from dart.config import BUILTIN_SUITE, Environment
 from dart.core.types import Image, Observation, Task
 from dart.workers.env.browser import Browser
-from dart.workers.env.miniwob import MiniWobEnv
+from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
 from examples.base_policy.demos import Move
@@ -38,8 +38,9 @@ def success(model: Any, chat: Chat, config: Environment, seeds: range, step_limi
 async def _success(model: Any, chat: Chat, config: Environment, seeds: range, step_limit: int) -> dict[str, float]:
     tasks = iter([Task(BUILTIN_SUITE, name, seed) for seed in seeds for name in config.tasks.names])
     rewards: dict[str, list[float]] = {name: [] for name in config.tasks.names}
-    async with Browser.launch(config.browser) as browser:
-        environments = [await MiniWobEnv.open(browser, config) for _ in range(config.slots)]
+    options = MiniWobOptions()
+    async with Browser.launch(options.browser) as browser:
+        environments = [await MiniWobEnv.open(browser, options, config.viewport) for _ in range(config.slots)]
         active: dict[int, Episode] = {}
         while True:
             idle = [number for number in range(len(environments)) if number not in active]

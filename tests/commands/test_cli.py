@@ -48,8 +48,11 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["train", DEMO, "--set", "model.path=/none"], "model.path /none: the folder does not exist"),
         (["train", DEMO, "--set", "model.path=builtin:big"], "there are builtin:"),
         (["train", DEMO, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
-        (["train", DEMO, "--set", "environment.browser=/none"], "environment.browser /none is not an executable"),
-        (["train", DEMO, "--set", "environment.kind=osworld"], "environment.kind osworld: the env workers that dart"),
+        (["train", DEMO, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
+        (
+            ["train", DEMO, "--set", "environment.kind=osworld"],
+            "environment.kind osworld: dart's env workers run miniwob or a class of yours",
+        ),
         (["train", DEMO, "--set", "sync.transport=nccl"], "sync.transport: nccl needs a GPU for each of trainer.ranks"),
         (["train", DEMO, "--set", "rollout.replica=1"], "did you mean replicas?"),
         (["train", DEMO, "--resume", "none"], "none is not a run directory"),
@@ -93,10 +96,14 @@ def test_other_architecture_is_told(tmp_path: Path) -> None:
 
 def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text(Path(DEMO).read_text().replace("kind: miniwob", "kind: miniwob\n  browser: /none/chromium"))
+    config.write_text(
+        Path(DEMO).read_text().replace("kind: miniwob", "kind: miniwob\n  options: {browser: /none/chromium}")
+    )
     done = dart("doctor", str(config))
     assert done.returncode == 2
-    assert "missing  chromium: environment.browser /none/chromium is not an executable" in done.stdout
+    assert (
+        "missing  chromium: environment.options.browser is '/none/chromium', which is not an executable" in done.stdout
+    )
 
 
 def test_unreachable_coordinator_is_told() -> None:

@@ -10,15 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 from PIL import Image
 
-from dart.config import Environment
 from dart.core import action as a
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, PageCrashed, PageTimeout
-from dart.workers.env.miniwob import MiniWobEnv, check_task, task_names
+from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions, check_task, task_names
 
 pytestmark = pytest.mark.browser
-CONFIG = Environment.model_validate({"tasks": {"names": ["click-test-2"]}})
+OPTIONS, SCREEN = MiniWobOptions(), (160, 210)
 
 # By the clock, from the start.
 MOVING = ("chase-circle", "drag-cube", "hover-shape", "moving-items", "simon-says", "stock-market")
@@ -32,7 +31,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def env(browser: Browser) -> MiniWobEnv:
-    return await MiniWobEnv.open(browser, CONFIG)
+    return await MiniWobEnv.open(browser, OPTIONS, SCREEN)
 
 
 async def centre(env: MiniWobEnv, selector: str) -> a.Point:
@@ -71,7 +70,7 @@ async def test_a_click_where_it_should_be_is_the_reward_and_freezes_the_episode(
 
 async def test_a_wrong_click_is_done_without_reward(env: MiniWobEnv) -> None:
     await env.reset(Task("miniwob", "click-test-2", 3))
-    done = await env.act(a.Click(await centre(env, "#subbtn2")), image=False)
+    done = await env.act(a.Click(await centre(env, "#subbtn2")))
     assert (done.done, done.reward, done.image.data) == (True, 0.0, b"")
 
 
@@ -151,7 +150,7 @@ async def test_what_is_no_input_changes_nothing(env: MiniWobEnv, action: a.Actio
 
 
 async def test_a_wait_is_bounded_and_lets_the_page_run(browser: Browser) -> None:
-    env = await MiniWobEnv.open(browser, CONFIG.model_copy(update={"max_wait_seconds": 0.2}))
+    env = await MiniWobEnv.open(browser, MiniWobOptions(max_wait_seconds=0.2), SCREEN)
     await env.reset(Task("miniwob", "click-test", 1))
     await env.page.evaluate("setTimeout(() => core.endEpisode(1), 50)")
     began = time.monotonic()
@@ -170,7 +169,7 @@ async def test_a_page_that_was_left_has_lost(env: MiniWobEnv) -> None:
 async def test_a_broken_page_is_replaced_and_the_others_go_on(
     browser: Browser, end: str, failure: type[EnvironmentFailure]
 ) -> None:
-    broken, healthy = await MiniWobEnv.open(browser, CONFIG), await MiniWobEnv.open(browser, CONFIG)
+    broken, healthy = await MiniWobEnv.open(browser, OPTIONS, SCREEN), await MiniWobEnv.open(browser, OPTIONS, SCREEN)
     task = Task("miniwob", "click-test-2", 5)
     start = await healthy.reset(task)
     await broken.reset(task)
@@ -193,7 +192,7 @@ async def test_all_tasks_start_with_an_instruction_and_a_picture(
 ) -> None:
     """And the same twice. Prints how long it took."""
     names = list(task_names())
-    envs = [await MiniWobEnv.open(browser, CONFIG) for _ in range(4)]
+    envs = [await MiniWobEnv.open(browser, OPTIONS, SCREEN) for _ in range(4)]
     wrong: list[str] = []
     began = time.monotonic()
 

@@ -8,20 +8,18 @@ from collections import Counter
 
 import pytest
 
-from dart.config import Environment
 from dart.core.action import Click
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.workers.env import oracle
 from dart.workers.env.browser import Browser
-from dart.workers.env.miniwob import MiniWobEnv
+from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
 
 pytestmark = pytest.mark.browser
 SEEDS = 4  # 100 of each were seen to pass
 
 
 async def test_every_task_it_claims() -> None:
-    config = Environment.model_validate({"tasks": {"names": list(oracle.TASKS)}})
     tasks = [Task("miniwob", name, seed) for name in oracle.TASKS for seed in range(SEEDS)]
     failed: list[str] = []
     lengths: Counter[str] = Counter()
@@ -45,7 +43,7 @@ async def test_every_task_it_claims() -> None:
                     )
 
     async with Browser.launch() as browser, asyncio.TaskGroup() as group:
-        for env in [await MiniWobEnv.open(browser, config) for _ in range(4)]:
+        for env in [await MiniWobEnv.open(browser, MiniWobOptions(), (160, 210)) for _ in range(4)]:
             group.create_task(work(env))
     assert failed == []
     assert lengths["login-user"] == 5 and lengths["click-test"] == 1
@@ -53,6 +51,6 @@ async def test_every_task_it_claims() -> None:
 
 async def test_a_task_it_does_not_know() -> None:
     async with Browser.launch() as browser:
-        env = await MiniWobEnv.open(browser, Environment.model_validate({"tasks": {"names": ["click-pie"]}}))
+        env = await MiniWobEnv.open(browser, MiniWobOptions(), (160, 210))
         with pytest.raises(UserError, match="does not know task 'click-pie'"):
             await oracle.demonstrate(env, Task("miniwob", "click-pie"))

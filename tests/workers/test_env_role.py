@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from dart.store.blobs import BlobStore
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, task_to_proto
 from dart.wire.role import CommandError
+from dart.workers.env.browser import Page
+from dart.workers.env.miniwob import MiniWobEnv
 from dart.workers.env.role import EnvRole
 
 pytestmark = pytest.mark.browser
@@ -35,19 +39,35 @@ def reset(name: str, seed: int = 1, task: str = "click-test", attempt: int = 1) 
     return pb.Reset(assignment=assignment(name, attempt), task=task_to_proto(Task("miniwob", task, seed)))
 
 
+def page_of(role: EnvRole, name: str) -> Page:
+    env = role._held[name, 1].env
+    assert isinstance(env, MiniWobEnv)
+    return env.page
+
+
 def act(name: str, action: a.Action, last: bool = False) -> pb.Act:
     return pb.Act(assignment=assignment(name), action=action_to_proto(action), last=last)
 
 
-@pytest.fixture
-async def role() -> AsyncIterator[EnvRole]:
-    worker = EnvRole()
+@asynccontextmanager
+async def prepared(text: str) -> AsyncIterator[tuple[EnvRole, pb.Ready, list[pb.Slots]]]:
+    """The role as its session runs it, what it said at first, and what it says of its slots."""
+    worker, said = EnvRole(), list[pb.Slots]()
     try:
-        ready = await worker.prepare(config())
-        assert ready.slots == 2 and ready.versions["miniwob"] and "Chrome" in ready.versions["chromium"]
-        yield worker
+        ready = await worker.prepare(text)
+        running = asyncio.create_task(worker.run(said.append))
+        yield worker, ready, said
+        running.cancel()
+        await asyncio.wait({running})
     finally:
         await worker.close()
+
+
+@pytest.fixture
+async def role() -> AsyncIterator[EnvRole]:
+    async with prepared(config()) as (worker, ready, _):
+        assert ready.slots == 2 and ready.versions["miniwob"] and "Chrome" in ready.versions["chromium"]
+        yield worker
 
 
 async def test_an_episode(role: EnvRole) -> None:
@@ -58,7 +78,8 @@ async def test_an_episode(role: EnvRole) -> None:
     moved = await role.handle(act("e1", a.Click(a.Point(0.5, 0.05))))
     assert isinstance(moved, pb.Observed) and not moved.done and moved.image.data
     last = await role.handle(act("e1", a.Finish(), last=True))
-    assert isinstance(last, pb.Observed) and (last.done, last.reward, last.image.data) == (False, 0.0, b"")
+    assert isinstance(last, pb.Observed) and (last.done, last.reward, last.image.data) == (True, 0.0, b"")
+    assert json.loads(last.evidence_json) == {"page_gave_a_verdict": False, "raw": None}
     assert isinstance(await role.handle(pb.Release(assignment=assignment("e1"))), pb.Released)
     with pytest.raises(CommandError, match="send Reset first") as refused:
         await role.handle(act("e1", a.Observe()))
@@ -68,26 +89,18 @@ async def test_an_episode(role: EnvRole) -> None:
 async def test_screenshots_go_into_the_runs_directory_where_it_is_seen(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
     told = StoredScreenshots(blobs).share()
-    worker = EnvRole()
-    try:
-        ready = await worker.prepare(config(told))
+    async with prepared(config(told)) as (worker, ready, _):
         assert ready.shares_blobs
         seen = await worker.handle(reset("e1"))
         assert isinstance(seen, pb.Observed)
         assert seen.image.data == b""
         assert blobs.get(seen.image.sha256).startswith(b"\x89PNG")
-    finally:
-        await worker.close()
 
 
 async def test_a_delay_makes_it_as_slow_as_a_desktop() -> None:
-    worker = EnvRole()
-    try:
-        await worker.prepare(config(delay={"reset_seconds": [0.3, 0.4], "step_seconds": [0.6, 0.7]}))
+    async with prepared(config(delay={"reset_seconds": [0.3, 0.4], "step_seconds": [0.6, 0.7]})) as (worker, _, _):
         seen = await worker.handle(reset("e1"))
         moved = await worker.handle(act("e1", a.Wait(0.0)))
-    finally:
-        await worker.close()
     assert isinstance(seen, pb.Observed) and seen.seconds >= 0.3
     assert isinstance(moved, pb.Observed) and moved.seconds >= 0.6
 
@@ -119,9 +132,9 @@ async def test_a_reset_waits_for_the_release_that_it_follows(role: EnvRole) -> N
 
 
 async def test_more_episodes_than_environments_are_refused(role: EnvRole) -> None:
-    role._patience = 0.05
     for name in ("e1", "e2"):
         await role.handle(reset(name))
+    role.patience = 0.05
     with pytest.raises(CommandError, match="all 2 environments are held") as refused:
         await role.handle(reset("e3"))
     assert refused.value.code == pb.FAILURE_CODE_INVALID
@@ -130,7 +143,7 @@ async def test_more_episodes_than_environments_are_refused(role: EnvRole) -> Non
 async def test_a_broken_page_fails_its_attempt_alone(role: EnvRole) -> None:
     await role.handle(reset("bad"))
     await role.handle(reset("good"))
-    role._held["bad", 1].page._send("Page.crash", {})
+    page_of(role, "bad")._send("Page.crash", {})
     with pytest.raises(CommandError, match="PageCrashed") as failed:
         await role.handle(act("bad", a.Click(a.Point(0.5, 0.5))))
     assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
@@ -155,7 +168,8 @@ async def test_commands_that_make_no_sense(role: EnvRole) -> None:
     ("text", "message"),
     [
         (config(tasks={"names": ["click-colour"]}), "did you mean click-color"),
-        (config(browser="/no/such/browser"), r"environment\.browser is '/no/such/browser'"),
+        (config(browser="/no/such/browser"), r"environment\.options\.browser is '/no/such/browser'"),
+        (config(options={"setle_seconds": 1}), r"environment\.options\.setle_seconds .*did you mean settle_seconds"),
         ('{"environment": {"kind": "desktop"}}', "use one version"),
     ],
 )
@@ -172,5 +186,11 @@ async def test_what_is_prepared_anew_has_nothing_of_before() -> None:
     worker = EnvRole()
     for _ in range(2):
         await worker.prepare(config())
-        assert worker._free.qsize() == 2
+        said: list[pb.Slots] = []
+        running = asyncio.create_task(worker.run(said.append))
+        for name in ("e1", "e2"):
+            assert isinstance(await worker.handle(reset(name)), pb.Observed)
+        assert (said[-1].count, said[-1].granted, said[-1].booting) == (2, 2, 0)
+        running.cancel()
+        await asyncio.wait({running})
         await worker.close()

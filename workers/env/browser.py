@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from dart.errors import UserError
 from dart.workers.env.devtools import (
     Connection,
-    EnvironmentFailure,
     Event,
     PageCrashed,
     PageTimeout,
     ProtocolError,
     find_executable,
 )
+from dart.worlds.contract import EnvironmentFailure
 
 __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout", "ProtocolError"]
 

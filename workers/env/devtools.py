@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
+from dart.worlds.contract import EnvironmentFailure
 
 EXECUTABLES = ("chromium-headless-shell", "chromium", "google-chrome")
 REMEDY = "apt-get install chromium-headless-shell"
@@ -67,10 +68,6 @@ Event = dict[str, Any]
 LAUNCH_SECONDS = 30.0
 
 
-class EnvironmentFailure(Exception):
-    """The environment, not the policy, is at fault: the attempt is void and the page has to be replaced."""
-
-
 class PageCrashed(EnvironmentFailure):
     """The page's process died, or the page was closed, or Chromium itself is gone."""
 
@@ -89,8 +86,8 @@ def find_executable(executable: str | None) -> str:
         found = shutil.which(executable)
         if found is None:
             raise UserError(
-                f"environment.browser is {executable!r}, which is not an executable: name Chromium's, or leave it out "
-                f"and run `{REMEDY}`"
+                f"environment.options.browser is {executable!r}, which is not an executable: name Chromium's, or "
+                f"leave it out and run `{REMEDY}`"
             )
         return found
     for name in EXECUTABLES:

@@ -7,19 +7,28 @@ its verdict the episode is frozen: later actions change nothing.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.util
 import json
-import struct
+from collections.abc import Callable, Collection
+from importlib import metadata
 from pathlib import Path
 
-from dart.config import BUILTIN_SUITE, Environment
+from pydantic import BaseModel, Field
+
 from dart.core.action import Action, Wait
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page
+from dart.workers.env.devtools import find_executable
 from dart.workers.env.inputs import InputDevices
+from dart.workers.env.oracle import TASKS as ORACLE_TASKS
+from dart.workers.env.oracle import Oracle
+from dart.worlds import Env, Verdict, World, WorldOptions, from_png
+
+SUITE = "miniwob"
 
 # The end of an episode covers the page with START and shows the next problem: without startEpisode it stays as it
 # is. The display beside the task shows the reward and a clock, and lets the page be scrolled. Pictures that the
@@ -72,26 +81,89 @@ def check_task(name: str) -> None:
         return
     close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(close)}?" if close else "for example click-test, enter-text or login-user"
-    raise UserError(f"environment.tasks.names: {BUILTIN_SUITE} has no task {name!r}: {hint}")
+    raise UserError(f"environment.tasks.names: {SUITE} has no task {name!r}: {hint}")
 
 
-class MiniWobEnv:
+class MiniWobOptions(WorldOptions):
+    """`environment.options` where `environment.kind` is miniwob."""
+
+    step_timeout_seconds: float = Field(10.0, gt=0.0, description="A page that takes longer is replaced.")
+    settle_seconds: float = Field(0.0, ge=0.0, description="Waited after each action before the screenshot.")
+    max_wait_seconds: float = Field(2.0, ge=0.0, description="The longest `wait` action that is carried out.")
+    browser: str | None = Field(None, description="Chromium's executable; none: searched for on the PATH.")
+
+
+class MiniWob(World):
+    """One Chromium for all environments of the worker."""
+
+    Options = MiniWobOptions
+    actions = frozenset({"move", "click", "button", "drag", "scroll", "keys", "type_text", "wait", "observe"})
+
+    def __init__(self) -> None:
+        self._resources = contextlib.AsyncExitStack()
+        self._browser: Browser | None = None
+        self._options, self._screen = MiniWobOptions(), (0, 0)
+
+    @classmethod
+    def check_task(cls, name: str) -> None:
+        check_task(name)
+
+    @classmethod
+    def checks(cls, options: BaseModel) -> dict[str, Callable[[], str | None]]:
+        named = options.browser if isinstance(options, MiniWobOptions) else None
+        return {
+            "miniwob tasks": lambda: _problem(pages_folder),
+            "chromium": lambda: _problem(lambda: find_executable(named)),
+        }
+
+    @classmethod
+    def oracle_tasks(cls) -> Collection[str]:
+        return ORACLE_TASKS
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"miniwob": metadata.version("miniwob"), "chromium": self._browser.version if self._browser else ""}
+
+    async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
+        assert isinstance(options, MiniWobOptions)
+        self._options, self._screen = options, screen
+        self._browser = await self._resources.enter_async_context(Browser.launch(options.browser))
+
+    async def lease(self) -> MiniWobEnv:
+        assert self._browser is not None
+        return await MiniWobEnv.open(self._browser, self._options, self._screen)
+
+    async def close(self) -> None:
+        await self._resources.aclose()
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+class MiniWobEnv(Env):
     """One environment: one page of the browser, one episode at a time. Make one with `open`.
 
-    `reset` and `act` raise EnvironmentFailure when the page crashed or hung; the next `reset` replaces the page.
+    `reset` and `act` raise EnvironmentFailure when the page crashed or hung; `renew` and the next `reset` replace it.
     """
 
-    def __init__(self, browser: Browser, config: Environment, page: Page) -> None:
-        self._browser = browser
-        self._config = config
+    def __init__(self, browser: Browser, options: MiniWobOptions, screen: tuple[int, int], page: Page) -> None:
+        super().__init__(options, screen)
+        self._browser, self._settings = browser, options
         self._page = page
-        self._devices = InputDevices(config.viewport)
+        self._devices = InputDevices(screen)
         self._final: Observation | None = None
+        self._raw: float | None = None
+        self._oracle: Oracle | None = None
         self.pages_replaced = 0
 
     @classmethod
-    async def open(cls, browser: Browser, config: Environment) -> MiniWobEnv:
-        return cls(browser, config, await browser.new_page(config.viewport, config.step_timeout_seconds))
+    async def open(cls, browser: Browser, options: MiniWobOptions, screen: tuple[int, int]) -> MiniWobEnv:
+        return cls(browser, options, screen, await browser.new_page(screen, options.step_timeout_seconds))
 
     @property
     def page(self) -> Page:
@@ -100,13 +172,17 @@ class MiniWobEnv:
 
     async def reset(self, task: Task) -> Observation:
         """Start the task's episode: its first screenshot and its instruction."""
-        if task.suite != BUILTIN_SUITE:
-            raise UserError(
-                f"task {task.id} is of suite {task.suite!r}, this environment runs {BUILTIN_SUITE!r}: use another"
-            )
+        if task.suite != SUITE:
+            raise UserError(f"task {task.id} is of suite {task.suite!r}, this environment runs {SUITE!r}: use another")
         check_task(task.name)
-        self._devices = InputDevices(self._config.viewport)
-        self._final = None
+        self._devices = InputDevices(self.screen)
+        self._final = self._oracle = self._raw = None
+        observation = await self._start_twice(task)
+        self._oracle = Oracle(task, observation.instruction)
+        return observation
+
+    async def _start_twice(self, task: Task) -> Observation:
+        """On the page that is there, or on a new one where that is broken or breaks now."""
         if not self._page.broken:
             try:
                 return await self._start(task)
@@ -115,24 +191,52 @@ class MiniWobEnv:
         await self._replace_page()
         return await self._start(task)
 
-    async def act(self, action: Action, image: bool = True) -> Observation:
-        """Carry the action out and look again. Without `image`, or once done, only the verdict is looked at.
+    async def act(self, action: Action) -> Observation:
+        """Carry the action out and look again; once the task has given its verdict, nobody looks at the page.
 
         An action that a page does not offer (system, code) changes nothing: that it was chosen is the policy's doing.
         """
         if self._final is not None:
             return self._final
-        calls = self._devices.calls(action)
-        if calls:
+        await self.conclude(action)
+        if (final := await self._verdict()) is not None:
+            return final
+        return Observation(await self._look())
+
+    async def conclude(self, action: Action) -> None:
+        if self._final is not None:
+            return
+        if calls := self._devices.calls(action):
             await self._page.input(calls)
-        pause = max(0.0, min(action.seconds, self._config.max_wait_seconds)) if isinstance(action, Wait) else 0.0
-        await self._page.pass_time(pause + self._config.settle_seconds)
+        pause = max(0.0, min(action.seconds, self._settings.max_wait_seconds)) if isinstance(action, Wait) else 0.0
+        await self._page.pass_time(pause + self._settings.settle_seconds)
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        """The page's own verdict; 0 where it has given none, whoever ended the episode."""
+        final = self._final or await self._verdict()
+        return Verdict(final.reward if final else 0.0, {"page_gave_a_verdict": final is not None, "raw": self._raw})
+
+    async def probe(self) -> bool:
+        return not self._page.broken
+
+    async def renew(self) -> bool:
+        """Every reset loads its page anew, so that only a broken page has to be replaced."""
+        if self._page.broken:
+            await self._replace_page()
+        return True
+
+    async def suggest(self) -> Action | None:
+        assert self._oracle is not None, "the env worker asks after a reset"
+        suggested = await self._oracle.next(self._page)
+        return suggested[0] if suggested else None
+
+    async def _verdict(self) -> Observation | None:
+        """The task's verdict, which is final; None where it has given none yet."""
         done, raw = await self._page.evaluate(_VERDICT)
-        look = await self._look() if image and not done else _NO_IMAGE  # nobody acts on a page that is done
-        observation = Observation(look, "", bool(done), max(0.0, min(1.0, float(raw or 0))) if done else 0.0)
         if done:
-            self._final = observation
-        return observation
+            self._raw = float(raw or 0)
+            self._final = Observation(_NO_IMAGE, "", True, max(0.0, min(1.0, self._raw)))
+        return self._final
 
     async def close(self) -> None:
         await self._page.close()
@@ -143,13 +247,11 @@ class MiniWobEnv:
         return Observation(await self._look(), str(instruction))
 
     async def _look(self) -> Image:
-        data = await self._page.screenshot()
-        width, height = struct.unpack(">II", data[16:24])
-        return Image.of(data, "image/png", width, height)
+        return from_png(await self._page.screenshot())
 
     async def _replace_page(self) -> None:
         await self._page.close()
-        self._page = await self._browser.new_page(self._config.viewport, self._config.step_timeout_seconds)
+        self._page = await self._browser.new_page(self.screen, self._settings.step_timeout_seconds)
         self.pages_replaced += 1
 
 

@@ -11,12 +11,15 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dart.core.action import Action, Click, Point, TypeText, Wait
 from dart.core.types import Observation, Task
 from dart.errors import UserError
 from dart.workers.env.browser import Page
-from dart.workers.env.miniwob import MiniWobEnv
+
+if TYPE_CHECKING:
+    from dart.workers.env.miniwob import MiniWobEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ TASKS: dict[str, _Plan] = {
     "click-button": lambda said: [_labelled("#area button", _quoted(said)[0])],
     "click-button-sequence": lambda said: [_css("#subbtn"), _css("#subbtn2")],
     "click-checkboxes": _select,
-    # UI-TARS's only wait; environment.max_wait_seconds cuts it.
+    # UI-TARS's only wait; environment.options.max_wait_seconds cuts it.
     "click-collapsible": lambda said: [_css("#area h3"), Wait(5.0), _css("#subbtn")],
     "click-color": lambda said: [_css("#area [data-color=" + _word(r"on the (\w+)", said) + "]")],
     "click-dialog": lambda said: [_css(".ui-dialog-titlebar button")],

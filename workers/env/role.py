@@ -1,88 +1,98 @@
-"""The env worker: many environments in one browser, each held by one episode at a time.
+"""The env worker: hosts any world (`dart.worlds`), and gives each of its environments to one episode at a time.
 
-An episode holds an environment from Reset until Release, under its assignment id and attempt; Suggest asks the scripted
-oracle what it would do there. What breaks an environment ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the
-worker; the next Reset replaces the page. A Reset waits a moment for an environment: the Release that it follows may
-still be behind a page that has not answered.
+An episode holds an environment from Reset until Release, under its assignment id and attempt. What a world raises ends
+that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the environment is renewed or replaced (`places`). What the
+command itself has wrong is `FAILURE_CODE_INVALID`. Suggest asks the world's scripted oracle, where it has one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 
 from pydantic import ValidationError
 
-from dart.config import BUILTIN_SUITE, Delay, EnvWorkerConfig
-from dart.core.types import Observation
+from dart.config import Delay, EnvWorkerConfig
+from dart.core.action import Action, Finish, Observe
+from dart.core.action_json import kind_of
+from dart.core.types import Image, Observation
 from dart.errors import UserError
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
-from dart.workers.env.browser import Browser, EnvironmentFailure
-from dart.workers.env.miniwob import MiniWobEnv, check_task
-from dart.workers.env.oracle import Oracle
+from dart.workers.env.places import Lease, Places
+from dart.worlds import EnvironmentFailure, World
+from dart.worlds.plugs import find, make, read_options
+
+Key = tuple[str, int]
+"""(assignment id, attempt): an episode."""
+PATIENCE_SECONDS = 20.0
+"""How long a Reset waits for an environment: a coordinator that does not know Slots counts on Release alone."""
+NO_IMAGE = Image(b"", "", 0, 0)
 
 
 class EnvRole:
-    """Implements `dart.wire.role.WorkerRole`."""
+    """Implements `dart.wire.role.WorkerRole` and `Offering`."""
 
     role: pb.Role = pb.ROLE_ENV
-    capabilities = ("oracle", "shared_blobs")
+    capabilities = ("oracle", "shared_blobs", "slots")
 
     def __init__(self) -> None:
-        self._resources = contextlib.AsyncExitStack()
-        self._free: asyncio.Queue[MiniWobEnv] = asyncio.Queue()  # at most `slots`; Reset empties it, Release fills it
-        self._held: dict[tuple[str, int], MiniWobEnv] = {}
-        self._oracles: dict[tuple[str, int], Oracle] = {}
-        self._patience = 0.0
+        self._world: World | None = None
+        self._places: Places
+        self._actions: frozenset[str] = frozenset()
+        self._held: dict[Key, Lease] = {}
+        self._begun: set[Key] = set()
+        """Those whose Reset succeeded."""
+        self._suite = ""
         self._delay = Delay()
         self._shared: SharedScreenshots | None = None
+        self.patience = PATIENCE_SECONDS
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        """Launch the browser and open every environment. Raises UserError for what the config asks and is not there."""
+        """Start the world; its environments boot in `run`. Raises UserError for what the config has wrong."""
         try:
             told = EnvWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
             raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
         config = told.environment
-        if config.kind != BUILTIN_SUITE:
-            raise UserError(
-                f"environment.kind {config.kind}: this env worker runs {BUILTIN_SUITE} alone: start your own"
-            )
+        plug = find(config.kind)
+        options = read_options(plug, config.options)
         for name in config.tasks.names:
-            check_task(name)
-        self._patience = 2 * config.step_timeout_seconds
-        self._delay = config.delay
-        browser = await self._resources.enter_async_context(Browser.launch(config.browser))
-        for _ in range(config.slots):
-            self._free.put_nowait(await MiniWobEnv.open(browser, config))
+            plug.check_task(name)
+        self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
+        self._world = make(plug)
+        await self._world.start(options, config.viewport)
+        self._places = Places(self._world, config.slots)
         self._shared = SharedScreenshots.seen(told.shared_blobs, writes=True)
-        versions = {"miniwob": metadata.version("miniwob"), "chromium": browser.version}
-        return pb.Ready(slots=config.slots, versions=versions, shares_blobs=self._shared is not None)
+        return pb.Ready(slots=config.slots, versions=self._world.versions, shares_blobs=self._shared is not None)
+
+    async def run(self, say: Callable[[pb.Slots], None]) -> None:
+        """Boot environments and renew them, and say how many there are, until cancelled."""
+        await self._places.keep(say)
 
     async def handle(self, command: Command) -> Reply | None:
         began = time.monotonic()
         key = (command.assignment.assignment_id, command.assignment.attempt)
+        evidence = ""
         try:
             match command:
                 case pb.Reset():
                     observation = await self._reset(key, command)
                     await asyncio.sleep(random.uniform(*self._delay.reset_seconds))
                 case pb.Act():
-                    observation = await self._act(key, command)
+                    observation, evidence = await self._act(key, command)
                     await asyncio.sleep(random.uniform(*self._delay.step_seconds))
                 case pb.Suggest():
                     return await self._suggest(key)
                 case pb.Release():
-                    self._oracles.pop(key, None)
-                    if (env := self._held.pop(key, None)) is not None:
-                        self._free.put_nowait(env)
+                    self._begun.discard(key)
+                    if (lease := self._held.pop(key, None)) is not None:
+                        self._places.release(lease)
                     return pb.Released()
                 case _:
                     raise _invalid(f"an env worker does not know {type(command).__name__}")
@@ -91,50 +101,70 @@ class EnvRole:
         if self._shared is not None and observation.image.data:
             image = await asyncio.to_thread(self._shared.put, observation.image)
             observation = replace(observation, image=image)
-        return observation_to_proto(observation, time.monotonic() - began)
+        return observation_to_proto(observation, time.monotonic() - began, evidence)
 
     async def close(self) -> None:
         self._held.clear()
-        self._oracles.clear()
-        self._free = asyncio.Queue()  # they are this browser's
-        await self._resources.aclose()
+        self._begun.clear()
+        if self._world is not None:
+            world, self._world = self._world, None
+            await world.close()
 
-    async def _reset(self, key: tuple[str, int], command: pb.Reset) -> Observation:
-        if key not in self._held:
-            try:
-                async with asyncio.timeout(self._patience):
-                    self._held[key] = await self._free.get()
-            except TimeoutError:
-                raise _invalid(f"all {len(self._held)} environments are held: send Release before Reset") from None
+    async def _reset(self, key: Key, command: pb.Reset) -> Observation:
         task = task_from_proto(command.task)
+        if task.suite != self._suite:
+            raise _invalid(f"task {task.id} is of suite {task.suite!r}, this worker runs {self._suite!r}: use another")
+        if key not in self._held:
+            lease = await self._places.take(self.patience)
+            if lease is None:
+                raise _invalid(f"all {len(self._held)} environments are held: send Release before Reset")
+            self._held[key] = lease
+        lease = self._held[key]
         try:
-            observation = await self._held[key].reset(task)
+            observation = await self._places.call(lease, "reset", lambda env: env.reset(task), (UserError,))
         except UserError as error:
             raise _invalid(str(error)) from None
-        self._oracles[key] = Oracle(task, observation.instruction)
+        self._begun.add(key)
         return observation
 
-    async def _act(self, key: tuple[str, int], command: pb.Act) -> Observation:
-        env = self._env(key)
+    async def _act(self, key: Key, command: pb.Act) -> tuple[Observation, str]:
+        """What is seen after the action, and at the episode's end the verdict with its evidence."""
+        lease = self._lease(key)
         try:
             action = action_from_proto(command.action)
         except ValueError as error:
             raise _invalid(str(error)) from None
-        return await env.act(action, image=not command.last)
+        if isinstance(action, Finish):
+            return await self._judge(lease, action, at_limit=False)
+        carried_out = action if kind_of(action) in self._actions else Observe()
+        if command.last:
+            await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
+            return await self._judge(lease, action, at_limit=True)
+        observation = await self._places.call(lease, "act", lambda env: env.act(carried_out))
+        return await self._judge(lease, action, at_limit=False) if observation.done else (observation, "")
 
-    async def _suggest(self, key: tuple[str, int]) -> pb.Suggested:
-        env = self._env(key)
+    async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> tuple[Observation, str]:
+        """The verdict as an observation that is done, and its evidence. A 0 of a dead environment is its failure."""
+        verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
+        if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
+            raise EnvironmentFailure("it does not answer its probe, so that its verdict of 0 is not believed")
+        return Observation(NO_IMAGE, "", True, verdict.reward), verdict.evidence_json()
+
+    async def _suggest(self, key: Key) -> pb.Suggested:
+        lease = self._lease(key)
         try:
-            suggested = await self._oracles[key].next(env.page)
+            passing = (UserError, ValueError, NotImplementedError)
+            action = await self._places.call(lease, "act", lambda env: env.suggest(), passing)
+        except NotImplementedError:
+            raise _invalid(f"{self._suite} has no oracle: collect from a policy or an endpoint") from None
         except (UserError, ValueError) as error:
             raise _invalid(str(error)) from None
-        return pb.Suggested(action=action_to_proto(suggested[0]) if suggested else None)
+        return pb.Suggested(action=action_to_proto(action) if action is not None else None)
 
-    def _env(self, key: tuple[str, int]) -> MiniWobEnv:
-        env = self._held.get(key)
-        if env is None or key not in self._oracles:  # a Reset that failed holds an environment without an episode
+    def _lease(self, key: Key) -> Lease:
+        if key not in self._begun:  # a Reset that failed holds an environment without an episode
             raise _invalid(f"assignment {key[0]} (attempt {key[1]}) holds no environment: send Reset first")
-        return env
+        return self._held[key]
 
 
 def _invalid(message: str) -> CommandError:

@@ -1,0 +1,69 @@
+"""Worlds: where environments come from. `from dart.worlds import …` is all that a world of your own needs.
+
+`contract` is what a world is, `pictures` makes screenshots of what a world has, `threads` runs plain environments each
+on a thread of its own, `plugs` finds the class that `environment.kind` names and reads `environment.options` with it.
+Nothing here imports a worker, an engine or torch: a machine that only hosts environments needs the base package alone.
+"""
+
+from dart.core.action import (
+    Action,
+    Button,
+    Click,
+    Code,
+    Drag,
+    Finish,
+    Keys,
+    Move,
+    Observe,
+    Point,
+    Scroll,
+    System,
+    TypeText,
+    Wait,
+)
+from dart.core.types import Image, Observation, Task
+from dart.errors import UserError
+from dart.worlds.contract import (
+    Env,
+    EnvironmentFailure,
+    Full,
+    Plug,
+    SyncEnv,
+    Timeouts,
+    Verdict,
+    World,
+    WorldOptions,
+)
+from dart.worlds.pictures import from_pixels, from_png
+
+__all__ = [
+    "Action",
+    "Button",
+    "Click",
+    "Code",
+    "Drag",
+    "Env",
+    "EnvironmentFailure",
+    "Finish",
+    "Full",
+    "Image",
+    "Keys",
+    "Move",
+    "Observation",
+    "Observe",
+    "Plug",
+    "Point",
+    "Scroll",
+    "SyncEnv",
+    "System",
+    "Task",
+    "Timeouts",
+    "TypeText",
+    "UserError",
+    "Verdict",
+    "Wait",
+    "World",
+    "WorldOptions",
+    "from_pixels",
+    "from_png",
+]

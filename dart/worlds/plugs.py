@@ -1,0 +1,121 @@
+"""The class that `environment.kind` names, and `environment.options` read with its own model.
+
+`find` imports the module by its name when it is asked for, on the coordinator's machine (`dart doctor`, `dart train`,
+`dart collect`) as in the env worker. So the coordinator's side depends on no world, and a world on nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from dart.config.loading import explain
+from dart.errors import UserError
+from dart.worlds.contract import Env, Plug, SyncEnv, World
+from dart.worlds.threads import Threaded
+
+log = logging.getLogger(__name__)
+
+BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob"}
+"""Kinds that ship with dart."""
+
+
+class NotHere(UserError):
+    """The world's module is not on this machine; it may be on another."""
+
+
+def known_here(kind: str) -> bool:
+    """Is the kind a world that dart's own env workers run? Others are run by workers of the user's own."""
+    return kind in BUILT_IN or ":" in kind
+
+
+def find(kind: str) -> type[Plug]:
+    """The class that `environment.kind` names. Raises UserError; NotHere where its module cannot be imported."""
+    if not known_here(kind):
+        raise UserError(
+            f"environment.kind {kind}: dart's env workers run {', '.join(BUILT_IN)} or a class of yours, as in "
+            "environment.kind: module:Class; for env workers in another language start `dart coordinator`"
+        )
+    module_name, _, name = BUILT_IN.get(kind, kind).partition(":")
+    if kind not in BUILT_IN and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # where `python -m dart worker` will look as well
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise NotHere(
+            f"environment.kind {kind}: module {module_name} cannot be imported ({error}): start dart in the module's "
+            "folder, or put that folder on PYTHONPATH"
+        ) from None
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, World | Env | SyncEnv)):
+        where = getattr(module, "__file__", "built in")
+        what = "is no World, Env or SyncEnv of dart.worlds" if found is not None else "does not exist"
+        raise UserError(f"environment.kind {kind}: {name} {what} in {where}: name a class that is one")
+    if missing := getattr(found, "__abstractmethods__", None):
+        raise UserError(f"environment.kind {kind}: {name} lacks {', '.join(sorted(missing))}: write them")
+    return found
+
+
+def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
+    """`environment.options` as the world's own model. Raises UserError that names field, value and remedy."""
+    try:
+        return plug.Options.model_validate(dict(options))
+    except ValidationError as error:
+        lines = [explain("config", problem, plug.Options, "environment.options.") for problem in error.errors()]
+        raise UserError("\n".join(lines)) from None
+
+
+def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> type[Plug]:
+    """Everything that can be known before it runs: the class, the options, the tasks. Raises UserError."""
+    plug = find(kind)
+    read_options(plug, options)
+    for name in tasks:
+        plug.check_task(name)
+    return plug
+
+
+def make(plug: type[Plug]) -> World:
+    """The world of the class; of an Env or SyncEnv, one that makes an instance for each lease."""
+    if issubclass(plug, World):
+        return plug()
+    if issubclass(plug, Env | SyncEnv):
+        return _OneEach(plug)
+    raise TypeError(f"{plug.__name__} is no World, Env or SyncEnv")
+
+
+class _OneEach(World):
+    """Environments that share nothing."""
+
+    def __init__(self, made: type[Env | SyncEnv]) -> None:
+        self._class = made
+        self._leased: list[Env] = []
+        self.actions, self.timeouts = made.actions, made.timeouts  # type: ignore[misc]
+
+    async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
+        self._options, self._screen = options, screen
+
+    async def lease(self) -> Env:
+        made, options, screen = self._class, self._options, self._screen
+        env = (
+            await Threaded.start(lambda: made(options, screen), made.__name__)
+            if issubclass(made, SyncEnv)
+            else made(options, screen)
+        )
+        self._leased.append(env)
+        return env
+
+    async def dispose(self, env: Env) -> None:
+        self._leased.remove(env)
+        await env.close()
+
+    async def close(self) -> None:
+        """One that fails to close keeps no other from it."""
+        for error in await asyncio.gather(*(env.close() for env in self._leased), return_exceptions=True):
+            if isinstance(error, Exception):
+                log.warning("an environment did not close: %s: %s", type(error).__name__, error)

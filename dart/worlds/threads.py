@@ -1,0 +1,118 @@
+"""Plain environments (`SyncEnv`) as asyncio ones, each on a thread of its own from its making to its closing.
+
+Libraries such as Playwright's plain API and many simulators belong to the thread that made them. The thread is a
+daemon: one that hangs in a verb keeps neither the worker nor the interpreter from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from dart.core.action import Action
+from dart.core.types import Observation, Task
+from dart.worlds.contract import Env, SyncEnv, Verdict
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+
+
+class _Thread:
+    """Jobs, one after the other, on one thread."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=f"{name}-{next(_numbers)}", daemon=True).start()
+        self.waiting = 0
+        """Jobs that have not ended, also those whose callers have gone."""
+
+    async def call(self, job: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def ended(value: T | None, error: BaseException | None) -> None:
+            self.waiting -= 1
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(value)  # type: ignore[arg-type]
+
+        def work() -> None:
+            value, failure = None, None
+            try:
+                value = job()
+            except BaseException as error:  # noqa: BLE001  it is the caller's, on the loop's thread
+                # A StopIteration cannot go through a future, and an exit is the thread's affair, not the worker's.
+                failure = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
+                failure = failure or RuntimeError(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever asked
+                loop.call_soon_threadsafe(ended, value, failure)
+
+        self.waiting += 1
+        self._jobs.put(work)
+        return await result
+
+    def end(self) -> None:
+        """After the jobs that are there."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class Threaded(Env):
+    """One `SyncEnv` and its thread. Make one with `start`."""
+
+    def __init__(self, thread: _Thread, env: SyncEnv) -> None:
+        super().__init__(env.options, env.screen)
+        self._thread, self.env = thread, env
+
+    @classmethod
+    async def start(cls, make: Callable[[], SyncEnv], name: str) -> Threaded:
+        """`make` is called on the thread."""
+        thread = _Thread(name)
+        try:
+            return cls(thread, await thread.call(make))
+        except BaseException:
+            thread.end()
+            raise
+
+    async def reset(self, task: Task) -> Observation:
+        return await self._thread.call(lambda: self.env.reset(task))
+
+    async def act(self, action: Action) -> Observation:
+        return await self._thread.call(lambda: self.env.act(action))
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        return await self._thread.call(lambda: self.env.judge(last, at_limit))
+
+    async def conclude(self, action: Action) -> None:
+        await self._thread.call(lambda: self.env.conclude(action))
+
+    async def probe(self) -> bool:
+        return not self._thread.waiting and await self._thread.call(self.env.probe)
+
+    async def renew(self) -> bool:
+        """False also where the thread still hangs in a verb that nobody waits for any more."""
+        return not self._thread.waiting and await self._thread.call(self.env.renew)
+
+    async def suggest(self) -> Action | None:
+        return await self._thread.call(self.env.suggest)
+
+    async def close(self) -> None:
+        """Waits for the environment's own closing, unless its thread hangs: then that happens when it hangs no more."""
+        hangs = self._thread.waiting > 0
+        closing = asyncio.ensure_future(self._thread.call(self.env.close))
+        self._thread.end()
+        if hangs:
+            closing.cancel()
+            return
+        await closing
