@@ -74,7 +74,8 @@ async def _run(wanted: JobRun) -> dict[str, Any] | None:
         from dart.commands.view import View
 
         try:
-            async with View(run, live=not wanted.quiet and sys.stdout.isatty()):
+            live = not wanted.quiet and sys.stdout.isatty()
+            async with View(wanted.directory.path, run.status, live=live):
                 return await run.execute(_launch(wanted, run))
         except Interrupted:
             path = wanted.directory.path

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import grpc
 from google.protobuf.json_format import MessageToDict
 
 from dart.commands.running import go_on
-from dart.commands.view import MOST_ROWS, worker_states
-from dart.coordinator.fleet.server import ROLE_NAMES
+from dart.commands.status_text import details, elapsed, headline, plain, worker_lines
+from dart.core.json_text import JSON
+from dart.core.status import Figures, Status
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+from dart.wire.status import status_from_proto
 
 TIMEOUT_SECONDS = 5.0
 
@@ -50,14 +49,14 @@ def status(options: StatusOptions) -> None:
         _print_live(answer, options.as_json)
         return
     directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
-    record, totals = asyncio.run(_read(directory))
+    record, figures = asyncio.run(_read(directory))
     state = directory.state(record)
     if state == RunState.RUNNING and record.control_address:
         answer = asyncio.run(ask(record.control_address, options.tls_ca or _own_certificate(record)))
         if answer is not None:
             _print_live(answer, options.as_json)
             return
-    _print_past(directory.path, record, state, totals, options.as_json)
+    _print_past(Past(directory.path, record, state, figures), options.as_json)
 
 
 def _own_certificate(record: RunRecord) -> Path | None:
@@ -83,78 +82,62 @@ async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse
         return answer
 
 
-async def _read(directory: RunDirectory) -> tuple[RunRecord, dict[str, Any]]:
+async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
+    """The run, and its figures as of the last update; None before any."""
     async with await directory.open() as database:
-        totals: dict[str, Any] = next((json.loads(one.json) for one in await database.newest_events("update")), {})
-        return await database.run(), totals
+        last = await database.newest_events("update")
+        return await database.run(), Figures.from_json(json.loads(last[0].json)) if last else None
 
 
 def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
         return
-    click.echo(
-        f"{answer.run_id}: {answer.phase}, update {answer.update}, version {answer.weight_version}, "
-        f"{answer.trajectories} trajectories, {answer.env_steps} steps, success {answer.success_rate:.0%}"
-    )
-    click.echo(
-        f"environments busy {answer.env_utilisation:.0%}, replicas {answer.rollout_utilisation:.0%}, "
-        f"trainer {answer.trainer_utilisation:.0%}; {answer.trained_actions_per_minute:.0f} actions/min trained on"
-    )
-    for name, spent in (("environments", answer.env_time), ("replicas", answer.rollout_time)):
-        click.echo(f"  {name}: {_shares(spent.seconds)}")
-    for state, because in (("idle", answer.env_time.idle_because), ("queued", answer.env_time.queued_because)):
-        if because:
-            click.echo(f"  {state} because {_shares(because)}")
-    for fate, count in sorted(answer.fates.items()):
-        click.echo(f"  {fate}: {count}")
-    for role, workers in itertools.groupby(answer.workers, key=lambda worker: worker.role):
-        _print_workers(ROLE_NAMES[role], list(workers))
+    told = status_from_proto(answer)
+    click.echo(f"{plain(told.run_id)}, {elapsed(told.elapsed_seconds)}: {headline(told)}")
+    for line in details(told):
+        click.echo(f"  {line}")
+    for line in worker_lines(told):
+        click.echo(f"  {line}")
 
 
-def _print_workers(role: str, workers: Sequence[Any]) -> None:
-    """A line for each; where there are too many for a screen, one for all of them."""
-    if len(workers) > MOST_ROWS:
-        busy, slots = sum(worker.busy for worker in workers), sum(worker.slots for worker in workers)
-        longest = max(worker.seconds_since_heard for worker in workers)
-        click.echo(
-            f"  {len(workers)} {role} workers: {worker_states(workers)}, {busy}/{slots} busy, all heard within "
-            f"{longest:.1f} s (--json lists them)"
-        )
-        return
-    for worker in workers:
-        click.echo(
-            f"  {worker.worker_id:16s} {worker.state:8s} {worker.busy}/{worker.slots} "
-            f"version {worker.weight_version}, heard {worker.seconds_since_heard:.1f} s ago; {worker.doing}"
-        )
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A run that no process works on."""
+
+    directory: Path
+    record: RunRecord
+    state: str
+    figures: Figures | None
+
+    @property
+    def status(self) -> Status:
+        return Status(self.record.id, self.state, self.figures or Figures())
+
+    def to_json(self) -> dict[str, JSON]:
+        figures, record = self.figures, self.record
+        return {
+            "run": record.id,
+            "state": str(self.state),
+            "started": record.started,
+            "finished": record.finished,
+            "updates": figures.counts.updates if figures else 0,
+            "trajectories": figures.counts.trajectories if figures else 0,
+            "success_rate": figures.success_rate if figures else None,
+            "summary": dict(record.summary) if record.summary else None,
+        }
 
 
-def _shares(seconds: Mapping[str, float]) -> str:
-    """Each one's share, largest first: "acting 61%, idle 39%"."""
-    total = sum(seconds.values()) or 1.0
-    ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {spent / total:.0%}" for name, spent in ordered)
-
-
-def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str, Any], as_json: bool) -> None:
-    fields = {
-        "run": record.id,
-        "state": str(state),
-        "started": record.started,
-        "finished": record.finished,
-        "updates": totals.get("updates", 0),
-        "trajectories": totals.get("trajectories", 0),
-        "success_rate": totals.get("success_rate"),
-        "summary": dict(record.summary) if record.summary else None,
-    }
+def _print_past(past: Past, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(fields))
+        click.echo(json.dumps(past.to_json()))
         return
-    click.echo(f"{record.id}: {state}, {fields['updates']} updates, {fields['trajectories']} trajectories")
+    record = past.record
+    click.echo(f"{record.id}: {headline(past.status)}")
     if record.finished:
         click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
-    if state in (RunState.INTERRUPTED, RunState.FAILED):
-        click.echo(go_on(record.kind, directory))
+    if past.state in (RunState.INTERRUPTED, RunState.FAILED):
+        click.echo(go_on(record.kind, past.directory))
     if record.summary and (collected := record.summary.get("collected")):
         kept = ", ".join(f"{name} {counts['kept']}" for name, counts in collected["per_task"].items())
         click.echo(f"collected from {collected['teacher']}: {kept}")
@@ -167,9 +150,9 @@ def _print_past(directory: Path, record: RunRecord, state: str, totals: dict[str
 def list_runs(directory: Path) -> None:
     """One line per run, newest first. Raises UserError when there is none."""
     for run in RunDirectory.all_under(directory):
-        record, totals = asyncio.run(_read(run))
+        record, figures = asyncio.run(_read(run))
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-        rate = totals.get("success_rate")
-        success = "" if rate is None else f", recent success {rate:.0%}"
+        updates = figures.counts.updates if figures else 0
+        success = f", recent success {figures.success_rate:.0%}" if figures else ""
         state = run.state(record)
-        click.echo(f"{started}  {state:12s} {run.path}  {totals.get('updates', 0)} updates{success}")
+        click.echo(f"{started}  {state:12s} {run.path}  {updates} updates{success}")

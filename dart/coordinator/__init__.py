@@ -10,6 +10,7 @@
     syncing    rolling weight sync, replica by replica
     evaluation, collecting   the other two things that episodes are run for
     journal    events: metrics.jsonl, the database, watchers; `core.progress` has the counters
+    status     what the run is doing, for Control and the live view
     start      where a run begins, or goes on
     welcome    what each role is told when it joins
     run        a run's life from start to summary

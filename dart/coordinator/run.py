@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from dart.config import Config
@@ -28,8 +29,9 @@ from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone
 from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperature
 from dart.coordinator.service.accounting import Accounting
-from dart.coordinator.service.control import ControlService, worker_statuses
+from dart.coordinator.service.control import ControlService
 from dart.coordinator.service.journal import Journal
+from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, write_json
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
@@ -37,6 +39,7 @@ from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
 from dart.core.progress import TRAINED, Progress
+from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
@@ -44,7 +47,6 @@ from dart.rundir import RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
 from dart.store.records import RunState
-from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import read_token
 
@@ -96,6 +98,10 @@ class Run:
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
+        self._board = StatusBoard(
+            directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.policy, self.sync,
+            figures=self._training.figures, activity=self._activity, address=self._known_address,
+        )  # fmt: skip
         self._stop = asyncio.Event()
         self._fleet_changed = asyncio.Event()
         self._began = time.monotonic()
@@ -134,34 +140,22 @@ class Run:
         self._while_training("checkpoint")
         return await self._training.save()
 
-    @property
-    def train_seconds(self) -> float:
-        return self._training.seconds
+    def status(self) -> Status:
+        return self._board.status()
 
-    def status(self) -> cpb.GetStatusResponse:
-        busy = {worker.id: self.envs.usage.busy(worker.id) for worker in self.fleet.of_role(pb.ROLE_ENV)}
-        busy |= {name: replica.busy for name, replica in self.policy.router.replicas.items()}
-        syncing = {name for name, replica in self.policy.router.replicas.items() if not replica.serving}
-        versions = self.sync.versions | {w.id: self.progress.counts.version for w in self.fleet.of_role(pb.ROLE_TRAIN)}
-        now = time.monotonic()
-        environments, replicas, trainer = self.accounting.utilisation(now)
-        return cpb.GetStatusResponse(
-            run_id=self.directory.name,
-            phase=self.progress.phase,
-            update=self.progress.counts.updates,
-            weight_version=self.progress.counts.version,
-            trajectories=self.progress.counts.trajectories,
-            env_steps=self.progress.counts.env_steps,
-            success_rate=self.progress.success_rate,
-            env_utilisation=environments,
-            rollout_utilisation=replicas,
-            fates=self.progress.counts.fates,
-            workers=worker_statuses(self.fleet, busy, versions, syncing, self.accounting.doing),
-            elapsed_seconds=now - self._began,
-            trainer_utilisation=trainer,
-            trained_actions_per_minute=60 * self.progress.counts.trained_steps / max(self.train_seconds, 1e-9),
-            **{f"{name}_time": cpb.TimeSpent(**spent) for name, spent in self.accounting.report(now).items()},
-        )
+    def _known_address(self) -> str:
+        """Where Control is reached; empty before the server listens."""
+        known = self.address.done() and not self.address.cancelled()
+        return self.address.result() if known else ""
+
+    def _activity(self) -> Activity:
+        if self.progress.phase == "starting":
+            ready, wanted = len(self.policy.router.replicas), self.replicas_wanted
+            return Activity(f"{self.envs.slots} environments, {ready} of {wanted} replicas ready")
+        if (evaluation := self.evaluation) is not None:
+            finished, total = len(evaluation.outcomes), evaluation.total
+            return Activity(f"{finished}/{total} episodes", finished / max(total, 1))
+        return Activity(str(self.collection)) if self.collection is not None else Activity()
 
     # ---- life ----
 
@@ -359,17 +353,20 @@ class Run:
         }
 
     def _summary(self) -> dict[str, Any]:
-        counts, dropped = self.progress.counts, "dropped: "
+        figures, times, dropped = self._training.figures(), self._training.times, "dropped: "
+        assert times is not None, "the training phase has ended"
+        counts = figures.counts
         return {
             **self._common(),
             "success_before": self.evaluations.get("before"),
             "success_after": self.evaluations.get("after"),
-            "train_seconds": round(self.train_seconds, 2),
+            "train_seconds": round(figures.train_seconds, 2),
             "trajectories": counts.trajectories,
             "env_steps": counts.env_steps,
             "updates": counts.updates,
             "weight_syncs": counts.weight_syncs,
-            **self._training.usage,
+            **asdict(figures.usage),
+            "time": times.to_json(),
             "staleness": counts.staleness.to_json(),
             "dropped": {k.removeprefix(dropped): n for k, n in counts.fates.items() if k.startswith(dropped)},
             "trained": counts.fates.get(TRAINED, 0),

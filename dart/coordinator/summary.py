@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import dart
+from dart.core.json_text import to_json
 
 
 def machine() -> dict[str, int | float | str]:
@@ -32,7 +32,7 @@ def software() -> dict[str, str]:
 def write_json(path: Path, value: Mapping[str, object]) -> Path:
     """The file, whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
 

@@ -59,12 +59,8 @@ class TimeSpent(_message.Message):
     queued_because: _containers.ScalarMap[str, float]
     def __init__(self, seconds: _Optional[_Mapping[str, float]] = ..., idle_because: _Optional[_Mapping[str, float]] = ..., queued_because: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time")
+class Counts(_message.Message):
+    __slots__ = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures", "unparsable", "pooled", "trained_steps", "trained_tokens", "fates", "staleness")
     class FatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +68,99 @@ class GetStatusResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    ENV_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_SYNCS_FIELD_NUMBER: _ClassVar[int]
+    INFRASTRUCTURE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    UNPARSABLE_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FATES_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    updates: int
+    version: int
+    trajectories: int
+    env_steps: int
+    weight_syncs: int
+    infrastructure_failures: int
+    unparsable: int
+    pooled: int
+    trained_steps: int
+    trained_tokens: int
+    fates: _containers.ScalarMap[str, int]
+    staleness: StalenessCounts
+    def __init__(self, updates: _Optional[int] = ..., version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., weight_syncs: _Optional[int] = ..., infrastructure_failures: _Optional[int] = ..., unparsable: _Optional[int] = ..., pooled: _Optional[int] = ..., trained_steps: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., fates: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Union[StalenessCounts, _Mapping]] = ...) -> None: ...
+
+class StalenessCounts(_message.Message):
+    __slots__ = ("sum", "max", "trajectories")
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    sum: int
+    max: int
+    trajectories: int
+    def __init__(self, sum: _Optional[int] = ..., max: _Optional[int] = ..., trajectories: _Optional[int] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute", "sampled_actions_per_minute", "trained_tokens_per_minute")
+    ENV_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_ACTIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_ACTIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    env_utilisation: float
+    rollout_utilisation: float
+    trainer_utilisation: float
+    trained_actions_per_minute: float
+    sampled_actions_per_minute: float
+    trained_tokens_per_minute: float
+    def __init__(self, env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., sampled_actions_per_minute: _Optional[float] = ..., trained_tokens_per_minute: _Optional[float] = ...) -> None: ...
+
+class Figures(_message.Message):
+    __slots__ = ("counts", "usage", "success_rate", "success_by_task", "train_seconds")
+    class SuccessByTaskEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_RATE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_BY_TASK_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    counts: Counts
+    usage: Usage
+    success_rate: float
+    success_by_task: _containers.ScalarMap[str, float]
+    train_seconds: float
+    def __init__(self, counts: _Optional[_Union[Counts, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., success_rate: _Optional[float] = ..., success_by_task: _Optional[_Mapping[str, float]] = ..., train_seconds: _Optional[float] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time", "figures", "activity", "share_done", "doing", "control_address")
+    class FatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DoingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +178,11 @@ class GetStatusResponse(_message.Message):
     ENV_TIME_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_TIME_FIELD_NUMBER: _ClassVar[int]
     TRAINER_TIME_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    SHARE_DONE_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     update: int
@@ -106,7 +200,12 @@ class GetStatusResponse(_message.Message):
     env_time: TimeSpent
     rollout_time: TimeSpent
     trainer_time: TimeSpent
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+    figures: Figures
+    activity: str
+    share_done: float
+    doing: _containers.ScalarMap[str, str]
+    control_address: str
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., activity: _Optional[str] = ..., share_done: _Optional[float] = ..., doing: _Optional[_Mapping[str, str]] = ..., control_address: _Optional[str] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("from_sequence",)

@@ -167,7 +167,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
         time.sleep(0.2)
     assert run is not None
     status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
-    assert re.search(r"training, update \d+", status), "live, from the coordinator"
+    assert re.search(r"training: update \d+", status), "live, from the coordinator"
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     assert process.wait(60) == 130

@@ -7,14 +7,38 @@ Utilisation is the share of slot-seconds that were within an episode (environmen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Worker
 from dart.coordinator.training.ranks import TRAINER, TrainerRanks
+from dart.core.json_text import JSON
+from dart.core.progress import Counts
+from dart.core.status import TimeSpent, Usage
 from dart.core.usage import EnvState, Ledger, State
 from dart.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Where the time went, of each kind of worker."""
+
+    env: TimeSpent
+    rollout: TimeSpent
+    trainer: TimeSpent
+
+    def to_json(self) -> dict[str, JSON]:
+        """As a summary holds it. Environments alone have causes."""
+        return {
+            "env": {
+                "seconds": dict(self.env.seconds),
+                "idle_because": dict(self.env.idle_because),
+                "queued_because": dict(self.env.queued_because),
+            },
+            "rollout": {"seconds": dict(self.rollout.seconds)},
+            "trainer": {"seconds": dict(self.trainer.seconds)},
+        }
 
 
 class Accounting:
@@ -31,17 +55,31 @@ class Accounting:
         environments, replicas, trainer = (round(ledger.utilisation(now), 4) for ledger in ledgers)
         return environments, replicas, trainer
 
-    def report(self, now: float) -> dict[str, Any]:
-        """Slot-seconds by state, and what idle and queued time was due to, as JSON."""
-        return {
-            "env": {
-                "seconds": _seconds(self.environments, now),
-                "idle_because": _rounded(self.environments.causes(EnvState.IDLE, now)),
-                "queued_because": _rounded(self.environments.causes(EnvState.QUEUED, now)),
-            },
-            "rollout": {"seconds": _seconds(self.replicas, now)},
-            "trainer": {"seconds": _seconds(self.trainer, now)},
-        }
+    def usage(self, counts: Counts, train_seconds: float, now: float) -> Usage:
+        """Utilisation, and throughput per minute of training."""
+        environments, replicas, trainer = self.utilisation(now)
+        minutes = max(train_seconds, 1e-9) / 60
+        return Usage(
+            env_utilisation=environments,
+            rollout_utilisation=replicas,
+            trainer_utilisation=trainer,
+            trained_actions_per_minute=round(counts.trained_steps / minutes, 2),
+            sampled_actions_per_minute=round(counts.env_steps / minutes, 2),
+            trained_tokens_per_minute=round(counts.trained_tokens / minutes, 1),
+        )
+
+    def times(self, now: float) -> Times:
+        """Slot-seconds by state, and what idle and queued time was due to."""
+        causes = self.environments.causes
+        return Times(
+            TimeSpent(
+                _seconds(self.environments, now),
+                _rounded(causes(EnvState.IDLE, now)),
+                _rounded(causes(EnvState.QUEUED, now)),
+            ),
+            TimeSpent(_seconds(self.replicas, now)),
+            TimeSpent(_seconds(self.trainer, now)),
+        )
 
     def doing(self, worker: Worker) -> str:
         """What a worker's slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
@@ -49,13 +87,14 @@ class Accounting:
         counts = ledger.counts(TRAINER if ledger is self.trainer else worker.id)
         return _told(ledger, counts, counted=worker.role == pb.ROLE_ENV)
 
-    def all_doing(self, role: pb.Role) -> str:
+    def all_doing(self, role: int) -> str:
         """The same of all workers of the role together."""
         ledger = self._ledger(role)
         return _told(ledger, ledger.counts(), counted=ledger is not self.trainer)
 
-    def _ledger(self, role: pb.Role) -> Ledger:
-        return {pb.ROLE_ENV: self.environments, pb.ROLE_ROLLOUT: self.replicas}.get(role, self.trainer)
+    def _ledger(self, role: int) -> Ledger:
+        ledgers: dict[int, Ledger] = {pb.ROLE_ENV: self.environments, pb.ROLE_ROLLOUT: self.replicas}
+        return ledgers.get(role, self.trainer)
 
 
 def _told(ledger: Ledger, counts: Mapping[State, int], *, counted: bool) -> str:

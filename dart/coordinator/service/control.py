@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Protocol
 
 import grpc
 
-from dart.coordinator.fleet.server import ROLE_NAMES
-from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
+from dart.core.status import Status
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.store.database import Database
@@ -19,6 +17,7 @@ from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.wire.channel import authorised
 from dart.wire.convert import task_from_proto, trajectory_to_proto
+from dart.wire.status import status_to_proto
 
 
 class Levers(Protocol):
@@ -32,27 +31,7 @@ class Levers(Protocol):
 
     async def checkpoint(self) -> tuple[str, int]: ...
 
-    def status(self) -> cpb.GetStatusResponse: ...
-
-
-def worker_statuses(
-    fleet: Fleet, busy: dict[str, int], versions: dict[str, int], syncing: set[str], doing: Callable[[Worker], str]
-) -> list[Any]:
-    """One row per connected worker, by role and name."""
-    now = time.monotonic()
-    return [
-        cpb.WorkerStatus(
-            worker_id=worker.id,
-            role=worker.role,
-            state="syncing" if worker.id in syncing else worker.state,
-            slots=worker.slots,
-            busy=busy.get(worker.id, 0),
-            weight_version=versions.get(worker.id, worker.ready.weight_version),
-            seconds_since_heard=now - worker.last_heard,
-            doing=doing(worker),
-        )
-        for worker in sorted(fleet.workers.values(), key=lambda w: (ROLE_NAMES[w.role], w.id))
-    ]
+    def status(self) -> Status: ...
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
@@ -63,7 +42,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
     async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
         await self._authorise(context)
-        return self._levers.status()
+        return status_to_proto(self._levers.status())
 
     async def WatchEvents(
         self, request: cpb.WatchEventsRequest, context: Any

@@ -13,7 +13,6 @@ import logging
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
@@ -21,13 +20,14 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.service.accounting import Accounting, Times
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
 from dart.coordinator.training.ranks import NotSaved, TrainerRanks, UnusableGroup, timed
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.curation.feed import ReleasedGroup
 from dart.core.progress import Progress
+from dart.core.status import Figures, Usage
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 
@@ -66,8 +66,9 @@ class Training:
         self._next_save = (start.update // every + 1) * every
         self._seconds = 0.0
         self._since: float | None = None
-        self.usage: dict[str, Any] = {}
-        """Utilisation and where the time went, over the phase."""
+        self.usage: Usage | None = None
+        """Over the whole phase, when it has ended; likewise `times`."""
+        self.times: Times | None = None
 
     @property
     def seconds(self) -> float:
@@ -90,7 +91,8 @@ class Training:
         finally:
             await self._data.close()
         now = time.monotonic()
-        self.usage = self._usage(now) | {"time": self._accounting.report(now)}
+        self.usage = self._accounting.usage(self._progress.counts, self.seconds, now)
+        self.times = self._accounting.times(now)
         self._seconds = self.seconds
         self._since = None
         if self._progress.counts.updates > self._start.update:
@@ -211,29 +213,17 @@ class Training:
             or (stop.success_rate and progress.window_full and progress.success_rate >= stop.success_rate)
         )
 
-    def _usage(self, now: float) -> dict[str, float]:
-        """Utilisation, and throughput per minute of training: actions trained on and sampled, tokens trained on."""
-        environment, rollout, trainer = self._accounting.utilisation(now)
-        minutes = max(self.seconds, 1e-9) / 60
-        return {
-            "env_utilisation": environment,
-            "rollout_utilisation": rollout,
-            "trainer_utilisation": trainer,
-            "trained_actions_per_minute": round(self._progress.counts.trained_steps / minutes, 2),
-            "sampled_actions_per_minute": round(self._progress.counts.env_steps / minutes, 2),
-            "trained_tokens_per_minute": round(self._progress.counts.trained_tokens / minutes, 1),
-        }
+    def figures(self) -> Figures:
+        """The run in numbers, as of now; of usage, as of the end of the phase once it has ended."""
+        progress, seconds = self._progress, self.seconds
+        usage = self.usage or self._accounting.usage(progress.counts, seconds, time.monotonic())
+        return Figures(progress.counts, usage, progress.success_rate, progress.success_by_task, seconds)
 
     def _log_update(self, batch: list[ReleasedGroup]) -> None:
-        now = time.monotonic()
         self._journal.event(
             "update",
-            **self._progress.counts.to_json(),
-            train_seconds=round(self.seconds, 2),
+            **self.figures().to_json(),
             batch_groups=len(batch),
-            success_rate=round(self._progress.success_rate, 4),
-            success_by_task=self._progress.success_by_task,
-            **self._usage(now),
             replica_versions=self._sync.versions,
             waiting_groups=self._data.waiting_groups,
             trainer=self._last_update,

@@ -1,0 +1,128 @@
+"""A `Status` as text, for `dart status`, `dart why` and the live view: the same facts in the same words.
+
+What a worker said (its name, its failures) may hold anything. Everything that leaves this module is free of control
+characters (`plain`), so that no worker can move the cursor of whoever looks; and none of it is rich markup.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dart.core.status import Status, WorkerStatus
+
+MOST_ROWS = 12
+"""Of tasks, and of the workers of a role, before they are shown together."""
+MOST_CHARACTERS = 300
+"""Of one thing that a worker said."""
+
+
+def plain(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text on one line, without control characters, and not longer than `most`."""
+    line = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def elapsed(seconds: float) -> str:
+    """ "07:12" for minutes and seconds; hours are minutes too."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:02d}:{rest:02d}"
+
+
+def headline(status: Status) -> str:
+    """Where the run is, on one line."""
+    if status.activity:
+        return f"{status.phase}: {plain(status.activity)}"
+    figures = status.figures
+    counts, usage = figures.counts, figures.usage
+    per_minute = 60 * counts.trajectories / figures.train_seconds if figures.train_seconds > 0 else 0.0
+    versions = [worker.weight_version for worker in status.workers if worker.role == "rollout"]
+    if not figures.train_seconds and not counts.trajectories:
+        return status.phase  # nothing was trained, or not yet
+    line = (
+        f"{status.phase}: update {counts.updates}, success {figures.success_rate:.0%}, "
+        f"{counts.trajectories} trajectories ({per_minute:.0f}/min), environments {usage.env_utilisation:.0%}, "
+        f"replicas {usage.rollout_utilisation:.0%}, staleness {counts.staleness.mean:.1f}"
+    )
+    return f"{line}, version {span(versions)}" if versions else line
+
+
+def details(status: Status) -> Iterator[str]:
+    """Lines: what was sampled and trained on, where the time went and why, what became of the trajectories."""
+    counts, usage = status.figures.counts, status.figures.usage
+    yield (
+        f"{counts.env_steps} steps, {usage.trained_actions_per_minute:.0f} actions/min trained on, "
+        f"trainer busy {usage.trainer_utilisation:.0%}"
+    )
+    for name, spent in (("environments", status.env_time), ("replicas", status.rollout_time)):
+        if spent.seconds:
+            yield f"{name}: {shares(spent.seconds)}"
+    for state, because in (("idle", status.env_time.idle_because), ("queued", status.env_time.queued_because)):
+        if because:
+            yield f"{state} because {shares(because)}"
+    for fate, count in sorted(counts.fates.items()):
+        yield f"{plain(fate)}: {count}"
+
+
+def shares(seconds: Mapping[str, float]) -> str:
+    """Each one's share, largest first: "acting 61%, idle 39%"."""
+    total = sum(seconds.values()) or 1.0
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{plain(name)} {spent / total:.0%}" for name, spent in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """What is shown of one worker, or of all of a role together. Cells that mean nothing for a role are empty."""
+
+    name: str
+    role: str
+    state: str
+    busy: str
+    version: str
+    heard: str
+    doing: str
+
+
+COLUMNS = ("worker", "role", "state", "busy", "version", "heard", "does")
+
+
+def worker_rows(status: Status) -> Iterator[WorkerRow]:
+    """A row for each worker; where a role has too many for a screen, one for all of them."""
+    for role, members in itertools.groupby(status.workers, key=lambda worker: worker.role):
+        workers = list(members)
+        if len(workers) > MOST_ROWS:
+            yield _row(f"{len(workers)} workers", role, workers, status.doing.get(role, ""))
+        else:
+            yield from (_row(worker.worker_id, role, [worker], worker.doing) for worker in workers)
+
+
+def _row(name: str, role: str, workers: Sequence[WorkerStatus], doing: str) -> WorkerRow:
+    states = Counter(worker.state for worker in workers)
+    state = ", ".join(f"{count} {state}" for state, count in states.items()) if len(workers) > 1 else workers[0].state
+    return WorkerRow(
+        name=plain(name, 60),
+        role=role,
+        state=plain(state),
+        busy="" if role == "train" else f"{sum(w.busy for w in workers)}/{sum(w.slots for w in workers)}",
+        version="" if role == "env" else span([worker.weight_version for worker in workers]),
+        heard=f"{max(worker.seconds_since_heard for worker in workers):.1f} s ago",
+        doing=plain(doing),
+    )
+
+
+def worker_lines(status: Status) -> Iterator[str]:
+    """The rows as aligned lines, under the names of the columns."""
+    rows = [(row.name, row.role, row.state, row.busy, row.version, row.heard, row.doing) for row in worker_rows(status)]
+    if not rows:
+        return
+    widths = [max(len(cells[column]) for cells in (COLUMNS, *rows)) for column in range(len(COLUMNS))]
+    for cells in (COLUMNS, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def span(values: Sequence[int]) -> str:
+    """ "3" where all are the same, else "2 to 4"."""
+    return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"

@@ -1,0 +1,103 @@
+"""The run's status, built here alone from the coordinator's parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dart import config
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import ROLE_NAMES
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.training.syncing import WeightSync
+from dart.core.progress import Progress
+from dart.core.status import Figures, Status, WorkerStatus
+from dart.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """How far a phase has come that is not training. `share`: from 0 to 1; None where nobody knows."""
+
+    text: str = ""
+    share: float | None = None
+
+
+class StatusBoard:
+    """`figures`, `activity`, `address`: how to ask the parts that only the run knows."""
+
+    def __init__(
+        self,
+        run_id: str,
+        stop: config.Stop,
+        progress: Progress,
+        accounting: Accounting,
+        fleet: Fleet,
+        envs: EnvPool,
+        policy: RolloutPool,
+        sync: WeightSync,
+        *,
+        figures: Callable[[], Figures],
+        activity: Callable[[], Activity],
+        address: Callable[[], str],
+    ) -> None:
+        self._run_id, self._stop, self._progress, self._accounting = run_id, stop, progress, accounting
+        self._fleet, self._envs, self._policy, self._sync = fleet, envs, policy, sync
+        self._figures, self._activity, self._address = figures, activity, address
+        self._began = time.monotonic()
+
+    def status(self) -> Status:
+        now, figures, activity = time.monotonic(), self._figures(), self._activity()
+        times = self._accounting.times(now)
+        return Status(
+            run_id=self._run_id,
+            phase=self._progress.phase,
+            figures=figures,
+            elapsed_seconds=now - self._began,
+            activity=activity.text,
+            share_done=self._way(figures) if activity.share is None else activity.share,
+            env_time=times.env,
+            rollout_time=times.rollout,
+            trainer_time=times.trainer,
+            workers=self._workers(now),
+            doing={name: self._accounting.all_doing(role) for role, name in ROLE_NAMES.items()},
+            control_address=self._address(),
+        )
+
+    def _way(self, figures: Figures) -> float:
+        """Of the way to the nearest stop condition, from 0 to 1."""
+        stop = self._stop
+        shares = (
+            figures.counts.updates / stop.updates if stop.updates else 0.0,
+            figures.train_seconds / stop.train_seconds if stop.train_seconds else 0.0,
+            figures.counts.env_steps / stop.env_steps if stop.env_steps else 0.0,
+        )
+        return min(1.0, max(shares))
+
+    def _workers(self, now: float) -> tuple[WorkerStatus, ...]:
+        ordered = sorted(self._fleet.workers.values(), key=lambda worker: (ROLE_NAMES[worker.role], worker.id))
+        replicas, versions = self._policy.router.replicas, self._sync.versions
+
+        def told(worker: Worker) -> WorkerStatus:
+            busy, state, version = 0, worker.state, versions.get(worker.id, worker.ready.weight_version)
+            if worker.role == pb.ROLE_ENV:
+                busy = self._envs.usage.busy(worker.id)
+            elif worker.role == pb.ROLE_TRAIN:
+                version = self._progress.counts.version
+            elif replica := replicas.get(worker.id):
+                busy, state = replica.busy, state if replica.serving else "syncing"
+            return WorkerStatus(
+                worker_id=worker.id,
+                role=ROLE_NAMES[worker.role],
+                state=state,
+                slots=worker.slots,
+                busy=busy,
+                weight_version=version,
+                seconds_since_heard=now - worker.last_heard,
+                doing=self._accounting.doing(worker),
+            )
+
+        return tuple([told(worker) for worker in ordered])

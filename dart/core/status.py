@@ -1,0 +1,112 @@
+"""What a run is doing, as one record: what Control answers, events and summaries hold, and terminals show.
+
+`coordinator.service.status` builds it, `wire.status` converts it to and from its message field by field (a field has
+the same name in both), `commands.status_text` turns it into text. A new live number is therefore a counter in
+`core.progress` or a field here, with the line that counts it, and a field of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from dart.core.json_text import JSON
+from dart.core.progress import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Utilisation (shares from 0 to 1) and throughput, since training began."""
+
+    env_utilisation: float = 0.0
+    rollout_utilisation: float = 0.0
+    trainer_utilisation: float = 0.0
+    trained_actions_per_minute: float = 0.0
+    sampled_actions_per_minute: float = 0.0
+    trained_tokens_per_minute: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A training run in numbers. `to_json` is what an "update" event holds of it, and `from_json` reads it back."""
+
+    counts: Counts = field(default_factory=Counts)
+    usage: Usage = field(default_factory=Usage)
+    success_rate: float = 0.0
+    """Of the last `stop.window` training trajectories."""
+    success_by_task: Mapping[str, float] = field(default_factory=dict)
+    train_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            **self.counts.to_json(),
+            "train_seconds": round(self.train_seconds, 2),
+            "success_rate": round(self.success_rate, 4),
+            "success_by_task": dict(self.success_by_task),
+            **asdict(self.usage),
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, JSON]) -> Figures:
+        """What `to_json` made; what is missing is 0."""
+        by_task = told.get("success_by_task")
+        return cls(
+            Counts.from_json(told),
+            Usage(**{name: _number(told.get(name)) for name in asdict(Usage())}),
+            _number(told.get("success_rate")),
+            {task: _number(rate) for task, rate in by_task.items()} if isinstance(by_task, Mapping) else {},
+            _number(told.get("train_seconds")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Slot-seconds of one kind of worker since training began, by state."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    idle_because: Mapping[str, float] = field(default_factory=dict)
+    """The idle ones, by cause; environments alone have causes."""
+    queued_because: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One connected worker. `worker_id` and `doing` may hold whatever a worker said: `status_text.plain` shows them."""
+
+    worker_id: str
+    role: str
+    """ "env", "rollout" or "train"."""
+    state: str
+    """ "starting", "ready", "syncing" or "lost"."""
+    slots: int
+    busy: int
+    weight_version: int
+    seconds_since_heard: float
+    doing: str
+    """What its slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    run_id: str
+    phase: str
+    """As in `Progress.phase`; of a run that is over, its state."""
+    figures: Figures = field(default_factory=Figures)
+    elapsed_seconds: float = 0.0
+    """Since this process of the run began."""
+    activity: str = ""
+    """How far the phase has come, where that is not training: "17/200 episodes"."""
+    share_done: float = 0.0
+    """From 0 to 1: of the evaluation that is under way, else of the way to the nearest stop condition."""
+    env_time: TimeSpent = field(default_factory=TimeSpent)
+    rollout_time: TimeSpent = field(default_factory=TimeSpent)
+    trainer_time: TimeSpent = field(default_factory=TimeSpent)
+    workers: tuple[WorkerStatus, ...] = ()
+    """By role and name."""
+    doing: Mapping[str, str] = field(default_factory=dict)
+    """By role: what the slots of all its workers together do, in the words of `WorkerStatus.doing`."""
+    control_address: str = ""
+
+
+def _number(told: JSON) -> float:
+    return float(told) if isinstance(told, int | float) else 0.0
