@@ -1,0 +1,175 @@
+"""The demo's loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
+
+Runs `dart train` on the demo's config without an end but the time, and looks at it every few seconds: memory and open
+files of the coordinator and of each worker (its children included), and what the run directory takes on the disk. The
+first quarter is left out, while caches fill. A slope comes with a 95 % interval from a bootstrap over blocks of the
+samples, because neighbouring samples are alike. Writes results/soak.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import psutil
+
+from benchmarks.endurance.witness import Witness
+from dart.coordinator.summary import machine, write_json
+
+RESULT = Path(__file__).parents[1] / "results" / "soak.json"
+CONFIG = Path("configs/miniwob_cpu.yaml")
+BOOTSTRAPS, BLOCKS = 1000, 20
+
+
+@dataclass
+class Series:
+    """Values over time. `at`: hours since the run began."""
+
+    at: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, at: float, value: float) -> None:
+        self.at.append(at)
+        self.values.append(value)
+
+    def later(self, share: float = 0.25) -> Series:
+        """Without the first `share` of the samples."""
+        first = int(len(self.at) * share)
+        return Series(self.at[first:], self.values[first:])
+
+
+def slope(at: Sequence[float], values: Sequence[float]) -> float:
+    """Least squares; 0 where there is no spread in `at`."""
+    if len(at) < 2:
+        return 0.0
+    mean_at, mean = fmean(at), fmean(values)
+    spread = sum((x - mean_at) ** 2 for x in at)
+    return sum((x - mean_at) * (y - mean) for x, y in zip(at, values, strict=True)) / spread if spread else 0.0
+
+
+def interval(series: Series, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the slope: residuals are resampled in blocks around the fitted line."""
+    estimate, mean_at, mean = slope(series.at, series.values), fmean(series.at), fmean(series.values)
+    fitted = [mean + estimate * (x - mean_at) for x in series.at]
+    residuals = [y - line for y, line in zip(series.values, fitted, strict=True)]
+    length, chance = max(1, len(residuals) // BLOCKS), random.Random(seed)
+    slopes = []
+    for _ in range(BOOTSTRAPS):
+        drawn: list[float] = []
+        while len(drawn) < len(residuals):
+            start = chance.randrange(len(residuals) - length + 1)
+            drawn += residuals[start : start + length]
+        slopes.append(slope(series.at, [line + r for line, r in zip(fitted, drawn, strict=False)]))
+    slopes.sort()
+    return slopes[int(0.025 * BOOTSTRAPS)], slopes[int(0.975 * BOOTSTRAPS)]
+
+
+def described(series: Series, unit: str) -> dict[str, object]:
+    kept = series.later()
+    low, high = interval(kept)
+    return {
+        "unit": unit, "samples": len(kept.values), "first": round(fmean(kept.values[:10]), 2),
+        "last": round(fmean(kept.values[-10:]), 2), "slope_per_hour": round(slope(kept.at, kept.values), 3),
+        "low": round(low, 3), "high": round(high, 3),
+    }  # fmt: skip
+
+
+def _name(process: psutil.Process) -> str:
+    """env-0, rollout-1, train, or coordinator."""
+    found = re.search(r"--id (\S+)", " ".join(process.cmdline()))
+    return found[1] if found else "coordinator"
+
+
+def _with_children(process: psutil.Process) -> tuple[float, int]:
+    """(memory in MB: the sum of proportional shares, open files), its children included."""
+    memory = files = 0
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            memory += one.memory_full_info().pss
+            files += one.num_fds()
+    return memory / 1e6, files
+
+
+def _disk(folder: Path) -> float:
+    """Megabytes that a folder takes."""
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                size += path.stat().st_blocks * 512
+    return size / 1e6
+
+
+async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, object]:
+    """Run it; the results as JSON."""
+    runs = folder / "runs"
+    choices = [
+        "evaluation.episodes=0", "stop.updates=null", "stop.success_rate=null", f"stop.train_seconds={3600 * hours}",
+        f"run.directory={runs}",
+    ]  # fmt: skip
+    sets = [part for choice in choices for part in ("--set", choice)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dart", "train", str(CONFIG), "--quiet", *sets, stdin=asyncio.subprocess.DEVNULL
+    )
+    series: dict[str, Series] = defaultdict(Series)
+    began = time.monotonic()
+    try:
+        while process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), every_seconds)
+            if process.returncode is None:
+                _look(psutil.Process(process.pid), runs, (time.monotonic() - began) / 3600, series)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+    updates = Witness(next(runs.glob("*/run.db"))).updates()
+    return {
+        "machine": machine(), "hours": round((time.monotonic() - began) / 3600, 3), "updates": updates,
+        "exit": process.returncode,
+        "series": {name: described(one, name.rsplit(" ", 1)[-1]) for name, one in sorted(series.items())},
+    }  # fmt: skip
+
+
+def _look(root: psutil.Process, runs: Path, at: float, series: dict[str, Series]) -> None:
+    children = [child for child in root.children() if "--role" in child.cmdline()]
+    for one in children:
+        memory, files = _with_children(one)
+        series[f"{_name(one)} memory MB"].add(at, memory)
+        series[f"{_name(one)} open files"].add(at, files)
+    series["coordinator memory MB"].add(at, root.memory_full_info().pss / 1e6)
+    series["coordinator open files"].add(at, root.num_fds())
+    for database in runs.glob("*/run.db"):
+        updates = max(1, Witness(database).updates())
+        series["disk MB per update"].add(at, _disk(database.parent) / updates)
+        series["disk MB"].add(at, _disk(database.parent))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--every-seconds", type=float, default=10.0)
+    parser.add_argument("--folder", type=Path, help="Keep the run directory here.")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    choices = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        result = asyncio.run(soak(choices.hours, choices.every_seconds, choices.folder or Path(temporary)))
+    write_json(choices.out, result)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""A real training run under random faults: `python -m benchmarks.endurance.storm --minutes 30 --seed 0`.
+
+Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each process is started again when it ends, as a
+cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds one fault happens, which
+the seed picks: a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or a
+stranger talks rubbish to the coordinator's port. A witness reads the database from outside all the while: nothing that
+was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.endurance.processes import CoordinatorProcess, Kept, WorkerProcess
+from benchmarks.endurance.proxy import Proxy
+from benchmarks.endurance.rubbish import talk_rubbish
+from benchmarks.endurance.witness import Witness
+from dart.coordinator.summary import machine, write_json
+
+RESULT = Path(__file__).parents[1] / "results" / "storm.json"
+END_SECONDS = 30.0
+CONFIG = Path("configs/miniwob_cpu.yaml")
+OVERRIDES = (
+    "evaluation.episodes=0", "stop.updates=100000", "stop.train_seconds=null", "stop.success_rate=null",
+    "checkpoint.every_updates=5", "server.lost_after_seconds=10",
+)  # fmt: skip
+FIRST_FAULT_SECONDS, CALM_SECONDS = 60.0, 90.0
+"""Before the first fault; and after the last, for the run to show that it goes on."""
+
+
+@dataclass
+class Storm:
+    chance: random.Random
+    coordinator: CoordinatorProcess
+    workers: list[WorkerProcess]
+    proxy: Proxy
+    witness: Witness
+    port: int
+    happened: Counter[str] = field(default_factory=Counter)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    """Fault → seconds until the next update after it was stored."""
+
+    def of_role(self, role: str) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.role == role]
+
+    # ---- one fault each; False when it could not happen now ----
+
+    async def kill_worker(self, role: str) -> bool:
+        return self.chance.choice(self.of_role(role)).kill_alone()
+
+    async def kill_engine(self) -> bool:
+        """vLLM's engine process, below the roll-out worker."""
+        children = self.chance.choice(self.of_role("rollout")).children()
+        if not children:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.chance.choice(children).kill()
+        return True
+
+    async def kill_browser(self) -> bool:
+        children = self.chance.choice(self.of_role("env")).children()
+        if not children:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.chance.choice(children).kill()
+        return True
+
+    async def kill_coordinator(self) -> bool:
+        return self.coordinator.kill_alone()
+
+    async def stop(self, process: Kept) -> bool:
+        if not process.signal(signal.SIGSTOP):
+            return False
+        await asyncio.sleep(self.chance.uniform(2.0, 15.0))
+        return process.signal(signal.SIGCONT)
+
+    async def stop_worker(self) -> bool:
+        return await self.stop(self.chance.choice(self.workers))
+
+    async def stop_coordinator(self) -> bool:
+        return await self.stop(self.coordinator)
+
+    async def cut_one(self) -> bool:
+        return self.proxy.cut_one(self.chance)
+
+    async def cut_all(self) -> bool:
+        return self.proxy.cut_all() > 0
+
+    async def hold(self) -> bool:
+        await self.proxy.hold(self.chance.uniform(1.0, 12.0))
+        return True
+
+    async def rubbish(self) -> bool:
+        return await talk_rubbish(self.port, self.chance)
+
+    def faults(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
+        """Name → (weight, what happens)."""
+        return {
+            "env worker killed": (3, lambda: self.kill_worker("env")),
+            "replica killed": (2, lambda: self.kill_worker("rollout")),
+            "trainer killed": (1, lambda: self.kill_worker("train")),
+            "engine process killed": (2, self.kill_engine),
+            "browser process killed": (3, self.kill_browser),
+            "coordinator killed": (2, self.kill_coordinator),
+            "worker stopped": (3, self.stop_worker),
+            "coordinator stopped": (1, self.stop_coordinator),
+            "one connection cut": (5, self.cut_one),
+            "all connections cut": (2, self.cut_all),
+            "network held": (2, self.hold),
+            "rubbish": (5, self.rubbish),
+        }
+
+    async def rage(self, minutes: float, gap_seconds: float) -> None:
+        """Fault after fault, until the time is over."""
+        until = time.monotonic() + 60 * minutes - CALM_SECONDS
+        await asyncio.sleep(FIRST_FAULT_SECONDS)
+        faults = self.faults()
+        names, weights = list(faults), [weight for weight, _ in faults.values()]
+        async with asyncio.TaskGroup() as watches:
+            while time.monotonic() < until:
+                (name,) = self.chance.choices(names, weights)
+                updates, began = self.witness.updates(), time.monotonic()
+                if await faults[name][1]():
+                    self.happened[name] += 1
+                    watches.create_task(self._recovery(name, updates, began, until + CALM_SECONDS))
+                await asyncio.sleep(self.chance.expovariate(1 / gap_seconds))
+
+    async def _recovery(self, name: str, updates: int, began: float, until: float) -> None:
+        while time.monotonic() < until:
+            if self.witness.updates() > updates:
+                self.recoveries.setdefault(name, []).append(round(time.monotonic() - began, 2))
+                return
+            await asyncio.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> dict[str, object]:
+    """Run it; the results as JSON."""
+    port, runs, logs = _free_port(), folder / "runs", folder / "logs"
+    logs.mkdir(parents=True)
+    proxy = Proxy(port)
+    await proxy.start()
+    overrides = (*OVERRIDES, f"server.port={port}", f"run.directory={runs}", f"run.seed={seed}")
+    coordinator = CoordinatorProcess("coordinator", logs, finishes=True, config=CONFIG, runs=runs, overrides=overrides)
+    roles = ["env", "env", "rollout", "rollout", "train"]
+    workers = [WorkerProcess(f"{role}-{number}", logs, role=role, port=proxy.port) for number, role in enumerate(roles)]
+    kept = [coordinator, *workers]
+    async with asyncio.TaskGroup() as tasks:
+        keeping = [tasks.create_task(process.keep()) for process in kept]
+        witness = Witness(await coordinator.made() / "run.db")
+        coordinator.on_resume = witness.resumed
+        watching = tasks.create_task(witness.watch())
+        one = Storm(random.Random(seed), coordinator, workers, proxy, witness, port)
+        await one.rage(minutes, gap_seconds)
+        await asyncio.sleep(CALM_SECONDS)
+        for task in [*keeping[1:], watching]:
+            task.cancel()
+        coordinator.signal(signal.SIGINT)
+        keeping[0].cancel()
+        if coordinator.process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(coordinator.process.wait(), END_SECONDS)
+    for process in kept:
+        process.end()
+    await proxy.stop()
+    return _told(one, kept, minutes, seed)
+
+
+def _told(one: Storm, kept: list[Kept], minutes: float, seed: int) -> dict[str, object]:
+    wrong = one.witness.verdict()
+    return {
+        "machine": machine(),
+        "minutes": minutes,
+        "seed": seed,
+        "faults": dict(sorted(one.happened.items())),
+        "faults_in_all": one.happened.total(),
+        "seconds_to_the_next_update": {
+            name: {"n": len(times), "p50": sorted(times)[len(times) // 2], "max": max(times)}
+            for name, times in sorted(one.recoveries.items())
+        },
+        "starts": {process.name: process.starts for process in kept},
+        "exits": {process.name: dict(Counter(map(str, process.exits))) for process in kept},
+        "trajectories": len(one.witness.trajectories),
+        "updates": one.witness.updates(),
+        "wrong": wrong,
+        "success_by_third": [
+            {"trajectories": count, "success_rate": round(rate, 4)} for count, rate in one.witness.success()
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gap-seconds", type=float, default=12.0, help="Between two faults, on average.")
+    parser.add_argument("--folder", type=Path, help="Keep the run directory and the logs here.")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    choices = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = choices.folder or Path(temporary)
+        result = asyncio.run(storm(choices.minutes, choices.seed, choices.gap_seconds, folder))
+    write_json(choices.out, result)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
