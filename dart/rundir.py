@@ -20,6 +20,7 @@ from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.lock import Hold, held, is_held
 from dart.store.records import RunRecord, RunState
+from dart.store.schema import OlderSchema
 
 _DATABASE = "run.db"
 _MOST_OF_ONE_NAME = 1000
@@ -131,14 +132,26 @@ class RunDirectory:
 
     # ---- opening and locking ----
 
-    async def open(self, *, create: bool = False) -> Database:
-        """Its database, with its screenshots. `create`: make it where there is none.
+    async def open(self) -> Database:
+        """Its database, with its screenshots, to read what is there. Raises UserError when there is none.
 
-        Raises UserError when there is none and none is to be made.
+        One of an older schema is migrated first, where no process works on the run.
         """
+        self.existing(self.path)
+        try:
+            return await self._opened(create=False, migrate=False)
+        except OlderSchema:
+            with self.lock():
+                return await self._opened(create=False, migrate=True)
+
+    async def open_to_work(self, *, create: bool = False) -> Database:
+        """The same for the process that holds the lock. `create`: make it where there is none."""
         if not create:
             self.existing(self.path)
-        return await Database.open(sqlite_url(self.database), self.blobs, create=create)
+        return await self._opened(create=create, migrate=True)
+
+    async def _opened(self, *, create: bool, migrate: bool) -> Database:
+        return await Database.open(sqlite_url(self.database), self.blobs, create=create, migrate=migrate)
 
     def lock(self) -> AbstractContextManager[Hold]:
         """Work on the run alone. Raises UserError, on entering, when another process does."""

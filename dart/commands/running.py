@@ -64,7 +64,7 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
 
 
 async def _run(wanted: JobRun) -> dict[str, Any] | None:
-    async with await wanted.directory.open(create=not wanted.resume) as database:
+    async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         start = await (_resumed if wanted.resume else _begun)(wanted, database)
         run = Run(wanted.config, wanted.directory, database, wanted.job, start)
         loop = asyncio.get_running_loop()

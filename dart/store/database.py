@@ -24,8 +24,9 @@ from dart.core.types import Task, Trajectory
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
-from dart.store.engine import Lane, make_lanes, parse_url, prepare, sqlite_url
+from dart.store.engine import Lane, Patience, make_lanes, parse_url, sqlite_url
 from dart.store.reader import Reader, chunks
+from dart.store.schema import prepare
 
 __all__ = ["Database", "Reader", "sqlite_url"]
 
@@ -37,25 +38,30 @@ _SET_ADVANTAGE = (
 class Database(Reader):
     """Made by `open`, ended by `close`; also an async context manager."""
 
-    def __init__(self, url: URL, writer: Lane, reader: Lane, blobs: BlobStore) -> None:
+    def __init__(self, url: URL, writer: Lane, reader: Lane, blobs: BlobStore, patience: Patience) -> None:
         super().__init__(url, reader, blobs)
         self._writer = writer
+        self.patience = patience
+        """With a database that another process has locked; both may be changed at any time."""
         self._known_tasks: set[tuple[str, str, str]] = set()
 
     @classmethod
-    async def open(cls, url: str, blobs: BlobStore | str | Path, *, create: bool = True) -> Database:
-        """Makes the tables where there are none, with `create`. `close` closes the blob store too.
+    async def open(
+        cls, url: str, blobs: BlobStore | str | Path, *, create: bool = True, migrate: bool = False
+    ) -> Database:
+        """Makes the tables where there are none, with `create`; brings an older schema to this one, with `migrate`.
 
-        Raises UserError: not a database's URL, another schema version, no such database.
+        `close` closes the blob store too. Raises OlderSchema without `migrate`, and UserError: not a database's URL, a
+        newer schema, no such database.
         """
-        parsed = parse_url(url)
-        writer, reader = make_lanes(parsed)
+        parsed, patience = parse_url(url), Patience()
+        writer, reader = make_lanes(parsed, patience)
         with ExitStack() as undo:
             undo.callback(reader.close)
             undo.callback(writer.close)
-            await prepare(parsed, writer, reader, create)
+            await prepare(parsed, writer, reader, create=create, migrate=migrate)
             store = blobs if isinstance(blobs, BlobStore) else BlobStore(blobs)
-            database = cls(parsed, writer, reader, store)
+            database = cls(parsed, writer, reader, store, patience)
             await database.bind_newest()
             undo.pop_all()
         return database
@@ -67,6 +73,10 @@ class Database(Reader):
 
     async def __aenter__(self) -> Database:
         return self
+
+    async def fold_wal(self) -> bool:
+        """Cut SQLite's write-ahead log to nothing; False where a reader is in the way (nothing is lost by that)."""
+        return await self._writer.fold_wal()
 
     async def _execute(self, statement: Executable, rows: Any = None) -> None:
         await self._writer.run(lambda connection: connection.execute(statement, rows))
@@ -172,6 +182,8 @@ class Database(Reader):
         connection.execute(insert(t.trajectories), r.trajectory_to_row(trajectory, self.run_id, attempt))
         if rows := [r.step_to_row(step, trajectory.id) for step in trajectory.steps]:
             connection.execute(insert(t.steps), rows)
+        if references := r.screenshot_rows(trajectory):
+            connection.execute(insert(t.screenshots), references)
 
     async def add_collected(self, successes: Sequence[Trajectory], added: float) -> None:
         """Stores successes from elsewhere, each with its images' bytes, in closed groups: all of them or none."""

@@ -1,4 +1,4 @@
-"""How a database is reached: URL, threads, connection settings, schema version."""
+"""How a database is reached: URL, threads, connection settings, and patience with one that is locked."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 
 from dart.errors import UserError
-from dart.store import tables
 
 T = TypeVar("T")
 
 _DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
-BUSY_SECONDS = 30
+BUSY_SECONDS = 5
+"""For so long SQLite itself waits for a lock; then it is said that somebody waits, and it is tried again."""
+_PATIENCE_SECONDS = 30.0
+_WRITE_AHEAD_SECONDS = 30.0
+_KEPT_WAL_BYTES = 64 << 20
 _SQLITE_SETTINGS = (
     f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}",
     "PRAGMA synchronous=NORMAL",
     "PRAGMA foreign_keys=ON",
+    f"PRAGMA journal_size_limit={_KEPT_WAL_BYTES}",
 )
 READERS = 4
 
@@ -56,6 +61,18 @@ class DatabaseFailed(UserError):
     """It cannot be reached, read or written: a full disk, a server that is away."""
 
 
+@dataclass(slots=True)
+class Patience:
+    """How long a transaction waits for a database that another process has locked, a backup for example.
+
+    `told` is called while one waits and once when it waits no longer, from that transaction's thread: with the seconds
+    waited so far, and whether it is over.
+    """
+
+    seconds: float = _PATIENCE_SECONDS
+    told: Callable[[float, bool], None] | None = None
+
+
 class Lane:
     """An engine and the threads that alone use it. One call is one transaction and one hop to a thread.
 
@@ -63,8 +80,8 @@ class Lane:
     cancelled one was seen to hold SQLite's write lock until the next had waited out its busy timeout.
     """
 
-    def __init__(self, engine: Engine, threads: int, name: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, threads: int, name: str, patience: Patience) -> None:
+        self._engine, self._patience = engine, patience
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
@@ -73,14 +90,52 @@ class Lane:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work))
 
     def _transact(self, work: Callable[[Connection], T]) -> T:
+        began, patience, told = time.monotonic(), self._patience, False
+        while True:
+            try:
+                with self._engine.begin() as connection:
+                    result = work(connection)
+            except OperationalError as error:
+                waited = time.monotonic() - began
+                if not _is_locked(error) or waited >= patience.seconds:
+                    raise self._failed(error) from error
+                if patience.told:
+                    told = True
+                    patience.told(waited, False)
+            else:
+                if told and patience.told:
+                    patience.told(time.monotonic() - began, True)
+                return result
+
+    def _failed(self, error: OperationalError) -> DatabaseFailed:
+        cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
+        return DatabaseFailed(
+            f"the database {shown(self._engine.url)} failed: {error.orig}: mend that ({cause}), then go on with "
+            "--resume"
+        )
+
+    async def fold_wal(self) -> bool:
+        """Move SQLite's write-ahead log into the database and cut it to nothing; False where a reader is in the way.
+
+        SQLite moves it by itself, but begins it anew only at a moment at which nobody reads.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._fold_wal)
+
+    def _fold_wal(self) -> bool:
+        if self._engine.dialect.name != "sqlite":
+            return True
+        connection = self._engine.raw_connection()
         try:
-            with self._engine.begin() as connection:
-                return work(connection)
-        except OperationalError as error:
-            raise DatabaseFailed(
-                f"the database {shown(self._engine.url)} failed: {error.orig}: mend that (a full disk, a server "
-                "that is away), then go on with --resume"
-            ) from error
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA busy_timeout=100")  # who reads now may read on
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            row = cursor.fetchone()
+            cursor.execute(_SQLITE_SETTINGS[0])
+            return row is not None and not row[0]
+        except sqlite3.OperationalError:
+            return False  # locked: it is tried again later
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Waits for the transactions under way."""
@@ -88,7 +143,13 @@ class Lane:
         self._engine.dispose()
 
 
-def make_lanes(url: URL) -> tuple[Lane, Lane]:
+def _is_locked(error: OperationalError) -> bool:
+    """SQLite's lock is another's: BUSY or LOCKED, with any extension."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def make_lanes(url: URL, patience: Patience) -> tuple[Lane, Lane]:
     """(writer, reader). The writer's transactions come one after the other and take SQLite's write lock at once."""
     try:
         writer = create_engine(url, pool_size=1, max_overflow=0)
@@ -100,12 +161,12 @@ def make_lanes(url: URL) -> tuple[Lane, Lane]:
     if url.get_backend_name() == "sqlite":
         for engine, begin in ((writer, "BEGIN IMMEDIATE"), (reader, "BEGIN")):
             _configure_sqlite(engine, begin)
-    return Lane(writer, 1, "database-writer"), Lane(reader, READERS, "database-reader")
+    return Lane(writer, 1, "database-writer", patience), Lane(reader, READERS, "database-reader", patience)
 
 
 def _configure_sqlite(engine: Engine, begin: str) -> None:
     @event.listens_for(engine, "connect")
-    def _connect(connection: Any, _record: Any) -> None:
+    def _connect(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # else the driver begins transactions itself, and late
         for setting in _SQLITE_SETTINGS:
             connection.execute(setting)
@@ -116,9 +177,9 @@ def _configure_sqlite(engine: Engine, begin: str) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _write_ahead(connection: Any) -> None:
+def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch the file to WAL. SQLite does not apply its busy timeout to that when two processes do it at once."""
-    give_up = time.monotonic() + BUSY_SECONDS
+    give_up = time.monotonic() + _WRITE_AHEAD_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -128,52 +189,3 @@ def _write_ahead(connection: Any) -> None:
             time.sleep(0.02)
         else:
             return
-
-
-async def prepare(url: URL, writer: Lane, reader: Lane, create: bool) -> None:
-    """Checks the schema version; makes the tables where there are none and `create` says so. Raises UserError."""
-    if not create and not _there(url):
-        raise UserError(f"database {shown(url)} does not exist: name the run directory of a run that has started")
-    try:
-        if await reader.run(lambda connection: _stamped(connection, url)):
-            return
-        if not create:
-            raise UserError(f"database {shown(url)} has no tables of dart: name the database of a run that has started")
-        await writer.run(lambda connection: _create(connection, url))
-    except (DBAPIError, DatabaseFailed) as error:
-        cause = error.__cause__ if isinstance(error, DatabaseFailed) else error
-        raise UserError(
-            f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): name a database of dart's in a "
-            "writable folder"
-        ) from None
-
-
-def _there(url: URL) -> bool:
-    return url.get_backend_name() != "sqlite" or Path(url.database or "").is_file()
-
-
-def _stamped(connection: Connection, url: URL) -> bool:
-    """False for an empty database. Raises UserError for one that this code cannot use."""
-    names = set(inspect(connection).get_table_names())
-    if tables.schema.name not in names:
-        if names & set(tables.metadata.tables):
-            raise UserError(f"database {shown(url)} has tables that are not dart's: name another, or an empty one")
-        return False
-    version = connection.execute(select(tables.schema.c.version)).scalar_one()
-    if version == tables.SCHEMA_VERSION:
-        return True
-    remedy = (
-        "a newer dart wrote it; upgrade dart, or start a new run"
-        if version > tables.SCHEMA_VERSION
-        else "an older dart wrote it; read it with that version, or start a new run"
-    )
-    raise UserError(
-        f"database {shown(url)} has schema version {version}, this dart has {tables.SCHEMA_VERSION}: {remedy}"
-    )
-
-
-def _create(connection: Connection, url: URL) -> None:
-    if _stamped(connection, url):
-        return  # another process was first; SQLite's write lock put this look after it
-    tables.metadata.create_all(connection)
-    connection.execute(insert(tables.schema), {"version": tables.SCHEMA_VERSION})

@@ -76,6 +76,8 @@ class StoredTrajectory:
     attempt: int
     advantage: float | None
     fate: str
+    screenshots_kept: bool = True
+    """False where its screenshots were removed to keep within the bound on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,12 @@ def step_to_row(step: Step, trajectory_id: str) -> dict[str, Any]:
     }
 
 
+def screenshot_rows(trajectory: Trajectory) -> list[dict[str, object]]:
+    """One row for each screenshot that the trajectory refers to."""
+    digests = {image.sha256 for step in trajectory.steps for image in step.images}
+    return [{"sha256": digest, "trajectory_id": trajectory.id} for digest in sorted(digests)]
+
+
 def step_from_row(row: RowMapping) -> Step:
     action = row["action_json"]
     return Step(
@@ -252,7 +260,7 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         finished=row["finished"],
         pooled_from=row["pooled_from"],
     )
-    return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"])
+    return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"], row["screenshots_kept"])
 
 
 def summary_from_row(row: RowMapping) -> TrajectorySummary:

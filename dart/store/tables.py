@@ -2,7 +2,8 @@
 
 Only types that SQLite and PostgreSQL both have. Times are Unix seconds. JSON is kept as text, exactly as written.
 Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`). Ids of
-groups and trajectories are unique over all runs of a database. A change of anything here raises SCHEMA_VERSION.
+groups and trajectories are unique over all runs of a database. A change of anything here raises SCHEMA_VERSION and
+needs a step in `dart.store.migrations`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    true,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+OLDEST_MIGRATED = 2
+"""Databases of this version and later are migrated in place."""
 
 metadata = MetaData()
 
@@ -98,10 +102,23 @@ trajectories = Table(
     Column("pooled_from", Text, nullable=False),
     Column("started", Double, nullable=False),
     Column("finished", Double, nullable=False),
+    # False where its screenshots were removed to keep within the bound on the disk.
+    Column("screenshots_kept", Boolean, nullable=False, server_default=true()),
     Index("trajectories_by_group", "group_id"),
     Index("trajectories_by_fate", "run_id", "fate"),
     Index("trajectories_by_time", "run_id", "finished", "id"),
     Index("trajectories_by_task", "run_id", "task_name", "finished", "id"),
+    Index("trajectories_by_screenshots", "run_id", "screenshots_kept", "finished"),
+)
+
+screenshots = Table(
+    "screenshots",
+    metadata,
+    # One row for each screenshot of each trajectory: bytes that no row names may be removed (`dart.store.retention`).
+    Column("sha256", LargeBinary, primary_key=True),
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
+    Index("screenshots_by_trajectory", "trajectory_id"),
+    sqlite_with_rowid=False,
 )
 
 steps = Table(

@@ -25,6 +25,7 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_model(tmp_path: Pa
         "dart/workers/rollout/role.py",
         "dart/workers/train/role.py",
         "dart/v1/session_pb2.py",
+        "dart/store/migrations/versions/v0003_screenshots.py",
         "dart/assets/tiny-qwen3vl/model.safetensors",
     ):
         assert wanted in names

@@ -1,0 +1,10 @@
+"""The schema with which migrations began; older ones are not migrated."""
+
+from __future__ import annotations
+
+revision = "0002"
+down_revision = None
+
+
+def upgrade() -> None:
+    """Nothing: a database of this version was made whole."""
