@@ -1,19 +1,53 @@
 """The coordinator: one process, one event loop, that keeps every worker busy and owns the run's state.
 
-    server     the gRPC server: sessions of workers, the Control service, health, reflection, tokens, TLS
-    sessions   one `Worker` per connected worker: credits, calls and replies, heartbeats, reconnecting
-    pools      the environments and replicas of the fleet as resources: take a free one, give it back
-    episodes   one coroutine per trajectory; an environment that finishes takes the next order at once
-    data       the data manager: groups close, are judged, stored, and fed to the trainer
-    ranks      the trainer's ranks as one: updates, checkpoints, weights to send
-    training   the training phase: sampling and updates side by side, stop conditions
-    syncing    rolling weight sync, replica by replica
-    evaluation, collecting   the other two things that episodes are run for
-    journal    events: metrics.jsonl, the database, watchers; `core.progress` has the counters
-    status     what the run is doing, for Control and the live view
-    start      where a run begins, or goes on
-    welcome    what each role is told when it joins
-    run        a run's life from start to summary
+    run.py       a run's life from start to summary        fleet/     the workers: server, sessions, pools
+    start.py     where a run begins, or goes on            sampling/  where trajectories come from and go to
+    job.py       training, evaluation or collection        training/  updates of the policy, and weight sync
+    summary.py   what a finished run leaves behind         service/   what people and other programs see
 
-Nothing in here imports torch, vllm or a worker.
+Nothing in here imports torch, vllm or a worker. What to do next is decided in `dart.core`, by plain objects that are
+asked and told; the loops below wait, carry out what was decided, and tell the result.
+
+    env workers                        replicas                                  train ranks
+      |   ^ Reset, Act, Release          |   ^ Generate                            |   ^ TrainBatch, SendWeights
+      v   |                              v   |                                     v   |
+    EnvPool -- free environment --> episode (one task for each trajectory)       TrainerRanks
+                                       |   ^ order                                 |   ^ batch
+                     finished, failed  v   |                                       v   |
+                                     DataManager -- released groups, by batches --> Training -- version --> WeightSync
+                                       |                                                                  |
+                                       v                                                                  v
+                                     Database (durable before anything counts it)       one replica at a time
+
+Each loop, what it consumes, what it waits for, and who wakes it:
+
+    loop                  consumes                 waits for                  woken by
+    --------------------- ------------------------ -------------------------- ----------------------------------
+    sample (episodes)     free environments        an environment             an episode that ends, or a worker
+                                                                              that joins or renews one
+                          orders                   DataManager.next: budget,  a group that is consumed or
+                                                   schedule, pause            dropped; Control.Resume
+    an episode            its environment's repliesthe reply                  the session; a lost worker fails it
+                          turns of the policy      a replica with capacity    a request that ends, a replica
+                                                                              that joins or serves again
+    Training._updates     batches                  enough released groups     a trajectory that closes a group
+                          the update               every rank's Trained       the session; a lost rank ends it
+    WeightSync.run        published versions       a replica that may be      an update, a transfer that ends,
+                                                   updated                    a replica that joins or leaves
+    a transfer            both ends' replies       the replica and rank 0     the session, or sync.timeout_seconds
+    Fleet.reap            heartbeats               the next deadline          the clock: silence and late replies
+                                                                              are events too
+    Journal.write_events  events                   an event                   whoever records one
+    the watchdog          the times of progress    its bound                  the clock
+    Run._watch_stop       Ctrl-C, SIGTERM          the signal                 the user
+
+Back-pressure goes against the arrows. When the trainer falls behind, released groups wait, the budget of trajectories
+that are begun and not yet consumed is used up, `next` waits, and environments are idle; their ledger says why ("the
+trainer is behind"). When replicas fall behind, requests stand in line, and environments are queued ("the replicas are
+full"). No queue in here grows without a bound: there is at most one request and one order for each environment, and one
+command for each credit of a worker.
+
+A failure of infrastructure travels the other way: a lost worker fails the calls that waited for it, the episode ends as
+a failed attempt, and the same roll-out is given out again. It is never a reward. What a worker says wrongly is that
+worker's failure (`dart.wire.rules`), not the run's.
 """

@@ -1,8 +1,23 @@
 """Where the time of environments, replicas and the trainer goes: slot-seconds by state, kept as events come in.
 
-A worker's slots are each in one state at a time, and a `Ledger` knows how many are in which and for how long all of
-them together have been, per worker and over all. A change costs the same however many workers there are. Time (seconds,
-any origin, never backwards) is an argument.
+A worker's slots are each in one state at a time. A `Ledger` knows how many are in which state, and for how long all of
+them together have been in it, per worker and over all. A change costs the same however many workers there are. Time
+(seconds, any origin, never backwards) is an argument.
+
+A worked example: an env worker with two environments joins at 0 s. At 2 s one of them begins an episode, and at 5 s it
+waits for a replica. At 10 s somebody asks.
+
+    ledger = Ledger(busy={ACTING, QUEUED}, now=0)
+    ledger.joined("env-0", IDLE, slots=2, now=0)
+    ledger.move("env-0", IDLE, ACTING, now=2)
+    ledger.move("env-0", ACTING, QUEUED, now=5)
+    ledger.seconds(now=10)      # IDLE 12 = 2 environments x 2 s + 1 x 8 s;  ACTING 3;  QUEUED 5
+    ledger.utilisation(now=10)  # 8 busy of 20 slot-seconds: 0.4
+
+Nothing is gone through to answer: for each state the account keeps the number of slots and Σ (time of leaving) -
+Σ (time of entering), here QUEUED: 1 slot and -5, so that its seconds are 1 x 10 - 5 = 5.
+
+`blame` books the time of a waiting state under a cause as well: what makes environments idle or queued from now on.
 """
 
 from __future__ import annotations
