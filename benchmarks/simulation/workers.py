@@ -18,6 +18,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.types import Image
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
+from dart.wire.capabilities import RESCORE
 from dart.wire.convert import image_to_proto
 
 _SCREEN = image_to_proto(Image.of(b"a screenshot", "image/png", 1920, 1080))
@@ -43,15 +44,15 @@ class SimulatedWorker:
     role: pb.Role
 
     def __init__(self, fleet: Fleet, name: str, slots: int, **ready: Any) -> None:
-        hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=["rescore"])
+        hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=[RESCORE])
         self.worker: Worker
         self.worker, _ = fleet.admit(hello)
-        self.worker.outbox = self  # type: ignore[assignment]
+        self.worker.end.outbox = self
         self._loop = asyncio.get_running_loop()
         self._fleet = fleet
         fleet.became_ready(self.worker, pb.Ready(slots=slots, shares_blobs=True, **ready))
 
-    def put(self, message: pb.SessionResponse) -> None:
+    def put(self, message: pb.SessionResponse, /) -> None:
         # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
         kind = message.WhichOneof("body")
         if kind == "bye":

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.syncing.engine import NoSlotError, Received, RequestAbortedError, SleepingEngine
 from benchmarks.syncing.plan import MARK, Scene, tensor_list
-from dart.coordinator.training.syncing import RECEIVES_WHILE_SERVING
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
+from dart.wire.capabilities import RECEIVES_WHILE_SERVING
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.train.senders import Senders
 from dart.workers.train.snapshots import Snapshots

@@ -92,4 +92,4 @@ def authorised(metadata: Mapping[str, str], token: str | None) -> bool:
     """True when no token is asked for or the caller's bearer token is it."""
     if token is None:
         return True
-    return hmac.compare_digest(metadata.get("authorization", ""), f"Bearer {token}")
+    return hmac.compare_digest(metadata.get("authorization", "").encode(), f"Bearer {token}".encode())

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from dart.v1 import session_pb2 as pb
 
+ROLE_NAMES: dict[int, str] = {pb.ROLE_ENV: "env", pb.ROLE_ROLLOUT: "rollout", pb.ROLE_TRAIN: "train"}
+
 Command = (
     pb.Reset
     | pb.Act

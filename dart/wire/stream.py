@@ -1,4 +1,4 @@
-"""One gRPC stream as bytes in and bytes out, and one event for every way in which it can break.
+"""One gRPC stream: bytes in and out, one event for every way in which it can break, and both ends' loops over it.
 
 What grpc.aio raises on a stream that is over depends on which call noticed first, and most of it is no RpcError
 (grpc/aio/_call.py and _cython/_cygrpc/aio of grpcio 1.85):
@@ -16,9 +16,19 @@ All of them come out of `Stream` as StreamLostError, and so does a call's own en
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import grpc
+
+from dart.v1 import session_pb2 as pb
+from dart.wire.outbox import MalformedError, Outbox, messages
+
+Sent = TypeVar("Sent", pb.SessionRequest, pb.SessionResponse)
+Received = TypeVar("Received", pb.SessionRequest, pb.SessionResponse)
 
 BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, OSError, EOFError)
 
@@ -78,3 +88,143 @@ def _cancelled(error: asyncio.CancelledError) -> BaseException:
     """The cancellation itself when it is meant for this task, else the end of the stream."""
     task = asyncio.current_task()
     return error if task is None or task.cancelling() else StreamLostError("the call was cancelled")
+
+
+HANG_UP_SECONDS = 2.0
+"""How long an end that said goodbye, or cannot write any more, waits for the other end to say or end something."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """When to say something, and since when the other end is silent. Times are monotonic seconds."""
+
+    interval: float
+    """Something is written at least every so many seconds."""
+    silence: float = math.inf
+    """Seconds without a word after which the other end counts as lost."""
+    written: float = 0.0
+    heard: float = 0.0
+
+    def beat_in(self, now: float) -> float:
+        """Seconds until a heartbeat is due; 0 when it is."""
+        return max(0.0, self.written + self.interval - now)
+
+    def lost_in(self, now: float) -> float:
+        """Seconds until the other end counts as lost; 0 when it does."""
+        return max(0.0, self.heard + self.silence - now)
+
+
+class Goodbye(NamedTuple):
+    """How a stream ended on purpose. `heard`: the other end said so; `reason` is its reason."""
+
+    reason: str
+    heard: bool
+
+
+class Conversation(Generic[Sent, Received]):
+    """One stream's life, the same for both ends: read, write, beat and listen side by side.
+
+    `receive` is called with each message but a goodbye. Messages to send are put into `outbox`, a Bye as well.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        outbox: Outbox[Sent],
+        sends: type[Sent],
+        reads: type[Received],
+        receive: Callable[[Received], None],
+        pulse: Pulse,
+    ) -> None:
+        self._stream, self.pulse = stream, pulse
+        self._outbox: Outbox[Sent] = outbox
+        self._sends: type[Sent] = sends
+        self._reads: type[Received] = reads
+        self._receive: Callable[[Received], None] = receive
+        self.parted = False
+        """Either end has said goodbye, also when the stream has ended otherwise since."""
+
+    async def run(self, *alongside: Coroutine[Any, Any, None]) -> Goodbye:
+        """Until a goodbye, or one of `alongside` ends the stream by raising StreamLostError; that is raised then.
+
+        What else goes wrong in `alongside` is raised in an exception group.
+        """
+        self.pulse.written = self.pulse.heard = time.monotonic()
+        parts: list[Coroutine[Any, Any, Goodbye | None]] = [self._read(), self._write(), self._beat(), *alongside]
+        if self.pulse.silence < math.inf:
+            parts.append(self._listen())
+        return await first_end(parts)
+
+    async def _read(self) -> Goodbye:
+        while True:
+            try:
+                encoded = await self._stream.read()
+            except StreamLostError:
+                if self.parted:
+                    return Goodbye("", heard=False)
+                raise
+            self.pulse.heard = time.monotonic()
+            try:
+                received = messages(encoded, self._reads)
+            except MalformedError as error:
+                raise StreamLostError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from None
+            for message in received:
+                if message.WhichOneof("body") == "bye":
+                    self.parted = True
+                    return Goodbye(message.bye.reason, heard=True)
+                self._receive(message)
+
+    async def _write(self) -> Goodbye:
+        while True:
+            encoded, goodbye = await self._outbox.take()
+            try:
+                await self._stream.write(encoded)
+            except StreamLostError:
+                # The reader knows better what this means: a goodbye of the other end may be on its way.
+                await asyncio.sleep(HANG_UP_SECONDS)
+                raise
+            self.pulse.written = time.monotonic()
+            if goodbye:
+                # The other end hangs up when it has read this. Ending the stream here instead could overtake it.
+                self.parted = True
+                await asyncio.sleep(HANG_UP_SECONDS)
+                return Goodbye("", heard=False)
+
+    async def _beat(self) -> None:
+        """A timer per message would cost more than the message."""
+        while True:
+            await asyncio.sleep(self.pulse.beat_in(time.monotonic()) or self.pulse.interval)
+            if not self.pulse.beat_in(time.monotonic()) and not self._outbox:
+                self._outbox.put(self._sends(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+
+    async def _listen(self) -> None:
+        while True:
+            left = self.pulse.lost_in(time.monotonic())
+            if not left:
+                raise StreamLostError(f"silent for {self.pulse.silence:.0f} s")
+            await asyncio.sleep(left)
+
+
+async def first_end(parts: Sequence[Coroutine[Any, Any, Goodbye | None]]) -> Goodbye:
+    """The first goodbye, or the first loss of the stream that any part met; the other parts are cancelled.
+
+    What the rest meets after that is no news: when one end says goodbye, the other's write may fail.
+    """
+    end: asyncio.Future[Goodbye] = asyncio.get_running_loop().create_future()
+
+    async def watch(part: Coroutine[Any, Any, Goodbye | None]) -> None:
+        try:
+            goodbye = await part
+        except StreamLostError as error:
+            if not end.done():
+                end.set_exception(error)
+        else:
+            if goodbye is not None and not end.done():
+                end.set_result(goodbye)
+
+    async with asyncio.TaskGroup() as group:
+        started = [group.create_task(watch(part)) for part in parts]
+        await asyncio.wait({end})
+        for task in started:
+            task.cancel()
+    return end.result()

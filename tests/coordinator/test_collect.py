@@ -26,8 +26,7 @@ from dart.agent.grammar import make_grammar
 from dart.agent.vocabulary import vocabulary_digest
 from dart.cli import main
 from dart.coordinator.fleet.environments import EnvSession
-from dart.coordinator.fleet.server import Rejected
-from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError, Rejected
 from dart.coordinator.job import Collect
 from dart.coordinator.run import Run
 from dart.coordinator.sampling.collecting import Collection, OracleTurns, teacher

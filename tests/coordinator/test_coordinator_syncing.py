@@ -18,13 +18,14 @@ from dart.coordinator.fleet.replicas import RolloutPool, _checked
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
-from dart.coordinator.training.syncing import RECEIVES_WHILE_SERVING, WeightSync
+from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
 from dart.core.types import Generation
 from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
+from dart.wire.capabilities import RECEIVES_WHILE_SERVING
 
 REPLIES = {
     pb.ReceiveWeights: lambda command: {"receiving_weights": pb.ReceivingWeights(assignment=command.assignment)},

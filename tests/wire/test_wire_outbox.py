@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.v1 import session_pb2 as pb
 from dart.wire import outbox
-from dart.wire.outbox import FULL_BYTES, Outbox, each
+from dart.wire.outbox import FULL_BYTES, MOST_ENTRIES, MalformedError, Outbox, messages
 
 
 def observed(number: int, size: int = 0) -> pb.SessionRequest:
@@ -24,6 +25,10 @@ async def drained(box: Outbox[pb.SessionRequest]) -> list[tuple[pb.SessionReques
         encoded, goodbye = await box.take()
         made.append((pb.SessionRequest.FromString(encoded), goodbye))
     return made
+
+
+def each(message: pb.SessionRequest) -> list[pb.SessionRequest]:
+    return list(messages(message.SerializeToString(), pb.SessionRequest))
 
 
 @settings(deadline=None)
@@ -87,3 +92,20 @@ async def test_a_reader_that_waits_is_woken() -> None:
 
 def test_long_lengths_are_written_as_protobuf_writes_them() -> None:
     assert [outbox._varint(n).hex() for n in (0, 127, 128, 300, 1 << 20)] == ["00", "7f", "8001", "ac02", "808040"]
+
+
+async def test_a_message_over_the_limit_is_told_and_the_rest_goes_on() -> None:
+    refused: list[tuple[pb.SessionRequest, int]] = []
+    box: Outbox[pb.SessionRequest] = Outbox(True, lambda message, size: refused.append((message, size)), limit=1000)
+    sent = [observed(0, 2000), observed(1), observed(2, 2000), observed(3)]
+    for message in sent:
+        box.put(message)
+    encoded, _ = await box.take()
+    assert list(messages(encoded, pb.SessionRequest)) == [sent[1], sent[3]]
+    assert refused == [(sent[0], sent[0].ByteSize()), (sent[2], sent[2].ByteSize())]
+
+
+def test_what_is_no_message_is_malformed() -> None:
+    for encoded in (b"\xff\xff", b"\xc2\x02\x00" * (MOST_ENTRIES + 1)):
+        with pytest.raises(MalformedError):
+            messages(encoded, pb.SessionRequest)

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dart import config
-from dart.coordinator.fleet.server import CoordinatorService, Rejected, Server, heartbeat_interval
-from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker, WorkerLost
+from dart.coordinator.fleet.server import CoordinatorService, Server, heartbeat_interval
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Rejected, Worker, WorkerLost
 from dart.errors import UserError
 from dart.v1 import control_pb2_grpc, session_pb2_grpc
 from dart.v1 import session_pb2 as pb
@@ -109,21 +109,7 @@ async def test_call_reply_failure_and_goodbye() -> None:
     assert r.role.closed == 1
 
 
-async def test_lost_stream_is_resumed_and_nothing_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[asyncio.Event] = []
-    real = worker_module._converse
-
-    async def breakable(*arguments: object) -> str:
-        cut = asyncio.Event()
-        streams.append(cut)
-
-        async def wait() -> str:
-            await cut.wait()
-            raise worker_module.StreamLostError("cut by the test")
-
-        return await worker_module.first_result(wait(), real(*arguments), alongside=())  # type: ignore[arg-type]
-
-    monkeypatch.setattr(worker_module, "_converse", breakable)
+async def test_lost_stream_is_resumed_and_nothing_is_done_twice() -> None:
     async with rig() as r, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(r.work())
         worker = await r.ready.get()
@@ -132,8 +118,9 @@ async def test_lost_stream_is_resumed_and_nothing_is_done_twice(monkeypatch: pyt
         r.role.begun.clear()
         calling = tasks.create_task(worker.call(release("during")))
         await r.role.begun.wait()
-        streams[0].set()  # the stream breaks while the command runs
-        while len(streams) < 2:
+        first = worker.hung_up
+        first.set()  # the stream breaks while the command runs
+        while worker.hung_up is first:
             await asyncio.sleep(0.01)
         r.role.gate.set()
         assert isinstance(await calling, pb.Released)

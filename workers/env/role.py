@@ -22,6 +22,7 @@ from dart.core.types import Image, Observation
 from dart.errors import UserError
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.places import Lease, Places
@@ -39,7 +40,7 @@ class EnvRole:
     """Implements `dart.wire.role.WorkerRole` and `Offering`."""
 
     role: pb.Role = pb.ROLE_ENV
-    capabilities = ("oracle", "shared_blobs", "slots")
+    capabilities = (ORACLE, SHARED_BLOBS, SLOTS)
 
     def __init__(self) -> None:
         self._world: World | None = None

@@ -19,6 +19,7 @@ from dart.errors import UserError
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
+from dart.wire.capabilities import FORCED_TEXT, RECEIVES_WHILE_SERVING, SHARED_BLOBS
 from dart.wire.convert import part_from_proto, spans_to_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
@@ -43,7 +44,7 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
-    capabilities = ("forced_text", "shared_blobs", "receives_while_serving")
+    capabilities = (FORCED_TEXT, SHARED_BLOBS, RECEIVES_WHILE_SERVING)
 
     def __init__(self) -> None:
         self._engine: Engine | None = None

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import IMAGES_ONCE, RESCORE, SHARED_BLOBS
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownScreenshotError
 from dart.workers.train.senders import Senders
@@ -40,7 +41,7 @@ class TrainRole:
     """One rank. Implements `dart.wire.role.WorkerRole`."""
 
     role = pb.ROLE_TRAIN
-    capabilities = ("rescore", "images_once", "shared_blobs")
+    capabilities = (RESCORE, IMAGES_ONCE, SHARED_BLOBS)
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))

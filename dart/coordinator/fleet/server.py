@@ -1,7 +1,7 @@
 """The gRPC server: worker sessions, the Control service, health and reflection, tokens and TLS.
 
-A session's reader and writer are one TaskGroup: whichever ends first ends the stream. The worker itself outlives its
-stream for `lost_after_seconds` and may resume it.
+A stream passes the door (`coordinator.fleet.door`), gets its worker from the fleet, and is then moved by the loops that
+both ends share (`dart.wire.stream`). The worker itself outlives its stream for `lost_after_seconds` and may resume it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,37 +18,28 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dart import config
-from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.fleet.door import Door, Refused
+from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
-from dart.v1 import control_pb2, control_pb2_grpc, session_pb2_grpc
+from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import BATCHES
 from dart.wire.channel import (
     OLDEST_PROTOCOL_VERSION,
     OPTIONS,
     PROTOCOL_VERSION,
-    authorised,
     read_file,
-    read_token,
 )
-from dart.wire.outbox import BATCHES, each
+from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 
 log = logging.getLogger(__name__)
 
-HANG_UP_SECONDS = 2.0
 HEARTBEATS_PER_SECOND = 250
 """Of all workers together, as far as `server.lost_after_seconds` allows."""
-ROLE_NAMES: dict[int, str] = {pb.ROLE_ENV: "env", pb.ROLE_ROLLOUT: "rollout", pb.ROLE_TRAIN: "train"}
+RIVAL_SECONDS = 0.05
 
 
-class Rejected(Exception):
-    """This worker is not wanted; the message and the remedy are told to it."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
-
-
-class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
+class CoordinatorService:
     """Sessions. `welcome(hello) -> role config JSON` may raise Rejected."""
 
     def __init__(
@@ -58,46 +50,71 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
         welcome: Callable[[pb.Hello], str],
     ) -> None:
         self._fleet, self._settings, self._run_id, self._welcome = fleet, settings, run_id, welcome
-        self._tokens = {role: read_token(source, f"server.tokens.{role}") for role, source in settings.tokens.items()}
+        self._door = Door(settings)
         self.closing = asyncio.Event()
 
     async def Session(
-        self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext[Any, Any]
+        self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        first = await anext(request_iterator, None)
-        if first is None or first.WhichOneof("body") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Hello")
-        hello = first.hello
+        """One stream of a worker. What is read and written are encoded messages (`_handler`)."""
+        stream = Stream(context)
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        if not authorised(metadata, self._tokens.get(ROLE_NAMES.get(hello.role, ""))):  # type: ignore[call-overload]
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token for this role")
         try:
+            hello = await self._door.hello(stream, metadata)
+            await self._not_taken(hello)
             config_json = self._check(hello)
+            worker, resumed = self._fleet.admit(hello)
         except Rejected as error:
             reject = pb.Reject(reason=str(error), remedy=error.remedy)
-            await context.write(pb.SessionResponse(reject=reject).SerializeToString())
-            return
-        worker, resumed = self._fleet.admit(hello)
-        heartbeat_seconds = heartbeat_interval(self._settings, len(self._fleet.workers))
-        await context.write(
-            pb.SessionResponse(
-                welcome=pb.Welcome(
-                    epoch=worker.epoch,
-                    config_json=config_json,
-                    heartbeat_seconds=heartbeat_seconds,
-                    run_id=self._run_id,
-                    resumed=resumed,
-                    capabilities=[BATCHES],
+            await stream.write(pb.SessionResponse(reject=reject).SerializeToString())
+        except Refused as error:
+            self._door.refused(context.peer(), error)
+            await context.abort(error.code, str(error))
+        except StreamLostError as error:
+            self._door.refused(context.peer(), f"gone before its Hello ({error})")
+        else:
+            await self._converse(worker, stream, config_json, resumed)
+
+    async def _not_taken(self, hello: pb.Hello) -> None:
+        """Wait until the place of this Hello is free: whoever has it is heard again, or counts as gone.
+
+        A worker that was killed and started again can dial before the stream of its former self is noticed as dead.
+        Raises Rejected when whoever has the place is alive.
+        """
+        asked = time.monotonic()
+        while (rival := self._fleet.rival(hello)) is not None:
+            if rival.last_heard > asked:
+                what = f"rank {hello.rank}" if hello.role == pb.ROLE_TRAIN else f"the name {hello.worker_id}"
+                raise Rejected(
+                    f"{what} is taken by {rival.id}, which is alive", "stop that worker first, or start this as another"
                 )
-            ).SerializeToString()
+            await asyncio.sleep(RIVAL_SECONDS)
+
+    async def _converse(self, worker: Worker, stream: Stream, config_json: str, resumed: bool) -> None:
+        """The stream's life from its welcome on; `worker.said_goodbye` is set when either end says Bye."""
+        hung_up = worker.connected()
+        heartbeat_seconds = heartbeat_interval(self._settings, len(self._fleet.workers))
+        welcome = pb.Welcome(
+            epoch=worker.epoch,
+            config_json=config_json,
+            heartbeat_seconds=heartbeat_seconds,
+            run_id=self._run_id,
+            resumed=resumed,
+            capabilities=[BATCHES],
         )
-        worker.connections += 1
-        worker.last_heard = time.monotonic()
+        receive = partial(self._fleet.receive, worker)
+        talk = Conversation(
+            stream, worker.outbox, pb.SessionResponse, pb.SessionRequest, receive, Pulse(heartbeat_seconds)
+        )
         try:
-            await self._converse(worker, request_iterator, context, heartbeat_seconds)
+            await stream.write(pb.SessionResponse(welcome=welcome).SerializeToString())
+            await talk.run(_ends(hung_up))
+        except StreamLostError as error:
+            log.debug("a stream of %s ended: %s", worker.id, error)
         finally:
             # Cancel, kill and half-close look alike: without Bye the worker may come back. Fleet.reap waits for it.
             worker.connections -= 1
+            worker.said_goodbye |= talk.parted
             if worker.said_goodbye:
                 self._fleet.lose(worker, "goodbye")
 
@@ -108,53 +125,7 @@ class CoordinatorService(session_pb2_grpc.CoordinatorServiceServicer):
                 f"this coordinator {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}",
                 "update dart on the worker's machine",
             )
-        if hello.role not in ROLE_NAMES:
-            raise Rejected(f"role {hello.role} is unknown", "use env, rollout or train")
         return self._welcome(hello)
-
-    async def _converse(
-        self,
-        worker: Worker,
-        requests: AsyncIterator[pb.SessionRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
-        heartbeat_seconds: float,
-    ) -> None:
-        """One stream's life; `worker.said_goodbye` is set when either end says Bye."""
-        outbox = worker.outbox
-        written = time.monotonic()
-
-        async def read() -> None:
-            async for received in requests:
-                worker.last_heard = time.monotonic()
-                for message in each(received):
-                    self._fleet.receive(worker, message)
-                    if message.WhichOneof("body") == "bye":
-                        return
-
-        async def write() -> None:
-            nonlocal written
-            while True:
-                encoded, goodbye = await outbox.take()
-                try:
-                    await context.write(encoded)
-                except grpc.aio.BaseError:
-                    return  # the stream has broken: the worker dials again
-                written = time.monotonic()
-                if goodbye:
-                    worker.said_goodbye = True
-                    # The worker hangs up when it has read this. Ending the stream here instead could reach it as a
-                    # failed write, before the goodbye that it has not read yet.
-                    await asyncio.sleep(HANG_UP_SECONDS)
-                    return
-
-        async def beat() -> None:
-            """Something is written at least every `heartbeat_seconds`. A timer per message would cost more than it."""
-            while True:
-                await asyncio.sleep(max(0.0, written + heartbeat_seconds - time.monotonic()) or heartbeat_seconds)
-                if time.monotonic() - written >= heartbeat_seconds and not outbox:
-                    outbox.put(pb.SessionResponse(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
-
-        await first(read(), write(), beat(), worker.lost.wait())
 
 
 def heartbeat_interval(settings: config.Server, workers: int) -> float:
@@ -166,19 +137,16 @@ def heartbeat_interval(settings: config.Server, workers: int) -> float:
     return min(safe, max(settings.heartbeat_seconds, workers / HEARTBEATS_PER_SECOND))
 
 
-async def first(*racers: Coroutine[Any, Any, Any]) -> None:
-    """Wait for whichever ends first; the others are cancelled."""
-    async with asyncio.TaskGroup() as tasks:
-        running = {tasks.create_task(racer) for racer in racers}
-        _, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
+async def _ends(hung_up: asyncio.Event) -> None:
+    """Raises StreamLostError when the worker is given up, or has a newer stream."""
+    await hung_up.wait()
+    raise StreamLostError("the worker is given up, or has dialled again")
 
 
 def _handler(sessions: CoordinatorService) -> grpc.GenericRpcHandler:
-    """As generated, but what is written is encoded already (`dart.wire.outbox`)."""
+    """As generated, but messages come and go encoded: grpc would log 2 KB for each one that it cannot parse."""
     name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-    session: Any = grpc.stream_stream_rpc_method_handler(sessions.Session, pb.SessionRequest.FromString, None)
+    session: Any = grpc.stream_stream_rpc_method_handler(sessions.Session, None, None)
     return grpc.method_handlers_generic_handler(name, {"Session": session})
 
 

@@ -22,21 +22,14 @@ from typing import Any
 
 from dart.screenshots.held import Held
 from dart.v1 import session_pb2 as pb
-from dart.wire.outbox import BATCHES, Outbox
+from dart.wire.capabilities import BATCHES, has
+from dart.wire.outbox import Outbox, too_large
 from dart.wire.role import Command
+from dart.wire.session import CoordinatorEnd, Key, assignment_of
 
 log = logging.getLogger(__name__)
 
-_COMMAND_FIELDS: dict[type, str] = {
-    pb.Reset: "reset", pb.Act: "act", pb.Release: "release", pb.Suggest: "suggest", pb.Generate: "generate",
-    pb.Abort: "abort", pb.ReceiveWeights: "receive_weights", pb.LoadWeights: "load_weights",
-    pb.TrainBatch: "train_batch", pb.SendWeights: "send_weights", pb.SaveCheckpoint: "save_checkpoint",
-}  # fmt: skip
-
-Key = tuple[str, int, int]
 STALLED_SECONDS = 2.0
-BOUNDED = frozenset({"reset", "act", "suggest", "generate", "release"})
-"""Commands whose answers have to come in time. An update takes as long as it takes, transfers have a timeout."""
 
 
 class InfrastructureError(Exception):
@@ -55,17 +48,6 @@ class CommandFailed(InfrastructureError):
         self.code = code
 
 
-@dataclass(slots=True)
-class _Pending:
-    messages: list[pb.SessionResponse]
-    reply: asyncio.Future[Any]
-    since: float
-
-    @property
-    def kind(self) -> str:
-        return self.messages[0].WhichOneof("body") or ""
-
-
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker instance. `state`: starting (before Ready), ready, lost."""
@@ -76,14 +58,24 @@ class Worker:
     ready: pb.Ready = field(default_factory=pb.Ready)
     last_heard: float = 0.0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    outbox: Outbox[pb.SessionResponse] = field(default_factory=Outbox)
-    stale_replies: int = 0
     said_goodbye: bool = False
-    _pending: dict[Key, _Pending] = field(default_factory=dict)
-    _sequences: dict[tuple[str, int], int] = field(default_factory=dict)
     screenshots: Held[bool] = field(default_factory=lambda: Held(0))
     """The digests of those that the worker keeps: noted when they are sent, as the worker notes them."""
     connections: int = 0
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: the newest stream of this worker is to end. Each stream has its own (`connected`)."""
+    outbox: Outbox[pb.SessionResponse] = field(init=False)
+    """What the worker's stream writes next; a new one for each stream."""
+    end: CoordinatorEnd = field(init=False)
+    _waiting: dict[Key, asyncio.Future[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outbox = self._new_outbox()
+        self.end = CoordinatorEnd(self.epoch, self.outbox)
+
+    @property
+    def stale_replies(self) -> int:
+        return self.end.stale
 
     @property
     def id(self) -> str:
@@ -102,10 +94,6 @@ class Worker:
         """It sees the run's directory of screenshots."""
         return bool(self.ready.shares_blobs)
 
-    @property
-    def takes_batches(self) -> bool:
-        return BATCHES in self.hello.capabilities
-
     async def call(self, *commands: Command | pb.SessionResponse) -> Any:
         """Send a command (or the pages of one) and return the reply to it, or to its last page.
 
@@ -115,99 +103,94 @@ class Worker:
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost")
-        messages = []
-        for command in commands:
-            message, key = self._number(command)
-            messages.append(message)
-        pending = _Pending(messages, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._pending[key] = pending
-        for message in messages:
-            self.outbox.put(message)
+        key = self.end.issue(commands, time.monotonic())
+        reply = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
-            return await pending.reply
+            return await reply
         finally:
-            self._pending.pop(key, None)
+            del self._waiting[key]
+            self.end.abandon(key)
 
     def tell(self, command: Command) -> None:
         """Send a command whose reply nobody waits for (Abort, which has none; Release, which is sent until it has)."""
-        if self.state == "lost":
-            return
-        message, key = self._number(command)
-        if isinstance(command, pb.Release):
-            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            told.add_done_callback(lambda done: (self._pending.pop(key, None), done.cancelled() or done.exception()))
-            self._pending[key] = _Pending([message], told, time.monotonic())
-        self.outbox.put(message)
+        if self.state != "lost":
+            self.end.issue([command], time.monotonic(), awaited=False)
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
-        """No more commands of this assignment will come: forget its sequence."""
-        self._sequences.pop((assignment_id, attempt), None)
+        """No more commands of this assignment will come."""
+        self.end.finish((assignment_id, attempt))
 
     def receive(self, message: pb.SessionRequest) -> None:
         """A reply from the worker: wakes the call that waits for it, or is counted as stale."""
-        body: Any = getattr(message, message.WhichOneof("body") or "", None)
-        assignment = getattr(body, "assignment", None)
-        if assignment is None:
+        assignment = assignment_of(message)
+        if assignment is None or (key := self.end.answered(assignment)) is None:
             return
-        pending = self._pending.get((assignment.assignment_id, assignment.attempt, assignment.sequence))
-        if assignment.epoch != self.epoch or pending is None or pending.reply.done():
-            self.stale_replies += 1
-            return
-        if isinstance(body, pb.Failure):
-            pending.reply.set_exception(CommandFailed(body.code, f"{self.id}: {body.message}"))
-        else:
-            pending.reply.set_result(body)
+        if message.HasField("failure"):
+            self._fail(key, CommandFailed(message.failure.code, f"{self.id}: {message.failure.message}"))
+        elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
+            waiting.set_result(getattr(message, message.WhichOneof("body") or ""))
 
     def resume(self) -> None:
-        """The same instance is back: send what has no answer again."""
-        self.outbox = Outbox(self.takes_batches)
-        for pending in self._pending.values():
-            for message in pending.messages:
-                self.outbox.put(message)
+        """The same instance is back: what it owes an answer to goes out again."""
+        self.outbox = self._new_outbox()
+        self.end.resume(self.outbox)
+
+    def connected(self) -> asyncio.Event:
+        """A stream of this worker begins; the one before it ends. Returns the event that ends this one."""
+        self.hung_up.set()
+        self.hung_up = asyncio.Event()
+        self.connections += 1
+        self.last_heard = time.monotonic()
+        return self.hung_up
 
     def lose(self, why: str) -> None:
         self.state = "lost"
         self.lost.set()
-        for pending in self._pending.values():
-            if not pending.reply.done():
-                pending.reply.set_exception(WorkerLost(f"worker {self.id} is lost: {why}"))
+        self.hung_up.set()
+        for key in self._waiting:
+            self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}"))
 
     def fail_overdue(self, now: float, seconds: float) -> str:
-        """Commands without an answer for `seconds` have failed. Why the worker itself has, or "" if it has not.
+        """Commands without an answer for `seconds` have failed. Why the worker itself has, or "" if it has not."""
+        overdue = self.end.overdue(now, seconds)
+        for key in overdue.failed:
+            self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}"))
+        return overdue.why if overdue.hangs else ""
 
-        That is when they are half of what it has: then its engine or its browser hangs, though its heartbeats go on.
-        """
-        waiting = [one for one in self._pending.values() if one.kind in BOUNDED and not one.reply.done()]
-        overdue = [one for one in waiting if now - one.since >= seconds]
-        if not overdue:
-            return ""
-        why = f"no answer to {', '.join(sorted({one.kind for one in overdue}))} for {seconds:.0f} s"
-        if 2 * len(overdue) >= len(waiting):
-            return why
-        for one in overdue:
-            one.reply.set_exception(CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {why}"))
-        return ""
+    def _new_outbox(self) -> Outbox[pb.SessionResponse]:
+        return Outbox(has(self.hello, BATCHES), self._too_large)
 
-    def _number(self, command: Command | pb.SessionResponse) -> tuple[pb.SessionResponse, Key]:
-        """The message, and what its reply is known by."""
-        message = command if isinstance(command, pb.SessionResponse) else None
-        inside: Any = command if message is None else _command(message)
-        assignment = inside.assignment
-        name, attempt = work = assignment.assignment_id, assignment.attempt
-        sequence = self._sequences.get(work, 0) + 1
-        assignment.epoch, assignment.sequence = self.epoch, sequence
-        self._sequences[work] = sequence
-        if message is None:
-            body: Any = {_COMMAND_FIELDS[type(command)]: command}
-            message = pb.SessionResponse(**body)
-        return message, (name, attempt, sequence)
+    def _fail(self, key: Key, error: InfrastructureError) -> None:
+        if (waiting := self._waiting.get(key)) is not None and not waiting.done():
+            waiting.set_exception(error)
+
+    def _too_large(self, message: pb.SessionResponse, size: int) -> None:
+        why = f"{self.id}: {too_large(message.WhichOneof('body') or '', size)}"
+        log.error("%s: it has failed", why)
+        if (key := self.end.refused(message)) is not None:
+            self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why))
 
 
-def _command(message: pb.SessionResponse) -> Any:
-    return getattr(message, message.WhichOneof("body") or "")
+class Rejected(Exception):
+    """This worker is not wanted; the message and the remedy are told to it, and it ends."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 Listener = Callable[[Worker], None]
+
+
+def _identity(hello: pb.Hello) -> tuple[str, pb.Role, int, int]:
+    """What stays the same for as long as a worker instance lives."""
+    return hello.worker_id, hello.role, hello.rank, hello.world_size
+
+
+def _places(hello: pb.Hello) -> list[tuple[pb.Role, str | int]]:
+    """What only one worker of a role can have: its name, and its rank in the trainer."""
+    named: list[tuple[pb.Role, str | int]] = [(hello.role, hello.worker_id)]
+    return [*named, (hello.role, hello.rank)] if hello.role == pb.ROLE_TRAIN else named
 
 
 class Fleet:
@@ -218,36 +201,51 @@ class Fleet:
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
         """By instance id; the lost ones are gone."""
+        self._places: dict[tuple[pb.Role, str | int], Worker] = {}
         self.on_ready: list[Listener] = []
         self.on_lost: list[Listener] = []
 
     def of_role(self, role: pb.Role) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.role == role]
 
+    def rival(self, hello: pb.Hello) -> Worker | None:
+        """Another instance with the name or trainer rank of this Hello, and a stream that is not silent for long."""
+        long_ago = time.monotonic() - self._lost_after / 2
+        return next((one for one in self._same_place(hello) if one.connections and one.last_heard >= long_ago), None)
+
     def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:
-        """The worker of this Hello, and whether it resumes a session that is still remembered."""
+        """The worker of this Hello, and whether it resumes a session that is still remembered.
+
+        Whoever had its place is lost: ask `rival` first. Raises Rejected when it would resume another worker's session.
+        """
         known = self.workers.get(hello.instance_id)
-        if known is not None and known.epoch == hello.last_epoch:
-            known.resume()
-            return known, True
         if known is not None:
+            if _identity(known.hello) != _identity(hello):
+                raise Rejected(
+                    f"the session to resume belongs to {known.id}, not to {hello.worker_id} with this role and rank",
+                    "start the worker again",
+                )
+            if known.epoch == hello.last_epoch:
+                known.resume()
+                return known, True
             self.lose(known, "it began anew")
-        for other in list(self.workers.values()):
-            # The same name twice: a restarted worker, whose old stream has not been noticed as dead yet.
-            if other.id == hello.worker_id and other.connections == 0:
-                self.lose(other, "another instance took its name")
+        for other in self._same_place(hello):
+            self.lose(other, "another instance took its place")
         worker = Worker(hello, next(self._epochs), last_heard=time.monotonic())
-        worker.outbox = Outbox(worker.takes_batches)
         self.workers[hello.instance_id] = worker
+        self._places |= dict.fromkeys(_places(hello), worker)
         return worker, False
+
+    def _same_place(self, hello: pb.Hello) -> list[Worker]:
+        """The other instances with this role and name, or, in the trainer, this rank."""
+        found = (self._places.get(place) for place in _places(hello))
+        return [worker for worker in found if worker is not None and worker.hello.instance_id != hello.instance_id]
 
     def receive(self, worker: Worker, message: pb.SessionRequest) -> None:
         """The one door for what a worker says after its Hello; the messages of a batch come one by one."""
         match message.WhichOneof("body"):
             case "ready":
                 self.became_ready(worker, message.ready)
-            case "bye":
-                worker.said_goodbye = True
             case "heartbeat":
                 pass
             case _:
@@ -266,6 +264,8 @@ class Fleet:
             return
         was_ready = worker.state == "ready"
         del self.workers[worker.hello.instance_id]
+        for place in _places(worker.hello):
+            del self._places[place]
         worker.lose(why)
         log.log(logging.INFO if worker.said_goodbye else logging.WARNING, "worker %s is gone: %s", worker.id, why)
         if was_ready:
@@ -296,4 +296,4 @@ class Fleet:
 
     def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
         for worker in list(self.workers.values()) if workers is None else workers:
-            worker.outbox.put(message)
+            worker.end.outbox.put(message)

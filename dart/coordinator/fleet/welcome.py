@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, Trainer, TrainWorkerConfig
-from dart.coordinator.fleet.server import ROLE_NAMES, Rejected
+from dart.coordinator.fleet.sessions import Rejected
 from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
-
-SHARED_BLOBS = "shared_blobs"
-"""The capability of a worker that may use the run's blob directory, where it sees it."""
+from dart.wire.capabilities import RESCORE, SHARED_BLOBS, has
+from dart.wire.role import ROLE_NAMES
 
 
 def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
     """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
-    if SHARED_BLOBS not in hello.capabilities or isinstance(job, Collect):
+    if not has(hello, SHARED_BLOBS) or isinstance(job, Collect):
         shared = None  # `dart collect` keeps the screenshots of successes alone
     model = config.model
     if start.checkpoint:
         model = model.model_copy(update={"path": str(start.checkpoint.resolve())})
     wanted = CAPABILITIES[job.teacher].get(ROLE_NAMES[hello.role]) if isinstance(job, Collect) else None
-    if wanted and wanted not in hello.capabilities:
+    if wanted and not has(hello, wanted):
         raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
     if hello.role == pb.ROLE_ENV:
         return _json(EnvWorkerConfig(environment=config.environment, shared_blobs=shared))
@@ -37,7 +36,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
         )
         return _json(told)
     rescores = config.algorithm == "sft" or config.curation.pool.enabled
-    if isinstance(job, Train) and rescores and "rescore" not in hello.capabilities:
+    if isinstance(job, Train) and rescores and not has(hello, RESCORE):
         raise Rejected("this run needs the capability rescore", "update dart on the trainer's machine")
     if not isinstance(job, Train):
         raise Rejected("this run does not train", "start it with `dart train` to use a trainer")

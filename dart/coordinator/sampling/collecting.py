@@ -27,10 +27,11 @@ from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import COLLECTED, GroupKind, GroupState
+from dart.wire.capabilities import FORCED_TEXT, ORACLE
 
 CAPABILITIES: dict[Teacher, dict[str, str]] = {
-    "oracle": {"env": "oracle", "rollout": "forced_text"},
-    "endpoint": {"rollout": "forced_text"},
+    "oracle": {"env": ORACLE, "rollout": FORCED_TEXT},
+    "endpoint": {"rollout": FORCED_TEXT},
     "policy": {},
 }
 """What workers must be able to do: teacher → role → capability."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.server import ROLE_NAMES
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
 from dart.core.status import Figures, Status, WorkerStatus
 from dart.v1 import session_pb2 as pb
+from dart.wire.role import ROLE_NAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from dart.errors import UserError
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
+from dart.wire.capabilities import IMAGES_ONCE, has
 from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.convert import write_sample
 
@@ -36,8 +37,6 @@ IMAGE_BYTES, NAME_BYTES = 128, 1024
 
 
 TRAINER = "trainer"
-IMAGES_ONCE = "images_once"
-"""The capability of a train worker that finds a screenshot's bytes in another sample of the update."""
 
 
 class UnusableGroup(Exception):
@@ -102,7 +101,7 @@ class TrainerRanks:
         shares = balance(samples, self._size)
 
         def pages(rank: int) -> list[pb.SessionResponse]:
-            once = IMAGES_ONCE in self._ranks[rank].hello.capabilities
+            once = has(self._ranks[rank].hello, IMAGES_ONCE)
             made = _pages(shares[rank], once)
             for page, message in enumerate(made):
                 batch = message.train_batch

@@ -29,6 +29,7 @@ from dart.store.database import Database
 from dart.store.records import SyncRecord
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
+from dart.wire.capabilities import RECEIVES_WHILE_SERVING, has
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,6 @@ _MODES = {
 RETRY_SECONDS = 0.5
 SETTLE_TIMEOUTS = 3
 """`sync.timeout_seconds` that the last weights may take to reach everybody."""
-RECEIVES_WHILE_SERVING = "receives_while_serving"
-"""The capability of a replica that takes weights into host memory in the background."""
 
 
 class WeightSync:
@@ -154,7 +153,7 @@ class WeightSync:
         work = pb.Assignment(assignment_id=name, attempt=1)
         group, tensors = self._group(worker), self._tensors
         load = pb.LoadWeights(assignment=work, version=version, pause_mode=_MODES[self._settings.mode], tensors=tensors)
-        ahead = self._settings.transport == "gloo" and RECEIVES_WHILE_SERVING in worker.hello.capabilities
+        ahead = self._settings.transport == "gloo" and has(worker.hello, RECEIVES_WHILE_SERVING)
         receive = pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors)
         if not ahead:
             load.group.CopyFrom(group)

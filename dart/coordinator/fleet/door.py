@@ -1,0 +1,118 @@
+"""The door of the coordinator: who may begin a session, before anything that they say counts.
+
+In this order, so that an outsider costs as little as possible: the bearer token, from the call's metadata, before the
+first message is read; a place among the streams that have not said Hello yet, of which there are at most
+`MOST_WAITING`, the oldest giving way; Hello within `HELLO_SECONDS`, of at most `HELLO_BYTES`; the token again, now for
+the role that Hello names. What is refused is one line in the log every `LOG_SECONDS`, with how many there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from dart import config
+from dart.v1 import session_pb2 as pb
+from dart.wire.channel import authorised, read_token
+from dart.wire.outbox import MalformedError, messages
+from dart.wire.role import ROLE_NAMES
+from dart.wire.stream import Stream
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 5.0
+HELLO_BYTES = 64 * 1024
+MOST_WAITING = 1024
+LOG_SECONDS = 10.0
+
+
+class Refused(Exception):
+    """This stream ends with `code` and the message."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+@dataclass(slots=True)
+class RareLine:
+    """Whether a line that may come thousands of times is to be written now: once every `seconds` (pure)."""
+
+    seconds: float
+    _next: float = float("-inf")
+    _left_out: int = 0
+
+    def due(self, now: float) -> int | None:
+        """How many were left out since the last line, when this one is to be written; else None."""
+        if now < self._next:
+            self._left_out += 1
+            return None
+        left_out, self._left_out, self._next = self._left_out, 0, now + self.seconds
+        return left_out
+
+
+class Door:
+    def __init__(self, settings: config.Server) -> None:
+        self._tokens = {
+            str(role): read_token(source, f"server.tokens.{role}") for role, source in settings.tokens.items()
+        }
+        self._places: dict[int, asyncio.Timeout] = {}
+        """The streams that have not said Hello yet, oldest first."""
+        self._numbers = itertools.count()
+        self._line = RareLine(LOG_SECONDS)
+
+    async def hello(self, stream: Stream, metadata: Mapping[str, str]) -> pb.Hello:
+        """The Hello of a stream that may begin a session. Raises Refused, StreamLostError."""
+        if not any(authorised(metadata, self._tokens.get(role)) for role in ROLE_NAMES.values()):
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token")
+        hello = _hello(await self._first(stream))
+        role = ROLE_NAMES.get(hello.role)
+        if role is None:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"role {hello.role} is unknown: use env, rollout or train")
+        if not authorised(metadata, self._tokens.get(role)):
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, f"wrong or missing bearer token for role {role}")
+        return hello
+
+    def refused(self, peer: str, why: object) -> None:
+        """Tell the log, rarely."""
+        if (left_out := self._line.due(time.monotonic())) is not None:
+            more = f" (and {left_out} more since the last such line)" if left_out else ""
+            log.warning("refused a stream from %s: %s%s", peer[:100], str(why)[:200], more)
+
+    async def _first(self, stream: Stream) -> bytes:
+        """The first message. Raises Refused when it does not come in time, or its place is needed."""
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS) as place:
+                self._places[number] = place
+                if len(self._places) > MOST_WAITING:
+                    oldest = next(iter(self._places))
+                    self._places.pop(oldest).reschedule(0.0)
+                return await stream.read()
+        except TimeoutError:
+            if number in self._places:
+                why = f"no Hello within {HELLO_SECONDS:.0f} s"
+            else:
+                why = f"{MOST_WAITING} newer streams wait to say Hello"
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, why) from None
+        finally:
+            self._places.pop(number, None)
+
+
+def _hello(encoded: bytes) -> pb.Hello:
+    if len(encoded) > HELLO_BYTES:
+        why = f"a first message of {len(encoded):,} bytes, and a Hello may have {HELLO_BYTES:,}"
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+    try:
+        first, *more = messages(encoded, pb.SessionRequest)
+    except MalformedError as error:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+    if more or not first.HasField("hello"):
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Hello")
+    return first.hello

@@ -1,0 +1,62 @@
+"""Every capability: the names by which Hello and Welcome say what an end can do beyond the protocol's first version.
+
+A name is known from one protocol version on. When `dart.wire.channel.OLDEST_PROTOCOL_VERSION` has reached the version
+in which every worker has it, asking for it is unnecessary: both ends may then take it for granted, and the name stays
+in this file, so that it is never given another meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dart.v1 import session_pb2 as pb
+
+BATCHES = "batches"
+ORACLE = "oracle"
+SHARED_BLOBS = "shared_blobs"
+FORCED_TEXT = "forced_text"
+RECEIVES_WHILE_SERVING = "receives_while_serving"
+IMAGES_ONCE = "images_once"
+RESCORE = "rescore"
+SLOTS = "slots"
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    name: str
+    roles: tuple[str, ...]
+    """Whose Hello names it; "coordinator" names it in Welcome."""
+    meaning: str
+    known_since: int = 1
+    """The protocol version whose first release could name it."""
+    granted_since: int | None = None
+    """The protocol version from which on every worker has it and nobody has to ask; None: it is still asked for."""
+
+
+KNOWN = {
+    one.name: one
+    for one in (
+        Capability(BATCHES, ("env", "rollout", "train", "coordinator"), "reads several messages in one"),
+        Capability(ORACLE, ("env",), "answers Suggest"),
+        Capability(
+            SHARED_BLOBS,
+            ("env", "rollout", "train"),
+            "understands `shared_blobs` in its config, and uses the run's directory of screenshots where it sees it",
+        ),
+        Capability(FORCED_TEXT, ("rollout",), "understands `forced_text` of Generate"),
+        Capability(
+            RECEIVES_WHILE_SERVING, ("rollout",), "takes weights into host memory while it serves (ReceiveWeights)"
+        ),
+        Capability(IMAGES_ONCE, ("train",), "finds a screenshot's bytes in another sample of the update"),
+        Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
+        Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
+    )
+}
+
+
+def has(end: pb.Hello | pb.Welcome, name: str) -> bool:
+    """True when the end that introduced itself so can do it."""
+    granted = KNOWN[name].granted_since
+    if granted is not None and isinstance(end, pb.Hello) and end.protocol_version >= granted:
+        return True
+    return name in end.capabilities
