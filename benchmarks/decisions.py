@@ -30,7 +30,7 @@ from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import machine, software, write_json
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.progress import Progress
 from dart.core.routing import Replica, Router
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan

@@ -28,7 +28,7 @@ from benchmarks.instant import coordinator, settings
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.summary import machine, software
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.types import Task, Trajectory
 from dart.processes.settings import collect_seldom, keep_memory
 from dart.wire.channel import OPTIONS

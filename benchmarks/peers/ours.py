@@ -29,8 +29,8 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.service.journal import Journal
-from dart.core.curation.feed import ReleasedGroup
-from dart.core.curation.groups import Order
+from dart.core.curation.batches import ReleasedGroup
+from dart.core.curation.orders import Order
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
 from dart.processes.settings import collect_seldom, keep_memory

@@ -1,4 +1,5 @@
-"""What a model's token ids stand for, as a digest: a trajectory's tokens mean something with one vocabulary only."""
+"""What a model's token ids stand for, as a digest, and how many there are: a trajectory's tokens mean something with
+one vocabulary only."""
 
 from __future__ import annotations
 
@@ -18,3 +19,12 @@ def vocabulary_digest(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """How many token ids the model in the folder knows; None where its config.json cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

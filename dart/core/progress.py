@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dart.core.curation.feed import ReleasedGroup, samples_of
+from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.json_text import JSON
 from dart.core.types import Termination, Trajectory
 
@@ -120,6 +120,8 @@ class Progress:
     def __init__(self, window: int) -> None:
         self._phase = "starting"
         self._counts = Counts()
+        self._new_trajectories = self._new_steps = self._new_unparsable = 0
+        """Not in `_counts` yet: a trajectory finishes far more often than anybody looks at the counters."""
         self._recent: deque[bool] = deque(maxlen=window)
         self._recent_by_task: dict[str, deque[bool]] = {}
         self._trajectory_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
@@ -132,6 +134,15 @@ class Progress:
 
     @property
     def counts(self) -> Counts:
+        if self._new_trajectories:
+            was = self._counts
+            self._counts = replace(
+                was,
+                trajectories=was.trajectories + self._new_trajectories,
+                env_steps=was.env_steps + self._new_steps,
+                unparsable=was.unparsable + self._new_unparsable,
+            )
+            self._new_trajectories = self._new_steps = self._new_unparsable = 0
         return self._counts
 
     # ---- events ----
@@ -141,43 +152,41 @@ class Progress:
 
     def resumed(self, update: int, version: int) -> None:
         """The run goes on after this update, with the weights of this version."""
-        self._counts = replace(self._counts, updates=update, version=version)
+        self._counts = replace(self.counts, updates=update, version=version)
 
     def trajectory_finished(self, trajectory: Trajectory) -> None:
         """A training trajectory is stored."""
-        was = self._counts
-        self._counts = replace(
-            was,
-            trajectories=was.trajectories + 1,
-            env_steps=was.env_steps + len(trajectory.steps),
-            unparsable=was.unparsable + (trajectory.termination == Termination.UNPARSABLE),
-        )
+        self._new_trajectories += 1
+        self._new_steps += len(trajectory.steps)
+        self._new_unparsable += trajectory.termination == Termination.UNPARSABLE
         self._recent.append(trajectory.success)
-        recent = self._recent_by_task.setdefault(trajectory.task.name, deque(maxlen=RECENT_PER_TASK))
+        recent = self._recent_by_task.get(trajectory.task.name)
+        if recent is None:
+            recent = self._recent_by_task[trajectory.task.name] = deque(maxlen=RECENT_PER_TASK)
         recent.append(trajectory.success)
         self._trajectory_seconds.append(trajectory.finished - trajectory.started)
 
     def attempt_failed(self) -> None:
         """A worker, not the policy, ended an attempt."""
-        self._counts = replace(self._counts, infrastructure_failures=self._counts.infrastructure_failures + 1)
+        self._counts = replace(self.counts, infrastructure_failures=self.counts.infrastructure_failures + 1)
 
     def success_pooled(self) -> None:
         """A copy of a pooled success was added to a group."""
-        self._counts = replace(self._counts, pooled=self._counts.pooled + 1)
+        self._counts = replace(self.counts, pooled=self.counts.pooled + 1)
 
     def dropped(self, fate: str, trajectories: int) -> None:
         """So many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
-        self._counts = replace(self._counts, fates=self._with_fate(fate, trajectories))
+        self._counts = replace(self.counts, fates=self._with_fate(fate, trajectories))
 
     def version_made(self, version: int, seconds: float | None) -> None:
         """An update has made this weight version. `seconds`: what it took; None where that is not known."""
-        self._counts = replace(self._counts, updates=self._counts.updates + 1, version=version)
+        self._counts = replace(self.counts, updates=self.counts.updates + 1, version=version)
         if seconds is not None:
             self._update_seconds.append(seconds)
 
     def batch_consumed(self, batch: Sequence[ReleasedGroup], staleness: Sequence[int]) -> None:
         """An update has trained on the batch. `staleness`: of each of its trajectories, in versions."""
-        samples, was = samples_of(batch), self._counts
+        samples, was = samples_of(batch), self.counts
         self._counts = replace(
             was,
             trained_steps=was.trained_steps + len(samples),
@@ -188,7 +197,7 @@ class Progress:
 
     def weights_synced(self) -> None:
         """A replica has taken new weights."""
-        self._counts = replace(self._counts, weight_syncs=self._counts.weight_syncs + 1)
+        self._counts = replace(self.counts, weight_syncs=self.counts.weight_syncs + 1)
 
     def restore(self, stored: StoredCounts, logged: Counts | None) -> None:
         """Go on counting where an earlier process ended.
@@ -202,8 +211,8 @@ class Progress:
         share = stored.trained_steps / logged.trained_steps if logged.trained_steps else 0.0
         self._counts = replace(
             logged,
-            updates=self._counts.updates,
-            version=self._counts.version,
+            updates=self.counts.updates,
+            version=self.counts.version,
             trajectories=stored.trajectories,
             env_steps=stored.env_steps,
             unparsable=stored.unparsable,
@@ -239,7 +248,7 @@ class Progress:
         return max(self._update_seconds, default=0.0)
 
     def _with_fate(self, fate: str, trajectories: int) -> dict[str, int]:
-        fates = dict(self._counts.fates)
+        fates = dict(self.counts.fates)
         fates[fate] = fates.get(fate, 0) + trajectories
         return fates
 

@@ -192,7 +192,7 @@ class Database(Reader):
         planned = Counter(one.group_id for one in successes)
         rows = [
             self._group_row(group_id, task, planned[group_id], added, kind=r.GroupKind.COLLECTED)
-            | {"state": r.GroupState.DROPPED, "fate": r.COLLECTED, "closed": added}
+            | {"state": r.GroupState.COLLECTED, "fate": r.COLLECTED, "closed": added}
             for group_id, task in groups.items()
         ]
         keys = {(self.run_id, task.suite, task.name) for task in groups.values()}

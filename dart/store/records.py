@@ -55,6 +55,10 @@ class GroupState(StrEnum):
     """Waiting for the trainer."""
     CONSUMED = "consumed"
     DROPPED = "dropped"
+    EVALUATED = "evaluated"
+    """Over: its trajectories are an evaluation's."""
+    COLLECTED = "collected"
+    """Over: its trajectories are for the experience pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.service.journal import Journal
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
 from dart.screenshots.stored import StoredScreenshots

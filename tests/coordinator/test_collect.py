@@ -33,7 +33,7 @@ from dart.coordinator.sampling.collecting import Collection, OracleTurns, teache
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.action import Click, Point
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError

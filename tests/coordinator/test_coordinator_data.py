@@ -14,9 +14,9 @@ import pytest
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
-from dart.coordinator.sampling.data import FAILING_SECONDS, DataManager
+from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import FAILING_SECONDS, Order
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
@@ -307,7 +307,7 @@ async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(t
             await rig.group(True, False, True, False)
         batch = await rig.data.next_batch(0)
         assert len(batch) == 2
-        await rig.data.unusable(batch, batch[0], "a screenshot cannot be had")
+        await rig.data.unusable([batch[0]], "a screenshot cannot be had")
         assert rig.progress.counts.fates["dropped: cannot be trained on"] == 4
         assert (await rig.database.group(batch[0].id)).state is GroupState.DROPPED
         await rig.group(True, False, True, False)

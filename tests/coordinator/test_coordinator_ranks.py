@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from dart.coordinator.training.ranks import PAGE_BYTES, _pages
-from dart.core.curation.feed import Sample
+from dart.core.curation.batches import Sample
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 GENERATION = Generation((1,) * 50, (3, 4), (-0.5, -0.25), (VersionSpan(0, 0, 2),), "t")

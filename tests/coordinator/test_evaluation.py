@@ -20,7 +20,7 @@ from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.summary import write_json
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.types import Task, Termination, Trajectory
 from dart.store.database import Database, sqlite_url
 

@@ -23,7 +23,7 @@ from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Train
 from dart.coordinator.start import Start
 from dart.coordinator.training.ranks import TrainerRanks, UnusableGroup
-from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.types import Block, Image, Markup, Prompt
 from dart.errors import UserError
 from dart.screenshots.directory import ScreenshotDirectory

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core.curation.advantage import group_advantages
-from dart.core.curation.feed import Feed, ReleasedGroup, balance, samples_of
-from dart.core.curation.groups import GroupBook, Order
+from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.curation.judging import Decision, judge, start_budget
-from dart.core.curation.planning import Plan
+from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
 from dart.core.routing import Replica, Router
 from dart.core.sync_plan import SyncPlan
@@ -36,11 +35,6 @@ def trajectory(order: Order | None = None, reward: float = 0.0, version: int = 0
                       reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
 
 
-def book(n: int = 3) -> GroupBook:
-    sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
-    return GroupBook(sampler, lambda task: Plan(n, 5, ""))
-
-
 def test_advantages_by_hand() -> None:
     # mean 0.5, population std 0.5
     assert group_advantages([1, 0], [3, 1]) == [1.0, -1.0]
@@ -60,57 +54,9 @@ def test_every_task_comes_once_a_round_and_submitted_ones_first() -> None:
     assert sampler.next() == Task("s", "z", 7)
 
 
-def test_group_closes_when_all_have_finished_in_any_order() -> None:
-    groups = book(3)
-    orders = [groups.next()[0] for _ in range(3)]
-    assert len({o.group_id for o in orders}) == 1
-    assert groups.next()[1] is not None, "an environment never waits for another group's roll-outs"
-    assert groups.finished(trajectory(orders[2])) is None
-    assert groups.finished(trajectory(orders[0])) is None
-    closed = groups.finished(trajectory(orders[1]))
-    assert closed is not None
-    assert closed.complete
-
-
-def test_infrastructure_failure_gives_the_same_rollout_out_again_first() -> None:
-    groups = book(2)
-    a = groups.next()[0]
-    b = groups.next()[0]
-    groups.failed(a)
-    again, opened = groups.next()
-    assert opened is None
-    assert (again.trajectory_id, again.attempt) == (a.trajectory_id, 2)
-    groups.finished(trajectory(b))
-    closed = groups.finished(trajectory(again))
-    assert closed is not None
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["finish", "fail", "start", "start"])), max_size=200))
-def test_no_rollout_is_lost_or_counted_twice(events: list[tuple[int, str]]) -> None:
-    groups = book(4)
-    running: list[Order] = []
-    closed: list[str] = []
-    opened = 0
-    for pick, event in events:
-        if event == "start":
-            order, new = groups.next()
-            opened += new is not None
-            running.append(order)
-        elif running:
-            order = running.pop(pick % len(running))
-            if event == "fail":
-                groups.failed(order)
-            elif group := groups.finished(trajectory(order)):
-                assert len({t.id for t in group.finished}) == 4
-                closed.append(group.id)
-    assert len(set(closed)) == len(closed)
-    assert groups.open_trajectories == 4 * (opened - len(closed))
-    assert len({o.trajectory_id for o in running}) == len(running)
-
-
 def test_judge_names_why() -> None:
     def decide(*rewards: float) -> str:
-        return judge([trajectory(reward=r) for r in rewards], level="trajectory", std_normalise=True).reason
+        return judge([trajectory(reward=r) for r in rewards], level="trajectory", std_normalise=True).detail
 
     assert decide(1, 1) == "all 2 succeeded"
     assert decide(0, 0, 0) == "all 3 failed"
@@ -133,18 +79,6 @@ def test_shaping_moves_advantages_but_drops_nothing() -> None:
     assert shaped(long, short).cause == "all succeeded"
     # rewards 0.5, 1, 0: mean 0.5
     assert shaped(long, short, lost).advantages == (0.0, 0.5, -0.5)
-
-
-def test_feed_hands_out_each_group_once_and_drops_the_stale() -> None:
-    feed = Feed(trajectories_per_update=4, max_staleness=1)
-    feed.add(group("old", 0))
-    assert feed.take() is None
-    feed.add(group("a", 3))
-    feed.add(group("b", 4))
-    assert [g.id for g in feed.drop_stale(4)] == ["old"]
-    assert [g.id for g in feed.take() or []] == ["a", "b"]
-    assert feed.take() is None
-    assert feed.waiting_trajectories == 0
 
 
 def test_balance_leaves_no_sample_out() -> None:
@@ -297,21 +231,3 @@ def test_the_ledger_books_every_slot_second_once() -> None:
     ledger.restart(110.0)
     assert {state: spent for state, spent in ledger.seconds(112.0).items() if spent} == {lost: 2}
     assert ledger.causes(idle, 112.0) == {}
-
-
-def test_a_group_does_without_a_roll_out_that_cannot_be_made() -> None:
-    groups = book(3)
-    orders = [groups.next()[0] for _ in range(2)]
-    again = groups.failed(orders[0])
-    assert groups.next()[0] == again
-    assert groups.give_up(again) is None and groups.open_trajectories == 2
-    third = groups.next()[0]
-    assert third.trajectory_id.endswith("-3") and groups.next_would_open()
-    assert groups.finished(trajectory(orders[1])) is None
-    group = groups.finished(trajectory(third))
-    assert group is not None and len(group.finished) == 2
-    assert groups.open_trajectories == groups.open_groups == 0
-    alone = [groups.next()[0] for _ in range(3)]
-    assert [groups.give_up(order) for order in alone[:2]] == [None, None]
-    empty = groups.give_up(alone[2])
-    assert empty is not None and not empty.finished

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart.core.curation.groups import GroupBook, Order
-from dart.core.curation.judging import judge
+from dart.core.curation.lifecycle import Lifecycle, Rules
+from dart.core.curation.orders import Order
 from dart.core.curation.planning import LengthRule, NumberRule, Planner, rollout_number, step_limit
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.sampling import TaskSampler
+from dart.core.curation.schedule import Schedule
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 PAPER = NumberRule(maximum=8, minimum=2, threshold=0.6, window=16)
@@ -227,22 +228,21 @@ def test_a_pooled_copy_never_makes_its_group_older(made_at: int, oldest: int, no
 def test_random_runs_keep_the_invariants(events: list[tuple[int, str, int]]) -> None:
     """Workers finish, fail and die in any order; curation runs as the data manager wires it."""
     planner, pool = Planner(PAPER, replace(LENGTH, cap=12)), ExperiencePool(4, None)
-    book = GroupBook(
+    groups = Lifecycle(
+        Rules(Schedule("rollout", synchronous=False, rollouts=8, trajectories_per_update=1000), max_staleness=4),
         TaskSampler("s", ["a", "b", "c"], (0, 5), random.Random(1)),
         lambda task: planner.plan(task.name),
     )
     running: deque[Order] = deque()
     finished: set[str] = set()
-    trained: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
+    decided: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     replaced: set[str] = set()
-    for _ in range(16):
-        running.append(book.next()[0])
+    running.extend(groups.next(16)[0] for _ in range(16))
     for which, what, steps in events:
         order = running[which % len(running)]
         running.remove(order)
         if what == "die":
-            assert book.failed(order).attempt == order.attempt + 1
+            groups.failed(replace(order, attempt=1), now=0.0)
         else:
             one = replace(
                 trajectory(order.task.name, success=what == "win", steps=min(steps, order.step_limit)),
@@ -253,22 +253,25 @@ def test_random_runs_keep_the_invariants(events: list[tuple[int, str, int]]) -> 
             planner.record(one)
             if one.success:
                 pool.add(Entry(one.id, one.task, 0))
-            if group := book.finished(one):
+            groups.finished(one)
+            if group := groups.to_judge():
                 assert 2 <= len(group.finished) == group.planned <= 8
-                members = list(group.finished)
-                decision = judge(members, level="trajectory", std_normalise=True)
-                if decision.cause == "all failed" and (spare := pool.take(group.task, 0)):
+                spare = pool.take(group.task, 0) if group.failed else None
+                stand_in = None
+                if spare is not None:
                     assert spare.task.name == group.task.name
-                    replaced.add(members.pop().id)
-                    members.append(pooled_copy(replace(one, id=spare.trajectory_id, success=True, reward=1.0),
-                                               group.id, 0, 0))  # fmt: skip
-                    decision = judge(members, level="trajectory", std_normalise=True)
-                    assert decision.release
-                assert sum(bool(member.pooled_from) for member in members) <= 1
-                (trained if decision.release else dropped).update(m.id for m in members if not m.pooled_from)
-        running.append(book.next()[0])
-    waiting = finished - set(trained) - set(dropped) - replaced
-    assert max([*trained.values(), *dropped.values()], default=1) == 1
-    assert not set(trained) & set(dropped)
-    assert len(trained) + len(dropped) + len(replaced) + len(waiting) == len(finished)
+                    success = replace(one, id=spare.trajectory_id, success=True, reward=1.0)
+                    stand_in = pooled_copy(success, group.id, 0, 0)
+                    replaced.add(group.finished[-1].id)
+                verdict = groups.judge(group, stand_in)
+                assert verdict.released or stand_in is None
+                assert [bool(one.pooled_from) for one in verdict.trajectories].count(True) == (stand_in is not None)
+                groups.decided(verdict)
+                decided[verdict.released].update(one.id for one in verdict.trajectories if not one.pooled_from)
+        running.append(groups.next(16)[0])
+    groups.validate()
+    assert groups.waiting_trajectories == sum(decided[True].values()) + len(replaced)
+    assert max([*decided[True].values(), *decided[False].values()], default=1) == 1
+    assert not set(decided[True]) & set(decided[False])
+    assert set(decided[True]) | set(decided[False]) | replaced <= finished
     assert sum(len(history.results) for history in planner.histories.values()) <= len(finished)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts, Progress, StalenessCounts, StoredCounts
 from dart.core.types import Generation, Step, Task, Termination, Trajectory, VersionSpan

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from dart import manifest
 from dart.errors import UserError
-from dart.failpoints import failpoint
 
 STATE = "trainer_state.pt"
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 def save(
@@ -33,13 +31,11 @@ def save(
     updates: int,
     version: int,
 ) -> None:
-    """Write to a folder beside `path`, seal it (`dart.manifest`), then rename it.
-
-    A reader sees the old checkpoint or the new one, never a part, also after a power failure.
-    """
+    """Write to a folder beside `path`, then rename: a reader sees the old checkpoint or the new one, never a part."""
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clear_up(path.parent)
+    for left in (*path.parent.glob(".*.tmp"), *path.parent.glob(".*.old")):
+        shutil.rmtree(left, ignore_errors=True)  # by a process that was killed: one rank alone writes here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     try:
@@ -52,9 +48,8 @@ def save(
         if dtype != torch.float32:
             state["weights"] = {name: p.detach().cpu() for name, p in model.named_parameters()}
         torch.save(state, temporary / STATE)
-        failpoint("checkpoint-written")
-        manifest.seal(temporary)
-        failpoint("checkpoint-sealed")
+        for file in temporary.iterdir():
+            _to_disk(file)
         _replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -83,21 +78,23 @@ def resume(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[
     return int(state["updates"]), int(state["version"])
 
 
-def _clear_up(folder: Path) -> None:
-    """Remove what a process that was killed has left; this one alone writes here."""
-    for left in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
-        shutil.rmtree(left, ignore_errors=True)
+def _to_disk(file: Path) -> None:
+    """The database's row survives a power failure, so what it names has to."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    """The database's row survives a power failure, so what it names has to: the folder above is synced, too."""
-    previous = manifest.aside(path)
-    if path.exists():
-        path.rename(previous)
-        failpoint("checkpoint-moved-aside")
+    if not path.exists():
+        temporary.rename(path)
+        return
+    previous = path.parent / f".{path.name}.{os.getpid()}.old"
+    path.rename(previous)
     temporary.rename(path)
-    manifest.to_disk(path.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    shutil.rmtree(previous)
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Action
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.types import Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb

@@ -21,7 +21,7 @@ from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.sampling.episodes import Writer
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
@@ -94,7 +94,7 @@ class Collection:
     async def close(self) -> dict[str, Any]:
         """What came of it, per task."""
         for group in self._opened:
-            await self._database.close_group(group, GroupState.DROPPED, COLLECTED, COLLECTED, {}, time.time())
+            await self._database.close_group(group, GroupState.COLLECTED, COLLECTED, COLLECTED, {}, time.time())
         return {
             "teacher": self._collect.teacher,
             "wanted": self._collect.per_task,

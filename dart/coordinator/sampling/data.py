@@ -1,52 +1,59 @@
 """The data manager: every finished trajectory comes here, and the trainer's batches leave from here.
 
-What always holds: a trajectory and its screenshots are durable before anything counts it; a group is judged once,
-when its last roll-out finishes (where all failed, with a pooled success in the place of one), and is then either in
-the feed or dropped with a reason; a batch is given to the trainer once and marked consumed when the update is done.
-Every decision goes into the database and the events with its reason.
+It carries out what `core.curation.lifecycle` decides. A trajectory and its screenshots are durable before anything
+counts it; a verdict is durable before it moves its group (`_apply`: the transaction, then the machine, the counters and
+the event). A batch is given to the trainer once, and marked consumed when the update is done. What cannot be trained
+on is dropped, with its reason, wherever that is noticed.
 
 Back-pressure: a new group is opened only while begun-and-unconsumed trajectories stay within
-`core.curation.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`. Where
-`schedule` asks for it, `core.schedule.Pacing` holds roll-outs and updates back as well.
+`core.curation.judging.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`.
+Where `schedule` asks for it, `core.curation.schedule` holds roll-outs and updates back as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 
+from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.sources import copy_sources
 from dart.coordinator.service.journal import Journal
-from dart.core.curation.advantage import overlong_penalty
-from dart.core.curation.feed import Feed, ReleasedGroup
-from dart.core.curation.groups import Group, GroupBook, Order
-from dart.core.curation.judging import Decision, judge, staleness, start_budget
+from dart.core.curation.batches import ReleasedGroup
+from dart.core.curation.group import Group
+from dart.core.curation.judging import REPLACED, Judging, Verdict, staleness
+from dart.core.curation.lifecycle import Lifecycle, Rules
+from dart.core.curation.orders import Attempt, Order
 from dart.core.curation.planning import LengthRule, NumberRule, Plan, Planner, spread
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.sampling import TaskSampler
-from dart.core.curation.schedule import Pacing, Situation
+from dart.core.curation.schedule import Schedule
+from dart.core.curation.usable import usable
 from dart.core.progress import Progress
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.store.blobs import BlobError
 from dart.store.database import Database
-from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState
+from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState, StoredGroup
 
-FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
-"""The run ends when attempts have failed for so long without a finished one, and so many of them: a node that is lost
-fails all of its own at once, and a cloud may be away for a minute."""
-REPLACED = f"{DROPPED}: replaced by a pooled success"
-STALE = f"{DROPPED}: stale"
-UNMADE = "none of its roll-outs could be made"
-UNUSABLE = f"{DROPPED}: cannot be trained on"
 LEAST_WEIGHT = 0.01
-"""Of a task that has nothing to teach at full task_preference: every task is looked at again now and then."""
+"""The sampling weight of a task that has nothing to teach, at full task_preference: it is looked at now and then."""
+MOST_REFUSED_BATCHES = 3
+"""The run ends when the trainer has refused more trajectories than so many batches have, and made no update."""
+MOST_LOSSES = 3
+"""A group is dropped when the trainer was lost so often while the group was in its batch."""
+
+
+def dropped(words: str) -> str:
+    """As the database tells of what was not trained on."""
+    return f"{DROPPED}: {words}"
 
 
 class DataManager:
@@ -69,38 +76,192 @@ class DataManager:
         number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
         self._planner = Planner(number, LengthRule(cap=curation.step_limit, **curation.dynamic_length.model_dump()))
         self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
-        self._resumed = first_group > 1
         rng = random.Random(config.run.seed + first_group)
         sampler = TaskSampler(suite, tasks.names, tasks.train_seeds, rng, self._weight)
-        self._book = GroupBook(sampler, self._plan, first_group)
-        self._feed = Feed(config.trainer.trajectories_per_update, config.curation.max_staleness)
-        self._in_training = 0
-        self._running = 0
-        """Roll-outs under way."""
-        self._given_up: list[Group] = []
-        """Groups that a roll-out which cannot be made has closed; nothing is decided about them yet."""
-        self._closing: list[Group] = []
-        """Out of the book, and not in the feed yet: what is decided about them is being stored."""
-        schedule, size = config.schedule, config.trainer.trajectories_per_update
-        self._pacing = Pacing(schedule.sampling, schedule.training == "synchronous", curation.rollouts, size)
-        self._budget = start_budget(
-            config.curation.max_staleness, config.trainer.trajectories_per_update, config.curation.rollouts
-        )
+        self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group)
+        self._resumed = first_group > 1
+        self._refused = 0
+        """Trajectories that the trainer has refused since its last update."""
         self._changed = asyncio.Event()
-        self._paused = False
-        self._failures_in_a_row, self._failing_since = 0, 0.0
-        self._most_environments = 0
+        """Set for a moment, to wake everyone who waits; each looks again whether its condition holds."""
 
     @property
     def waiting_groups(self) -> int:
-        return len(self._feed)
+        return self._lifecycle.waiting_groups
 
     @property
     def waiting_trajectories(self) -> int:
-        return self._feed.waiting_trajectories
+        return self._lifecycle.waiting_trajectories
 
     def submit(self, task: Task) -> None:
-        self._book.sampler.submit(task)
+        self._lifecycle.submit(task)
+
+    def pause(self, paused: bool) -> None:
+        self._lifecycle.pause(paused)
+        self._notify()
+
+    async def close(self) -> None:
+        """Sampling is over: nobody waits for an order any more."""
+        self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
+
+    # ---- roll-outs ----
+
+    async def next(self) -> Order | None:
+        waited = False
+        if self._lifecycle.undecided:
+            await self._decide()
+        while why := self._lifecycle.why_wait(self._envs.slots):
+            waited = True
+            self._envs.usage.blame(EnvState.IDLE, why, time.monotonic())
+            await self._changed.wait()
+            await self._decide()
+        if waited:
+            self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
+        order, opened = self._lifecycle.next(self._envs.slots)
+        if opened is not None:
+            await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
+        return order
+
+    async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        await self._database.add_trajectory(trajectory, order.attempt)
+        self._lifecycle.finished(trajectory)
+        self._progress.trajectory_finished(trajectory)
+        self._planner.record(trajectory)
+        if trajectory.success:
+            self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
+        if self._lifecycle.undecided:
+            await self._decide()
+        self._notify()
+
+    def failed(self, order: Order, error: InfrastructureError) -> None:
+        """Raises UserError when nothing works any more."""
+        attempt = self._lifecycle.failed(order, time.monotonic())
+        self._progress.attempt_failed()
+        self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
+        if attempt is Attempt.NOTHING_WORKS:
+            raise UserError(
+                f"{self._lifecycle.failures_in_a_row} attempts in a row failed, the last with: {error}: "
+                "look at the workers' logs in the run directory, and run `dart doctor`"
+            )
+        if attempt is Attempt.GIVEN_UP:
+            self._journal.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
+        self._notify()
+
+    def _plan(self, task: Task) -> Plan:
+        plan = self._planner.plan(task.name)
+        for change in plan.changes:
+            self._journal.event("plan", task=task.name, reason=change)
+        return plan
+
+    def _weight(self, name: str) -> float:
+        """How often a task is sampled: by how likely the members of its groups are to differ, and never not at all."""
+        curation, informative = self._config.curation, self._planner.informative(name)
+        if curation.pool.enabled and self._pool.has(name):
+            # One of N succeeds at the least.
+            informative = max(informative, spread(1 / curation.rollouts))
+        return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
+
+    # ---- decisions ----
+
+    async def _decide(self) -> None:
+        """Judge every group that has nothing left to run."""
+        while group := self._lifecycle.to_judge():
+            stand_in = await self._stand_in(group) if group.failed and self._config.curation.pool.enabled else None
+            await self._apply(self._lifecycle.judge(group, stand_in))
+
+    async def _apply(self, verdict: Verdict) -> None:
+        """Store a verdict; then it moves its group, is counted, and is told."""
+        fate = PENDING if verdict.released else dropped(verdict.cause)
+        ids = [trajectory.id for trajectory in verdict.trajectories]
+        advantages = dict(zip(ids, verdict.advantages, strict=True)) if verdict.advantages else {}
+        replaced = {verdict.replaced: dropped(REPLACED)} if verdict.replaced else {}
+        await self._database.close_group(
+            verdict.group_id,
+            GroupState.RELEASED if verdict.released else GroupState.DROPPED,
+            verdict.detail if verdict.released else dropped(verdict.detail),
+            fate, advantages, time.time(), fates=replaced, pooled=verdict.pooled,
+        )  # fmt: skip
+        self._lifecycle.decided(verdict)
+        if (pooled := verdict.pooled) is not None:
+            self._progress.success_pooled()
+            self._progress.dropped(dropped(REPLACED), 1)
+            self._journal.event("pooled", group=verdict.group_id, success=pooled.pooled_from, replaced=verdict.replaced,
+                                reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
+                                       f"inserted for failure {verdict.replaced}")  # fmt: skip
+        if ids and not verdict.released:
+            self._progress.dropped(fate, len(ids))
+        self._journal.event("group", group=verdict.group_id, task=verdict.task.id, size=len(ids), plan=verdict.plan,
+                            released=verdict.released, cause=verdict.cause, reason=verdict.detail)  # fmt: skip
+        self._notify()
+
+    async def _stand_in(self, group: Group) -> Trajectory | None:
+        """A copy of a pooled success of the group's task, to stand in for a failure of it."""
+        oldest = min(trajectory.oldest_version for trajectory in group.finished)
+        while entry := self._pool.take(group.task, self._progress.counts.updates):
+            try:
+                stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
+                assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
+                copy = pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
+                lost = usable(copy)
+            except BlobError as error:
+                lost = str(error)
+            if lost is None:
+                return copy
+            self._pool.discard(entry)
+            self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)
+        return None
+
+    # ---- batches ----
+
+    async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
+        """Wait for released groups that make a batch; what has grown stale is dropped on the way."""
+        while True:
+            for verdict in self._lifecycle.stale(trainer_version):
+                await self._apply(verdict)
+            if self._lifecycle.update_due:
+                batch = self._lifecycle.take()
+                self._notify()  # what waits, waits for something else now
+                if batch:
+                    return batch
+            await self._changed.wait()
+
+    def update_over(self) -> None:
+        """Where sampling waits for updates: every replica serves what this one made."""
+        self._lifecycle.update_over()
+        self._notify()
+
+    async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
+        """Update `update`, which began at `trainer_version`, has trained on the batch."""
+        await self._database.consume_groups([group.id for group in batch], update)
+        self._lifecycle.consumed()
+        self._progress.batch_consumed(
+            batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories]
+        )
+        self._refused = 0
+        self._notify()
+
+    async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
+        """The update was not made, because these groups of its batch cannot be trained on: the others wait again.
+
+        Raises UserError when the trainer refuses one batch after the other.
+        """
+        for group in groups:
+            self._lifecycle.unusable(group.id, why)
+        self._lifecycle.returned()
+        await self._decide()
+        self._notify()
+        self._refused += sum(len(group.trajectories) for group in groups)
+        if self._refused > MOST_REFUSED_BATCHES * self._config.trainer.trajectories_per_update:
+            raise UserError(
+                f"the trainer has refused {self._refused} trajectories and made no update between them, the last "
+                f"with: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
+            )
+
+    def trainer_lost(self, batch: Sequence[ReleasedGroup], why: str) -> None:
+        """The trainer went while it trained on the batch. `prepare` drops groups of which this is told too often."""
+        self._journal.event("trainer_lost", groups=[group.id for group in batch], why=why)
+
+    # ---- restarts ----
 
     async def prepare(self) -> None:
         """Take up what earlier processes left in the database: statistics, the pool, groups that are not done.
@@ -112,256 +273,68 @@ class DataManager:
         if pool.enabled and pool.sources and not await self._database.group_count(GroupKind.COLLECTED):
             copied = await copy_sources(self._config, self._database)
             self._journal.event("pool_filled", successes=copied, sources=[str(folder) for folder in pool.sources])
-        await self._restore_curation()
-        if not self._resumed:
-            return
-        for group in await self._database.unfinished_groups(with_images=False):
-            if group.kind is not GroupKind.TRAINING:
-                await self._database.close_group(group.id, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
-            elif group.state == GroupState.OPEN:
-                finished = [stored.trajectory for stored in group.trajectories]
-                if complete := self._book.restore(group.id, group.task, group.planned, finished):
-                    await self._close(complete)
-            else:
-                # A failure that a pooled success replaced has no advantage.
-                members = [(one.trajectory, one.advantage) for one in group.trajectories if one.advantage is not None]
-                trajectories, advantages = zip(*members, strict=True)
-                self._feed.add(ReleasedGroup(group.id, trajectories, advantages))
-
-    async def _restore_curation(self) -> None:
         window = max(self._planner.number.window, self._planner.length.window or 1)
         for past in await self._database.task_histories(window):
             self._planner.restore(past.name, past.results, past.lengths, past.longest)
-        for success in await self._database.newest_successes(self._config.curation.pool.per_task):
+        for success in await self._database.newest_successes(pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
+        if self._resumed:
+            await self._restore_groups()
 
-    async def close(self) -> None:
-        """Sampling is over: nobody waits for an order any more."""
-        self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
+    async def _restore_groups(self) -> None:
+        losses = Counter[str]()
+        for event in await self._database.newest_events("trainer_lost", 100):
+            losses.update(_groups_of(event.json))
+        vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
+        groups = await self._database.unfinished_groups(with_images=False)
+        # The same batch must not come again at once: what the trainer was lost with waits behind all else.
+        for group in sorted(groups, key=lambda group: losses[group.id]):
+            if group.kind is GroupKind.TRAINING:
+                self._restore(group, losses[group.id], vocabulary)
+            else:
+                await self._database.close_group(group.id, GroupState.EVALUATED, EVALUATED, EVALUATED, {}, time.time())
+        await self._decide()
 
-    def pause(self, paused: bool) -> None:
-        self._paused = paused
-        self._notify()
-
-    # ---- orders ----
-
-    async def next(self) -> Order | None:
-        waited = False
-        await self._close_given_up()
-        while why := self._why_wait():
-            waited = True
-            self._envs.usage.blame(EnvState.IDLE, why, time.monotonic())
-            await self._changed.wait()
-            await self._close_given_up()
-        if waited:
-            self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
-        order, opened = self._book.next()
-        self._running += 1
-        self._most_environments = max(self._most_environments, self._envs.slots)
-        if opened is not None:
-            self._pacing.opened()
-            await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
-        return order
-
-    def _why_wait(self) -> str | None:
-        """Why no roll-out may begin; None when one may."""
-        if self._paused:
-            return "the run is paused"
-        if self._book.next_would_open() and self._begun >= self._budget:
-            return "the trainer is behind: more roll-outs would grow too old"
-        return self._pacing.why_wait(self._situation)
-
-    @property
-    def _situation(self) -> Situation:
-        return Situation(
-            opens=self._book.next_would_open(),
-            open_groups=self._book.open_groups + len(self._closing) + len(self._given_up),
-            running=self._running + len(self._closing) + len(self._given_up),
-            waiting=self._feed.waiting_trajectories,
-            environments=self._envs.slots,
-        )
-
-    async def finished(self, order: Order, trajectory: Trajectory) -> None:
-        await self._database.add_trajectory(trajectory, order.attempt)
-        self._running -= 1
-        self._failures_in_a_row = 0
-        self._progress.trajectory_finished(trajectory)
-        self._planner.record(trajectory)
-        if trajectory.success:
-            self._pool.add(Entry(trajectory.id, trajectory.task, trajectory.newest_version))
-        if group := self._book.finished(trajectory):
-            await self._close_now(group)
-        self._notify()
-
-    async def _close_now(self, group: Group) -> None:
-        self._closing.append(group)
-        await self._close(group)
-        self._closing.remove(group)
-        self._pacing.closed(self._situation)
-
-    async def _close_given_up(self) -> None:
-        while self._given_up:
-            await self._close_now(self._given_up.pop())
-
-    def failed(self, order: Order, error: InfrastructureError) -> None:
-        self._running -= 1
-        self._progress.attempt_failed()
-        now = time.monotonic()
-        if not self._failures_in_a_row:
-            self._failing_since = now
-        self._failures_in_a_row += 1
-        self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
-        enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
-        if self._failures_in_a_row >= enough and now - self._failing_since >= FAILING_SECONDS:
-            raise UserError(
-                f"{self._failures_in_a_row} attempts in a row failed, the last with: {error}: "
-                "look at the workers' logs in the run directory, and run `dart doctor`"
-            )
-        if order.hopeless and self._failures_in_a_row < self._most_environments + LEAST_FAILURES:
-            # Others succeed meanwhile, so this one is to blame: a task whose page does not load, say.
-            self._journal.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
-            if group := self._book.give_up(order):
-                self._given_up.append(group)
-        else:
-            self._book.failed(order)
-        self._notify()
-
-    @property
-    def _begun(self) -> int:
-        closing = sum(group.planned for group in (*self._closing, *self._given_up))
-        return self._book.open_trajectories + closing + self._feed.waiting_trajectories + self._in_training
-
-    def _plan(self, task: Task) -> Plan:
-        plan = self._planner.plan(task.name)
-        for change in plan.changes:
-            self._journal.event("plan", task=task.name, reason=change)
-        return plan
-
-    def _weight(self, name: str) -> float:
-        """How often a task is sampled: by how likely the members of its groups are to differ, but never never."""
-        curation, informative = self._config.curation, self._planner.informative(name)
-        if curation.pool.enabled and self._pool.has(name):
-            # One of N succeeds at the least.
-            informative = max(informative, spread(1 / curation.rollouts))
-        return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
-
-    async def _close(self, group: Group) -> None:
-        if not group.finished:
-            reason = f"dropped: {UNMADE}"
-            await self._database.close_group(group.id, GroupState.DROPPED, reason, reason, {}, time.time())
-            self._journal.event("group", group=group.id, task=group.task.id, size=0, released=False, reason=UNMADE)
+    def _restore(self, group: StoredGroup, losses: int, vocabulary: int | None) -> None:
+        # In a released group, a failure that a pooled success replaced has no advantage.
+        is_open = group.state == GroupState.OPEN
+        members = [one for one in group.trajectories if is_open or one.advantage is not None]
+        why = next((f"{one.trajectory.id}: {problem}" for one in members
+                    if (problem := usable(one.trajectory, vocabulary))), "")  # fmt: skip
+        if losses >= MOST_LOSSES:
+            why = why or f"the trainer was lost {losses} times while it trained on it"
+        trajectories = tuple(one.trajectory for one in members)
+        if is_open:
+            self._lifecycle.restore_open(group.id, group.task, group.planned, trajectories, group.plan)
+            if why:
+                self._lifecycle.unusable(group.id, why)
             return
-        members = list(group.finished)
-        pooled, fates = None, {}
-        if not any(one.success for one in members) and (pooled := await self._pooled(group)):
-            replaced = members.pop()
-            fates[replaced.id] = REPLACED
-            members.append(pooled)
-        decision = self._judge(members)
-        ids = [trajectory.id for trajectory in members]
-        state = GroupState.RELEASED if decision.release else GroupState.DROPPED
-        reason = decision.reason if decision.release else f"dropped: {decision.reason}"
-        fate = PENDING if decision.release else f"{DROPPED}: {decision.cause}"
-        advantages = dict(zip(ids, decision.advantages, strict=True))
-        await self._database.close_group(
-            group.id, state, reason, fate, advantages, time.time(), fates=fates, pooled=pooled
-        )
-        if pooled is not None:
-            self._progress.success_pooled()
-            self._progress.dropped(REPLACED, 1)
-            self._journal.event("pooled", group=group.id, success=pooled.pooled_from, replaced=replaced.id,
-                                reason=f"pooled success {pooled.pooled_from}, version {pooled.oldest_version}, "
-                                       f"inserted for failure {replaced.id}")  # fmt: skip
-        if decision.release:
-            self._feed.add(ReleasedGroup(group.id, tuple(members), decision.advantages))
-        else:
-            self._progress.dropped(fate, len(ids))
-        self._journal.event("group", group=group.id, task=group.task.id, size=len(ids), plan=group.why,
-                            released=decision.release, reason=decision.reason)  # fmt: skip
-        self._notify()
-
-    def _judge(self, trajectories: Sequence[Trajectory]) -> Decision:
-        how = self._config.trainer.advantage
-        limit = self._config.rollout.max_tokens
-
-        def shaping(trajectory: Trajectory) -> float:
-            longest = max(len(step.generation.token_ids) for step in trajectory.steps)
-            return how.overlong_penalty * overlong_penalty(longest, limit, how.overlong_buffer)
-
-        return judge(trajectories, level=how.level, std_normalise=how.std_normalise, shaping=shaping)
-
-    async def _pooled(self, group: Group) -> Trajectory | None:
-        """A copy of a pooled success of the group's task, to stand in for a failure of it."""
-        if not self._config.curation.pool.enabled:
-            return None
-        oldest = min(trajectory.oldest_version for trajectory in group.finished)
-        while entry := self._pool.take(group.task, self._progress.counts.updates):
-            try:
-                stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
-            except BlobError as error:
-                self._pool.discard(entry)
-                self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=str(error))
-                continue
-            assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
-            return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
-        return None
-
-    # ---- batches ----
-
-    async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
-        """Wait for released groups that make a batch; what has grown stale is dropped on the way."""
-        while True:
-            for group in self._feed.drop_stale(trainer_version):
-                await self._drop_stale(group, trainer_version)
-            if self._pacing.update_due(self._situation):
-                # A synchronous batch is what was released of it, however little.
-                if batch := self._feed.take(1 if self._pacing.synchronous else None):
-                    self._in_training = sum(len(group.trajectories) for group in batch)
-                    self._pacing.update_begins()
-                    self._notify()  # what waits, waits for something else now
-                    return batch
-                self.update_over()
-            await self._changed.wait()
-
-    def update_over(self) -> None:
-        """Where sampling waits for updates: every replica serves what this one made."""
-        self._pacing.update_over()
-        self._notify()
-
-    async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
-        """Update `update`, which began at `trainer_version`, has trained on the batch."""
-        await self._database.consume_groups([group.id for group in batch], update)
-        self._progress.batch_consumed(
-            batch, [staleness(trainer_version, t) for group in batch for t in group.trajectories]
-        )
-        self._in_training = 0
-        self._notify()
-
-    async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
-        """The trainer could not have this group of the batch: it is dropped, and the others wait again."""
-        reason = f"{UNUSABLE}: {why}"
-        await self._database.close_group(group.id, GroupState.DROPPED, reason, UNUSABLE, {}, time.time())
-        self._progress.dropped(UNUSABLE, len(group.trajectories))
-        self._journal.event("group", group=group.id, task=group.trajectories[0].task.id,
-                            size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
-        for other in batch:
-            if other.id != group.id:
-                self._feed.add(other)
-        self._in_training = 0
-        self._pacing.update_over()
-        self._notify()
-
-    async def _drop_stale(self, group: ReleasedGroup, trainer_version: int) -> None:
-        worst = max(staleness(trainer_version, trajectory) for trajectory in group.trajectories)
-        reason = f"stale: {worst} versions old, {self._config.curation.max_staleness} allowed"
-        await self._database.close_group(group.id, GroupState.DROPPED, f"dropped: {reason}", STALE, {}, time.time())
-        self._progress.dropped(STALE, len(group.trajectories))
-        self._journal.event("group", group=group.id, task=group.trajectories[0].task.id,
-                            size=len(group.trajectories), released=False, reason=reason)  # fmt: skip
-        self._notify()
+        advantages = tuple(one.advantage for one in members if one.advantage is not None)
+        why = why or ("" if members else "none of its trajectories has an advantage")
+        self._lifecycle.restore_released(ReleasedGroup(group.id, trajectories, advantages), group.task, group.plan, why)
 
     def _notify(self) -> None:
-        """Wake everyone who waits; each looks again whether its condition holds."""
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.clear()
+
+
+def _groups_of(event_json: str) -> list[str]:
+    """The groups that a "trainer_lost" event names."""
+    groups = json.loads(event_json).get("groups", [])
+    return [name for name in groups if isinstance(name, str)]
+
+
+def _rules(config: Config) -> Rules:
+    advantage, size = config.trainer.advantage, config.trainer.trajectories_per_update
+    return Rules(
+        Schedule(config.schedule.sampling, config.schedule.training == "synchronous", config.curation.rollouts, size),
+        config.curation.max_staleness,
+        Judging(
+            level=advantage.level,
+            std_normalise=advantage.std_normalise,
+            overlong_penalty=advantage.overlong_penalty,
+            overlong_buffer=advantage.overlong_buffer,
+            max_tokens=config.rollout.max_tokens,
+        ),
+    )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from dart.config import Config
 from dart.coordinator.sampling.sources import SFT, check_sources, fitting_successes, open_source
 from dart.coordinator.service.journal import Journal
-from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.pool import unscored_copy
 from dart.core.progress import Progress
 from dart.core.types import Task
@@ -77,8 +78,12 @@ class Demonstrations:
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         self._progress.batch_consumed(batch, [0 for group in batch for _ in group.trajectories])
 
-    async def unusable(self, batch: list[ReleasedGroup], group: ReleasedGroup, why: str) -> None:
-        raise UserError(f"sft.sources: demonstration {group.id} cannot be trained on: {why}")
+    async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
+        names = ", ".join(group.id for group in groups)
+        raise UserError(f"sft.sources: demonstrations that cannot be trained on ({names}): {why}")
+
+    def trainer_lost(self, batch: Sequence[ReleasedGroup], why: str) -> None:
+        """A restart trains on the same demonstrations again: they were checked when they were collected."""
 
     async def close(self) -> None:
         await self._open.aclose()

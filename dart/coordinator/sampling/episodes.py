@@ -14,11 +14,13 @@ from typing import Protocol
 
 from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
 from dart.agent.grammar import make_grammar
+from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
+from dart.core.curation.usable import unusable_reward, usable
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.store.blobs import BlobError
 
@@ -60,6 +62,7 @@ async def sample(
 ) -> None:
     """Run orders until the source has no more and all that were begun have ended. No `writer`: the policy samples."""
     grammar = make_grammar(config.agent)
+    vocabulary = vocabulary_size(config.model.folder)
 
     async def episode(worker: Worker, order: Order) -> None:
         env = EnvSession(envs, worker, order)
@@ -75,6 +78,9 @@ async def sample(
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
+            # Turns that another writer made may lack what training needs.
+            if why := usable(trajectory, vocabulary) if writer is None else unusable_reward(trajectory):
+                raise InfrastructureError(f"its trajectory cannot be used: {why}")
         except (InfrastructureError, ContextFull) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
             failed = True

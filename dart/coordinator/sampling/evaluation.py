@@ -14,7 +14,7 @@ from statistics import fmean
 
 from dart.config import Config
 from dart.coordinator.fleet.sessions import InfrastructureError
-from dart.core.curation.groups import Order
+from dart.core.curation.orders import Order
 from dart.core.evaluation.documents import Document, Interval, Rate, Success
 from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
@@ -104,7 +104,7 @@ class Evaluation:
 
     async def close(self) -> Success:
         for group in self._open:
-            await self._database.close_group(group, GroupState.DROPPED, EVALUATED, EVALUATED, {}, time.time())
+            await self._database.close_group(group, GroupState.EVALUATED, EVALUATED, EVALUATED, {}, time.time())
         return self.result()
 
     def result(self) -> Success:

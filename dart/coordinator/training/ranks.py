@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
-from dart.core.curation.feed import ReleasedGroup, Sample, balance, samples_of
+from dart.core.curation.batches import ReleasedGroup, Sample, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
 from dart.errors import UserError
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
@@ -36,11 +36,15 @@ IMAGE_BYTES, NAME_BYTES = 128, 1024
 """Of an image beside its data, and of a sample's names and numbers, at most."""
 
 
+REFUSALS = (pb.FAILURE_CODE_UNKNOWN_IMAGE, pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_TRAINER)
+"""A rank that answers so has its weights as they were; the one that says most comes first."""
+REFUSAL_SECONDS = 30.0
+"""When one rank has refused, the others have so long to say that they gave up with it."""
 TRAINER = "trainer"
 
 
 class UnusableGroup(Exception):
-    """A screenshot of the group is gone; the batch was not trained on."""
+    """A screenshot of the group is gone, or the trainer refuses a sample of it; the batch was not trained on."""
 
     def __init__(self, group: ReleasedGroup, why: str) -> None:
         super().__init__(why)
@@ -53,6 +57,10 @@ class NotSaved(UserError):
 
 class TrainerLost(UserError):
     """A rank left or failed in the middle of an update."""
+
+
+class UpdateRefused(TrainerLost):
+    """Every rank is there, with the weights that it had, and none has trained on the batch."""
 
 
 class _UnknownScreenshot(Exception):
@@ -68,6 +76,8 @@ class TrainerRanks:
         self._ranks: dict[int, Worker] = {}
         self._complete = asyncio.Event()
         self._numbers = itertools.count(1)
+        self._attempts: tuple[int, int] = 0, 0
+        """The newest update, and how often the ranks have been asked for it: they answer each attempt once."""
         self.usage = Ledger({TrainerState.TRAINING}, time.monotonic())
         """All ranks are one: they work together."""
         self._work: Counter[TrainerState] = Counter()
@@ -85,17 +95,37 @@ class TrainerRanks:
         await self._complete.wait()
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch; rank 0's reply. Raises TrainerLost, UnusableGroup."""
+        """Train on a batch; rank 0's reply.
+
+        Raises TrainerLost; UnusableGroup, where one group is to blame; UpdateRefused, where the trainer refuses the
+        batch twice and names no sample of it.
+        """
         with self._doing(TrainerState.TRAINING):
             if not all(rank.shares_blobs for rank in self._ranks.values()):
                 batch = await self._filled(batch)
             try:
+                return await self._tried(number, batch)
+            except UpdateRefused as error:
+                log.warning("the trainer has refused update %d, and is asked once more: %s", number, error)
+                return await self._tried(number, batch)
+
+    async def _tried(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
+        try:
+            try:
                 return await self._update(number, batch)
             except _UnknownScreenshot:
                 log.warning("the trainer does not find a screenshot: it is sent those of the update")
-                return await self._update(number, await self._filled(batch), attempt=2)
+                batch = await self._filled(batch)
+                return await self._update(number, batch, filled=True)
+        except UpdateRefused as error:
+            if (group := _named(batch, str(error))) is not None:
+                raise UnusableGroup(group, str(error)) from error
+            raise
 
-    async def _update(self, number: int, batch: Sequence[ReleasedGroup], attempt: int = 1) -> pb.Trained:
+    async def _update(self, number: int, batch: Sequence[ReleasedGroup], *, filled: bool = False) -> pb.Trained:
+        newest, attempts = self._attempts
+        attempt = attempts + 1 if newest == number else 1
+        self._attempts = number, attempt
         samples = samples_of(batch)
         tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
         shares = balance(samples, self._size)
@@ -110,7 +140,7 @@ class TrainerRanks:
                 batch.total_samples, batch.total_tokens = len(samples), tokens
             return made
 
-        replies = await self._all(pages, f"u{number}", attempt)
+        replies = await self._all(pages, f"u{number}", attempt, asks_screenshots=not filled)
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
             raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
@@ -171,26 +201,38 @@ class TrainerRanks:
         self.usage.move(TRAINER, self._state, state, time.monotonic())
         self._state = state
 
-    async def _all(self, commands: Any, assignment_id: str, attempt: int = 1) -> list[Any]:
+    async def _all(
+        self, commands: Any, assignment_id: str, attempt: int = 1, *, asks_screenshots: bool = False
+    ) -> list[Any]:
+        """Every rank's reply. Raises TrainerLost, UpdateRefused; _UnknownScreenshot with `asks_screenshots`."""
+
         async def one(rank: int) -> Any:
-            reply = await self._ranks[rank].call(*commands(rank))
+            try:
+                reply = await self._ranks[rank].call(*commands(rank))
+            except CommandFailed as failure:
+                # The others give up with it, each in its own words, and one of them may know why.
+                patience.reschedule(asyncio.get_running_loop().time() + REFUSAL_SECONDS)
+                return failure
             self._ranks[rank].end_assignment(assignment_id, attempt)
             return reply
 
         try:
-            async with asyncio.TaskGroup() as calls:
+            async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as calls:
                 tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
         except* (InfrastructureError, KeyError) as errors:
-            if attempt == 1 and any(
-                getattr(e, "code", None) == pb.FAILURE_CODE_UNKNOWN_IMAGE for e in errors.exceptions
-            ):
-                raise _UnknownScreenshot from errors
-            first = errors.exceptions[0]
-            why = str(first) if isinstance(first, CommandFailed) else f"a rank is gone ({first})"
-            raise TrainerLost(
-                f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
-            ) from first
-        return [task.result() for task in tasks]
+            raise _stopped(f"a rank is gone ({errors.exceptions[0]})") from errors.exceptions[0]
+        except* TimeoutError:
+            pass  # those that answered have refused; the others do not answer
+        replies = [task.result() for task in tasks if not task.cancelled()]
+        failures = {reply.code: reply for reply in reversed(replies) if isinstance(reply, CommandFailed)}
+        if asks_screenshots and pb.FAILURE_CODE_UNKNOWN_IMAGE in failures:
+            raise _UnknownScreenshot
+        for code in REFUSALS:
+            if code in failures and len(replies) == self._size:
+                raise UpdateRefused(f"the trainer refuses: {failures[code]}") from failures[code]
+        for failure in failures.values():
+            raise _stopped(str(failure)) from failure
+        return replies
 
     def _joined(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_TRAIN:
@@ -208,6 +250,20 @@ class TrainerRanks:
             self._ranks.pop(worker.hello.rank, None)
             self._complete.clear()
             self.lost.set()
+
+
+def _stopped(why: str) -> TrainerLost:
+    return TrainerLost(
+        f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
+    )
+
+
+def _named(batch: Sequence[ReleasedGroup], why: str) -> ReleasedGroup | None:
+    """The group of which the trainer's words name a sample ("sample g000007-3/2 has ...")."""
+    for group in batch:
+        if any(f"sample {trajectory.id}/" in why for trajectory in group.trajectories):
+            return group
+    return None
 
 
 def _pages(samples: Sequence[Sample], once: bool) -> list[pb.SessionResponse]:

@@ -23,13 +23,14 @@ from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.service.accounting import Accounting, Times
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
-from dart.coordinator.training.ranks import NotSaved, TrainerRanks, UnusableGroup, timed
+from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused, timed
 from dart.coordinator.training.syncing import WeightSync
-from dart.core.curation.feed import ReleasedGroup
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
+from dart.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +133,6 @@ class Training:
 
     async def _take_up(self) -> None:
         """Counters, statistics and groups of the process that this one resumes."""
-        for checkpoint in await self._database.checkpoints():
-            if checkpoint.version > self._start.version:  # of a line that ends here: the next resume must not take it
-                await self._database.drop_checkpoint(checkpoint.path)
-        for broken in self._start.broken:
-            self._journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
         self._progress.resumed(self._start.update, self._start.version)
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
             self._journal.event("released_again", groups=again, reason="what they had trained was not saved")
@@ -148,12 +144,7 @@ class Training:
     async def _updates(self) -> None:
         while not self._done() and (batch := await self._next_batch()):
             number, begun = self._progress.counts.updates + 1, time.monotonic()
-            self._in_flight = batch
-            try:
-                trained = await self._ranks.update(number, batch)
-            except UnusableGroup as error:
-                self._in_flight = None
-                await self._data.unusable(batch, error.group, str(error))
+            if (trained := await self._train(number, batch)) is None:
                 continue
             await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.publish(trained.weight_version, trained.tensors)
@@ -162,6 +153,26 @@ class Training:
                 self._data.update_over()
             if number >= self._next_save:
                 await self._save_or_later(number)
+
+    async def _train(self, number: int, batch: list[ReleasedGroup]) -> pb.Trained | None:
+        """The trainer's reply; None where what it refuses of the batch has been dropped, and it made no update.
+
+        Raises TrainerLost, after noting what it was lost with.
+        """
+        self._in_flight = batch
+        try:
+            return await self._ranks.update(number, batch)
+        except UnusableGroup as error:
+            culprits, why = [error.group], str(error)
+        except UpdateRefused as error:
+            culprits, why = batch, str(error)
+        except (TrainerLost, asyncio.CancelledError) as error:
+            if self._ranks.lost.is_set():
+                self._data.trainer_lost(batch, str(error) or "it is gone")
+            raise
+        self._in_flight = None
+        await self._data.unusable(culprits, why)
+        return None
 
     async def _save_or_later(self, number: int) -> None:
         """A checkpoint that cannot be written costs the run nothing yet: it is tried again after the next update."""

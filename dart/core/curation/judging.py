@@ -1,26 +1,97 @@
-"""What becomes of a closed group, and of a sample that waited: the data manager's decisions, each with its reason.
+"""What becomes of a group: each decision with its cause and its detail.
 
-DART, arXiv 2509.23866, adaptive data curation: a group in which all succeed or all fail has no advantage and is
-dropped; a sample whose oldest token was made more than `max_staleness` versions ago is dropped.
+A *cause* is short and has no numbers, so that decisions can be counted by it ("all failed"); a *detail* is the
+sentence with the numbers ("all 8 failed"). DART, arXiv 2509.23866, adaptive data curation: a group in which all succeed
+or all fail has no advantage and is dropped; a sample whose oldest token was made more than `max_staleness` versions
+ago is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from dart.core.curation.advantage import Level, group_advantages
-from dart.core.types import Trajectory
+from dart.core.curation.advantage import Level, group_advantages, overlong_penalty
+from dart.core.types import Task, Trajectory
+
+RELEASED = "released"
+STALE = "stale"
+UNMADE = "none of its roll-outs could be made"
+UNUSABLE = "cannot be trained on"
+REPLACED = "replaced by a pooled success"
+
+
+class Stage(StrEnum):
+    """Where a group is in its life."""
+
+    OPEN = "open"
+    """It lacks roll-outs: they run, or are to be given out."""
+    CLOSING = "closing"
+    """Nothing is left to run, and what is decided about it is not stored yet."""
+    WAITING = "waiting"
+    """It waits for the trainer."""
+    TRAINING = "training"
+    """It is in the batch of the update that is under way."""
+    CONSUMED = "consumed"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`release` False: dropped for `reason`. `cause` is the reason without numbers, for counting."""
+    """What the rewards of a group say. `release` False: it is dropped. `advantages`: one per trajectory."""
 
     release: bool
     cause: str
-    reason: str
+    detail: str
     advantages: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What has been decided about a group: it waits for the trainer from now on, or it is dropped."""
+
+    group_id: str
+    task: Task
+    stage: Stage
+    """WAITING or DROPPED."""
+    cause: str
+    detail: str
+    trajectories: tuple[Trajectory, ...] = ()
+    """Those that the verdict is about, without the one that a pooled success replaced."""
+    advantages: tuple[float, ...] = ()
+    """One per trajectory; empty where no advantage was computed, or where they have been stored before."""
+    pooled: Trajectory | None = None
+    """The copy of a success that stands in for a failure: the last of `trajectories`."""
+    replaced: str = ""
+    """The failure that it stands in for."""
+    plan: str = ""
+    """Why the group had so many roll-outs of such a length."""
+
+    @property
+    def released(self) -> bool:
+        return self.stage is Stage.WAITING
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How groups are judged. `max_tokens`: what a response may have at most."""
+
+    level: Level = "trajectory"
+    std_normalise: bool = True
+    overlong_penalty: float = 0.0
+    overlong_buffer: int = 0
+    max_tokens: int = 0
+
+    def decide(self, trajectories: Sequence[Trajectory]) -> Decision:
+        return judge(trajectories, level=self.level, std_normalise=self.std_normalise, shaping=self._shaping)
+
+    def _shaping(self, trajectory: Trajectory) -> float:
+        if not self.overlong_penalty:
+            return 0.0
+        longest = max(len(step.generation.token_ids) for step in trajectory.steps)
+        return self.overlong_penalty * overlong_penalty(longest, self.max_tokens, self.overlong_buffer)
 
 
 def judge(
@@ -40,13 +111,15 @@ def judge(
     lengths = [len(trajectory.steps) for trajectory in trajectories]
     advantages = tuple(group_advantages(shaped, lengths, level=level, std_normalise=std_normalise))
     wins = sum(trajectory.success for trajectory in trajectories)
+    if not math.isfinite(sum(advantages)):
+        return Decision(False, UNUSABLE, f"its advantages are not finite, with rewards {rewards}", ())
     if max(rewards) == min(rewards):
         if wins == n:
             return Decision(False, "all succeeded", f"all {n} succeeded", advantages)
         if max(rewards) == 0.0:
             return Decision(False, "all failed", f"all {n} failed", advantages)
         return Decision(False, "equal rewards", f"all {n} had reward {rewards[0]:g}", advantages)
-    return Decision(True, "released", f"{wins} of {n} succeeded", advantages)
+    return Decision(True, RELEASED, f"{wins} of {n} succeeded", advantages)
 
 
 def staleness(trainer_version: int, trajectory: Trajectory) -> int:

@@ -8,7 +8,7 @@ batch         tasks × N, one batch of the trainer's, finish before any of the n
 synchronous   an update begins when sampling has come to rest, and sampling goes on when every replica serves what the
               update made
 
-`Pacing` is told what has happened and asked by the data manager; it waits for nothing itself.
+The functions here are pure; `core.curation.lifecycle` asks them, and owns what they are asked about.
 """
 
 from __future__ import annotations
@@ -21,66 +21,67 @@ Sampling = Literal["rollout", "task", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """The mode. `rollouts`: N, the most roll-outs of a group; `trajectories_per_update`: the size of a batch."""
+
+    sampling: Sampling
+    synchronous: bool
+    rollouts: int
+    trajectories_per_update: int
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether `why_wait` can ever give a reason."""
+        return self.synchronous or self.sampling != "rollout"
+
+    @property
+    def groups_per_batch(self) -> int:
+        return math.ceil(self.trajectories_per_update / self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
-    """What the data manager sees. `opens`: the next roll-out would be the first of a new group."""
+    """What the schedule decides by."""
 
     opens: bool
+    """The next roll-out would be the first of a new group."""
     open_groups: int
+    """Groups that lack roll-outs, or about which nothing has been decided yet."""
     running: int
-    """Roll-outs under way."""
+    """Roll-outs under way, and groups about which nothing has been decided yet."""
     waiting: int
     """Trajectories that wait for the trainer."""
     environments: int
+    opened: int = 0
+    """Groups that were opened for the batch that is being sampled."""
+    updating: bool = False
+    """An update has begun, and its weights are not in every replica yet."""
 
 
-class Pacing:
-    def __init__(self, sampling: Sampling, synchronous: bool, rollouts: int, trajectories_per_update: int) -> None:
-        self.sampling, self.synchronous = sampling, synchronous
-        self._rollouts, self._size = rollouts, trajectories_per_update
-        self._groups = math.ceil(trajectories_per_update / rollouts)
-        """In a batch."""
-        self._opened = 0
-        """Groups of this batch."""
-        self._updating = False
+def why_wait(mode: Schedule, now: Situation) -> str | None:
+    """Why no roll-out may begin; None when one may."""
+    if mode.synchronous and now.updating:
+        return "the update and its weights are waited for"
+    if mode.sampling == "batch":
+        return "the batch has not finished" if now.opens and now.opened >= mode.groups_per_batch else None
+    if mode.synchronous and now.waiting >= mode.trajectories_per_update:
+        return "an update waits for what is under way"
+    if mode.sampling == "task" and now.opens and now.open_groups >= max(1, now.environments // mode.rollouts):
+        return "every set of environments has a task that has not finished"
+    return None
 
-    def why_wait(self, now: Situation) -> str | None:
-        """Why no roll-out may begin; None when one may."""
-        if self.synchronous and self._updating:
-            return "the update and its weights are waited for"
-        if self.sampling == "batch":
-            return "the batch has not finished" if now.opens and self._opened >= self._groups else None
-        if self.synchronous and now.waiting >= self._size:
-            return "an update waits for what is under way"
-        if self.sampling == "task" and now.opens and now.open_groups >= max(1, now.environments // self._rollouts):
-            return "every set of environments has a task that has not finished"
-        return None
 
-    def opened(self) -> None:
-        """A group was opened."""
-        self._opened += 1
+def update_due(mode: Schedule, now: Situation) -> bool:
+    """Whether an update may take what waits."""
+    full = now.waiting >= mode.trajectories_per_update
+    if not mode.synchronous:
+        return full
+    if mode.sampling == "batch":
+        # What a restart found may be a batch by itself, and leave no room to open another.
+        return batch_over(mode, now) or (full and not now.running and not now.open_groups)
+    return full and not now.running
 
-    def closed(self, now: Situation) -> None:
-        """A group was closed. Asynchronously, the next batch may begin when the last of this one is."""
-        if not self.synchronous and self._batch_over(now):
-            self._opened = 0
 
-    def update_due(self, now: Situation) -> bool:
-        """An update may take what waits."""
-        if not self.synchronous:
-            return now.waiting >= self._size
-        if self.sampling == "batch":
-            # What a restart found may be a batch by itself, and leave no room to open another.
-            return self._batch_over(now) or (now.waiting >= self._size and not now.running and not now.open_groups)
-        return now.waiting >= self._size and not now.running
-
-    def update_begins(self) -> None:
-        self._updating = True
-
-    def update_over(self) -> None:
-        """Every replica serves its weights; or there was nothing to train on."""
-        self._updating = False
-        if self.synchronous:
-            self._opened = 0
-
-    def _batch_over(self, now: Situation) -> bool:
-        return self.sampling == "batch" and self._opened >= self._groups and not now.open_groups
+def batch_over(mode: Schedule, now: Situation) -> bool:
+    """Whether every group of a batch-wise batch has been opened and decided about."""
+    return mode.sampling == "batch" and now.opened >= mode.groups_per_batch and not now.open_groups

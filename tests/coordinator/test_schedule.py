@@ -14,8 +14,8 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.training.ranks import TrainerRanks
-from dart.core.curation.groups import Order
-from dart.core.curation.schedule import Pacing, Situation
+from dart.core.curation.orders import Order
+from dart.core.curation.schedule import Schedule, Situation, why_wait
 from dart.core.sync_plan import SyncPlan
 from dart.core.usage import EnvState, ReplicaState, TrainerState
 from dart.screenshots.stored import StoredScreenshots
@@ -139,12 +139,12 @@ async def test_a_restart_trains_what_it_finds(sampling: str, training: str, tmp_
 
 
 def test_task_wise_keeps_to_its_sets() -> None:
-    pacing = Pacing("task", False, rollouts=8, trajectories_per_update=64)
+    mode = Schedule("task", False, rollouts=8, trajectories_per_update=64)
     full = Situation(opens=True, open_groups=2, running=3, waiting=0, environments=23)
-    assert pacing.why_wait(full) == "every set of environments has a task that has not finished"
-    assert pacing.why_wait(Situation(True, 1, 8, 0, 23)) is None
-    assert pacing.why_wait(Situation(False, 2, 9, 0, 23)) is None, "roll-outs of an open group may begin"
-    assert pacing.why_wait(Situation(True, 0, 0, 0, 3)) is None, "fewer environments than N are one set"
+    assert why_wait(mode, full) == "every set of environments has a task that has not finished"
+    assert why_wait(mode, Situation(True, 1, 8, 0, 23)) is None
+    assert why_wait(mode, Situation(False, 2, 9, 0, 23)) is None, "roll-outs of an open group may begin"
+    assert why_wait(mode, Situation(True, 0, 0, 0, 3)) is None, "fewer environments than N are one set"
 
 
 def test_all_at_once() -> None:

@@ -1,0 +1,51 @@
+"""What an update trains on: groups, the samples in them, and how samples are shared over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dart.core.types import Step, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedGroup:
+    """A group that waits for the trainer, with an advantage for each of its trajectories."""
+
+    id: str
+    trajectories: tuple[Trajectory, ...]
+    advantages: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step to train on."""
+
+    trajectory: Trajectory
+    step: Step
+    advantage: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.step.generation.prompt_token_ids) + len(self.step.generation.token_ids)
+
+
+def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
+    """Every step of every trajectory: no step is left out."""
+    return [
+        Sample(trajectory, step, advantage)
+        for group in groups
+        for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
+        for step in trajectory.steps
+    ]
+
+
+def balance(samples: Sequence[Sample], ranks: int) -> list[list[Sample]]:
+    """Share samples over ranks so that tokens are even: longest first, each to the rank with the fewest so far."""
+    shares: list[list[Sample]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for sample in sorted(samples, key=lambda s: s.tokens, reverse=True):
+        rank = loads.index(min(loads))
+        shares[rank].append(sample)
+        loads[rank] += sample.tokens
+    return shares

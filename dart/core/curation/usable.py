@@ -1,0 +1,65 @@
+"""Whether a trajectory can be trained on at all.
+
+The same check stands at every place where a trajectory comes in: when its episode ends, when it is taken from the
+experience pool, and when a restart reads it from the database. What fails it would end the trainer's update, and
+would be met again after every restart.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dart.core.types import Generation, Trajectory
+
+LARGEST_REWARD = 1e6
+"""The squares of larger ones, which the standard deviation of a group needs, lose all precision."""
+LARGEST_VERSION = 2**63 - 1
+"""The database holds no larger number."""
+
+
+def usable(trajectory: Trajectory, vocabulary: int | None = None) -> str | None:
+    """Why the trajectory cannot be trained on; None where it can.
+
+    `vocabulary`: the number of tokens that the model knows; None leaves the ids of sampled tokens unchecked. Ids in
+    prompts are checked by the trainer, which names the sample that it refuses. A trajectory whose steps have no
+    log-probabilities at all is usable only as a pooled copy: the trainer scores it again.
+    """
+    if why := unusable_reward(trajectory):
+        return why
+    if not trajectory.steps:
+        return "it has no steps"
+    scored = not trajectory.pooled_from or any(len(step.generation.logprobs) for step in trajectory.steps)
+    for step in trajectory.steps:
+        if why := _problem(step.generation, scored, vocabulary):
+            return f"step {step.index} {why}"
+    return None
+
+
+def unusable_reward(trajectory: Trajectory) -> str | None:
+    """Why no advantage can be computed with the trajectory's reward; None where one can."""
+    if math.isfinite(trajectory.reward) and abs(trajectory.reward) <= LARGEST_REWARD:
+        return None
+    return f"its reward is {trajectory.reward:g}: it must be a finite number of at most {LARGEST_REWARD:g}"
+
+
+def _problem(generation: Generation, scored: bool, vocabulary: int | None) -> str | None:
+    tokens = len(generation.token_ids)
+    if not tokens:
+        return "has no sampled tokens"
+    if not len(generation.prompt_token_ids):
+        return "has no prompt tokens"
+    if vocabulary is not None and (largest := max(generation.token_ids)) >= vocabulary:
+        return f"has token {largest}: the vocabulary ends at {vocabulary - 1}"
+    if scored and len(generation.logprobs) != tokens:
+        return f"has {len(generation.logprobs)} log-probabilities for {tokens} tokens"
+    # A sum is finite where all of its terms are.
+    if scored and not math.isfinite(sum(generation.logprobs)):
+        return "has a log-probability that is not finite"
+    covered = 0
+    for span in generation.versions:
+        if span.start != covered or span.end <= span.start or not 0 <= span.version <= LARGEST_VERSION:
+            return f"has version {span.version} for tokens [{span.start}, {span.end}) after token {covered}"
+        covered = span.end
+    if covered != tokens:
+        return f"has weight versions for {covered} of {tokens} tokens"
+    return None

@@ -1,0 +1,454 @@
+"""The lifecycle machine: histories of roll-outs, failures, updates and restarts; its invariants after each event."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dart.core.curation.batches import ReleasedGroup
+from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage, Verdict
+from dart.core.curation.lifecycle import Lifecycle, Rules
+from dart.core.curation.orders import FAILING_SECONDS, LEAST_FAILURES, Attempt, Order
+from dart.core.curation.planning import Plan
+from dart.core.curation.sampling import TaskSampler
+from dart.core.curation.schedule import Sampling, Schedule
+from dart.core.curation.usable import usable
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+
+IMAGE = Image.of(b"x", "image/png", 2, 2)
+ENVIRONMENTS = 6
+
+
+def trajectory(order: Order, reward: float = 0.0, version: int = 0) -> Trajectory:
+    generation = Generation((1, 2), (3, 4, 5), (-0.5,) * 3, (VersionSpan(version, 0, 3),), "t")
+    steps = tuple(Step(index, (IMAGE,), generation, None) for index in range(2))
+    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", steps, Termination.ENVIRONMENT,
+                      reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
+
+
+def machine(
+    rollouts: int = 3, size: int = 6, sampling: Sampling = "rollout", *, synchronous: bool = False, first: int = 1
+) -> Lifecycle:
+    sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
+    rules = Rules(Schedule(sampling, synchronous, rollouts, size), max_staleness=1)
+    return Lifecycle(rules, sampler, lambda task: Plan(rollouts, 5, "because"), first)
+
+
+def begin(groups: Lifecycle, number: int) -> list[Order]:
+    return [groups.next(ENVIRONMENTS)[0] for _ in range(number)]
+
+
+def verdicts(groups: Lifecycle, *, stored: bool = True) -> list[Verdict]:
+    """Judge what is there to judge; `stored`: the verdicts are durable."""
+    made = []
+    while group := groups.to_judge():
+        made.append(groups.judge(group))
+        if stored:
+            groups.decided(made[-1])
+        groups.validate()
+    return made
+
+
+def released(groups: Lifecycle, version: int = 0, rollouts: int = 3) -> str:
+    """A group goes through to where it waits for the trainer; its id."""
+    orders = begin(groups, rollouts)
+    for order in orders:
+        groups.finished(trajectory(order, float(order is orders[0]), version))
+    (verdict,) = verdicts(groups)
+    assert verdict.released
+    return verdict.group_id
+
+
+# ---- roll-outs ----
+
+
+def test_group_closes_when_all_have_finished_in_any_order() -> None:
+    groups = machine()
+    orders = begin(groups, 3)
+    assert len({order.group_id for order in orders}) == 1
+    assert groups.next(ENVIRONMENTS)[1] is not None, "an environment never waits for another group's roll-outs"
+    groups.finished(trajectory(orders[2]))
+    groups.finished(trajectory(orders[0]))
+    assert not groups.undecided and groups.stage(orders[0].group_id) is Stage.OPEN
+    groups.finished(trajectory(orders[1], 1.0))
+    assert groups.stage(orders[0].group_id) is Stage.CLOSING
+    (verdict,) = verdicts(groups, stored=False)
+    assert (verdict.stage, verdict.cause, verdict.detail) == (Stage.WAITING, "released", "1 of 3 succeeded")
+    assert verdict.plan == "because"
+    assert groups.waiting_trajectories == 0, "nothing moves before it is stored"
+    groups.decided(verdict)
+    assert groups.stage(verdict.group_id) is Stage.WAITING and groups.waiting_trajectories == 3
+    groups.validate()
+
+
+def test_infrastructure_failure_gives_the_same_rollout_out_again_first() -> None:
+    groups = machine(rollouts=2)
+    first, second = begin(groups, 2)
+    assert groups.failed(first, now=0.0) is Attempt.AGAIN
+    again, opened = groups.next(ENVIRONMENTS)
+    assert opened is None
+    assert (again.trajectory_id, again.attempt) == (first.trajectory_id, 2)
+    groups.finished(trajectory(second))
+    groups.finished(trajectory(again))
+    assert [(one.released, one.detail) for one in verdicts(groups)] == [(False, "all 2 failed")]
+    assert groups.begun == 0
+
+
+def test_a_roll_out_ends_once() -> None:
+    groups = machine()
+    order = begin(groups, 1)[0]
+    groups.finished(trajectory(order))
+    for again in (lambda: groups.finished(trajectory(order)), lambda: groups.failed(order, 1.0)):
+        with pytest.raises(ValueError, match="roll-out g000001-1 of group g000001 does not run"):
+            again()
+    groups.validate()
+
+
+def hopeless(order: Order) -> Order:
+    return replace(order, attempt=5, failed_on=frozenset({"env-0", "env-1"}))
+
+
+def test_a_group_does_without_a_roll_out_that_cannot_be_made() -> None:
+    groups = machine()
+    orders = begin(groups, 2)
+    groups.failed(orders[0], now=0.0)
+    again = groups.next(ENVIRONMENTS)[0]
+    assert again.attempt == 2
+    assert groups.failed(hopeless(again), now=1.0) is Attempt.GIVEN_UP and groups.begun == 2
+    third, opened = groups.next(ENVIRONMENTS)
+    assert third.trajectory_id.endswith("-3") and opened is None
+    groups.finished(trajectory(orders[1], 1.0))
+    groups.finished(trajectory(third))
+    assert [one.detail for one in verdicts(groups)] == ["1 of 2 succeeded"]
+
+
+def test_a_group_of_which_nothing_can_be_made_is_dropped() -> None:
+    groups = machine()
+    for order in begin(groups, 3):
+        groups.failed(hopeless(order), now=0.0)
+    (verdict,) = verdicts(groups)
+    assert (verdict.stage, verdict.cause, verdict.trajectories) == (Stage.DROPPED, UNMADE, ())
+    assert groups.begun == 0
+
+
+def test_nothing_works_after_long_enough_and_often_enough() -> None:
+    groups = machine()
+    order = groups.next(1)[0]
+    for number in range(LEAST_FAILURES - 1):
+        assert groups.failed(order, now=float(number)) is Attempt.AGAIN
+        order = replace(groups.next(0)[0], attempt=1)
+    assert groups.failed(order, now=FAILING_SECONDS - 1) is Attempt.AGAIN, "not for long enough"
+    order = groups.next(0)[0]
+    assert groups.failed(order, now=FAILING_SECONDS) is Attempt.NOTHING_WORKS
+    groups.finished(trajectory(order))
+    assert groups.failures_in_a_row == 0
+
+
+# ---- batches ----
+
+
+def test_each_group_is_in_one_batch_and_the_stale_are_dropped() -> None:
+    groups = machine(size=6)
+    old = released(groups, version=0)
+    assert not groups.update_due
+    names = [released(groups, version=3), released(groups, version=4)]
+    (verdict,) = groups.stale(trainer_version=4)
+    assert (verdict.group_id, verdict.cause) == (old, STALE)
+    assert verdict.detail == "stale: 4 versions old, 1 allowed"
+    assert groups.stale(4) == [], "each is told once"
+    groups.decided(verdict)
+    assert groups.update_due and [group.id for group in groups.take()] == names
+    assert not groups.update_due and groups.waiting_trajectories == 0 and groups.begun == 6
+    with pytest.raises(ValueError, match="are in training: one batch at a time"):
+        groups.take()
+    groups.consumed()
+    assert groups.begun == 0 and groups.stage(names[0]) is None
+    groups.validate()
+
+
+def test_what_the_trainer_refuses_is_dropped_and_the_others_are_next() -> None:
+    groups = machine(size=6)
+    names = [released(groups) for _ in range(3)]
+    assert [group.id for group in groups.take()] == names[:2]
+    groups.unusable(names[0], "sample g000001-1/0 has a token beyond the vocabulary")
+    assert groups.stage(names[0]) is Stage.TRAINING, "until the update is returned"
+    groups.returned()
+    (verdict,) = verdicts(groups)
+    assert verdict.cause == UNUSABLE and len(verdict.trajectories) == 3
+    assert verdict.detail == "cannot be trained on: sample g000001-1/0 has a token beyond the vocabulary"
+    assert [group.id for group in groups.take()] == names[1:]
+
+
+@pytest.mark.parametrize("stage", ["open", "running", "closing", "deciding", "waiting", "training"])
+def test_unusable_ends_a_group_once_wherever_it_is(stage: str) -> None:
+    groups = machine()
+    orders = begin(groups, 2 if stage in ("open", "running") else 3)
+    name = orders[0].group_id
+    for order in orders[1:]:
+        groups.finished(trajectory(order, float(order is orders[1])))
+    if stage != "running":
+        groups.finished(trajectory(orders[0]))
+    verdict = None
+    if stage in ("deciding", "waiting", "training"):
+        group = groups.to_judge()
+        assert group is not None
+        verdict = groups.judge(group)
+    if verdict and stage != "deciding":
+        groups.decided(verdict)
+    if stage == "training":
+        groups.take()
+    groups.unusable(name, "its screenshot is gone")
+    groups.unusable(name, "another reason")
+    groups.validate()
+    if stage == "running":
+        assert not groups.undecided, "a roll-out is still under way"
+        groups.finished(trajectory(orders[0]))
+    if verdict and stage == "deciding":
+        groups.decided(verdict)
+    if stage == "training":
+        groups.returned()
+    assert [(one.stage, one.detail) for one in verdicts(groups)] == [
+        (Stage.DROPPED, "cannot be trained on: its screenshot is gone")
+    ]
+    assert groups.begun == 0 and groups.stage(name) is None
+    groups.unusable(name, "it is gone")
+    assert not groups.undecided and groups.waiting_trajectories == 0
+
+
+def test_the_budget_holds_new_groups_back() -> None:
+    groups = machine(rollouts=3, size=6)  # one batch and one group: 9
+    begin(groups, 9)
+    assert groups.why_wait(ENVIRONMENTS) == "the trainer is behind: more roll-outs would grow too old"
+    groups.unusable("g000001", "a reason")
+    assert groups.why_wait(ENVIRONMENTS) is not None, "its roll-outs still run"
+    groups.pause(True)
+    assert groups.why_wait(ENVIRONMENTS) == "the run is paused"
+
+
+# ---- restarts ----
+
+
+def test_a_restart_gives_out_what_an_open_group_lacks() -> None:
+    task = Task("s", "a", 4)
+    groups = machine(first=8)
+    done = trajectory(Order("g000007-2", "g000007", task, 5), 1.0)
+    groups.restore_open("g000007", task, 3, [done], "as planned before")
+    groups.validate()
+    orders = begin(groups, 3)
+    assert [(one.trajectory_id, one.attempt) for one in orders[:2]] == [("g000007-1", 2), ("g000007-3", 2)]
+    assert orders[2].group_id == "g000008"
+    for order in orders[:2]:
+        groups.finished(trajectory(order))
+    (verdict,) = verdicts(groups)
+    assert (verdict.detail, verdict.plan) == ("1 of 3 succeeded", "as planned before")
+
+
+def test_a_restart_drops_poison_and_keeps_the_rest() -> None:
+    task = Task("s", "a", 4)
+    groups = machine(first=8)
+    good = trajectory(Order("g000001-1", "g000001", task, 5))
+    groups.restore_released(ReleasedGroup("g000001", (good,), (1.0,)), task)
+    empty = replace(good, group_id="g000002", steps=())
+    why = usable(empty)
+    assert why == "it has no steps"
+    groups.restore_released(ReleasedGroup("g000002", (empty,), (1.0,)), task, unusable=why)
+    groups.restore_open("g000003", task, 3, [replace(good, id="g000003-1", group_id="g000003", reward=math.inf)])
+    groups.unusable("g000003", "its reward is inf")
+    groups.validate()
+    assert [(one.group_id, one.cause) for one in verdicts(groups)] == [("g000002", UNUSABLE), ("g000003", UNUSABLE)]
+    assert groups.waiting_trajectories == groups.begun == 1
+
+
+# ---- what can be trained on ----
+
+GOOD = trajectory(Order("g1-1", "g1", Task("s", "a"), 5))
+
+
+def poisoned(**changes: object) -> Trajectory:
+    generation = replace(GOOD.steps[1].generation, **changes)  # type: ignore[arg-type]
+    return replace(GOOD, steps=(GOOD.steps[0], replace(GOOD.steps[1], generation=generation)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (replace(GOOD, reward=math.nan), "its reward is nan: it must be a finite number"),
+        (replace(GOOD, reward=math.inf), "its reward is inf"),
+        (replace(GOOD, reward=1e308), "its reward is 1e.308: it must be a finite number of at most 1e.06"),
+        (replace(GOOD, steps=()), "it has no steps"),
+        (poisoned(token_ids=()), "step 1 has no sampled tokens"),
+        (poisoned(prompt_token_ids=()), "step 1 has no prompt tokens"),
+        (poisoned(token_ids=(3, 100, 5)), "step 1 has token 100: the vocabulary ends at 99"),
+        (poisoned(logprobs=(-0.5,)), "step 1 has 1 log-probabilities for 3 tokens"),
+        (poisoned(logprobs=()), "step 1 has 0 log-probabilities for 3 tokens"),
+        (poisoned(logprobs=(-0.5, math.nan, -0.5)), "step 1 has a log-probability that is not finite"),
+        (poisoned(logprobs=(math.inf, -math.inf, -0.5)), "step 1 has a log-probability that is not finite"),
+        (poisoned(versions=()), "step 1 has weight versions for 0 of 3 tokens"),
+        (poisoned(versions=(VersionSpan(0, 0, 2),)), "step 1 has weight versions for 2 of 3 tokens"),
+        (poisoned(versions=(VersionSpan(0, 0, 1), VersionSpan(1, 2, 3))), r"for tokens \[2, 3\) after token 1"),
+        (poisoned(versions=(VersionSpan(0, 0, 2), VersionSpan(0, 1, 3))), r"for tokens \[1, 3\) after token 2"),
+        (poisoned(versions=(VersionSpan(0, 0, 0), VersionSpan(0, 0, 3))), r"for tokens \[0, 0\) after token 0"),
+        (poisoned(versions=(VersionSpan(2**64 - 1, 0, 3),)), "step 1 has version 18446744073709551615"),
+        (poisoned(versions=(VersionSpan(0, 0, 4),)), "step 1 has weight versions for 4 of 3 tokens"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_said(bad: Trajectory, why: str) -> None:
+    told = usable(bad, vocabulary=100)
+    assert told is not None and re.search(why, told)
+
+
+def test_what_can_be_trained_on() -> None:
+    assert usable(GOOD, 100) is None and usable(poisoned(token_ids=(3, 100, 5))) is None
+    unscored = tuple(replace(step, generation=replace(step.generation, logprobs=())) for step in GOOD.steps)
+    assert usable(replace(GOOD, steps=unscored, pooled_from="g0-1")) is None, "the trainer scores it again"
+
+
+# ---- all of it, in any order ----
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Events in any order, decisions that are stored late, and a mirror of what must have become of every roll-out."""
+
+    @initialize(
+        sampling=st.sampled_from(["rollout", "task", "batch"]),
+        synchronous=st.booleans(),
+        waiting=st.integers(0, 4),
+        lacking=st.integers(0, 3),
+    )
+    def start(self, sampling: Sampling, synchronous: bool, waiting: int, lacking: int) -> None:
+        self.synchronous = synchronous
+        self.groups = machine(rollouts=3, size=6, sampling=sampling, synchronous=synchronous, first=100)
+        self.running: list[Order] = []
+        self.unstored: list[Verdict] = []
+        self.batch: list[ReleasedGroup] = []
+        self.version, self.now = 0, 0.0
+        self.finished: set[str] = set()
+        self.over: Counter[str] = Counter()
+        task = Task("s", "a", 1)
+        for number in range(waiting):
+            name = f"g{number:06d}"
+            members = tuple(trajectory(Order(f"{name}-{place}", name, task, 5)) for place in (1, 2, 3))
+            self.finished |= {one.id for one in members}
+            self.groups.restore_released(ReleasedGroup(name, members, (1.0, 0.0, -1.0)), task)
+        if lacking:
+            name = "g000050"
+            done = [trajectory(Order(f"{name}-{place}", name, task, 5)) for place in range(lacking + 1, 4)]
+            self.finished |= {one.id for one in done}
+            self.groups.restore_open(name, task, 3, done)
+
+    @rule()
+    def begin(self) -> None:
+        if self.groups.why_wait(ENVIRONMENTS) is None:
+            order, _ = self.groups.next(ENVIRONMENTS)
+            assert order.trajectory_id not in {one.trajectory_id for one in self.running}
+            assert order.trajectory_id not in self.finished
+            self.running.append(order)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]))
+    def finish(self, data: st.DataObject, reward: float) -> None:
+        order = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.groups.finished(trajectory(order, reward, self.version))
+        self.finished.add(order.trajectory_id)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), worker=st.sampled_from("ab"), hopeless_now=st.booleans())
+    def fail(self, data: st.DataObject, worker: str, hopeless_now: bool) -> None:
+        order = self.running[place := data.draw(st.integers(0, len(self.running) - 1))]
+        self.now += 1.0
+        tried = hopeless(order) if hopeless_now else order.failed(worker)
+        if self.groups.failed(tried, self.now) is not Attempt.NOTHING_WORKS:
+            del self.running[place]
+
+    @rule()
+    def judge(self) -> None:
+        if group := self.groups.to_judge():
+            self.unstored.append(self.groups.judge(group))
+
+    @precondition(lambda self: self.unstored)
+    @rule(data=st.data())
+    def store(self, data: st.DataObject) -> None:
+        verdict = self.unstored.pop(data.draw(st.integers(0, len(self.unstored) - 1)))
+        self.groups.decided(verdict)
+        if not verdict.released:
+            self.over.update(one.id for one in verdict.trajectories)
+
+    @precondition(lambda self: not self.batch)
+    @rule()
+    def update(self) -> None:
+        self.unstored += self.groups.stale(self.version)
+        if self.groups.update_due:
+            if self.synchronous:
+                assert not self.running, "sampling has come to rest"
+            self.batch = self.groups.take()
+
+    @precondition(lambda self: self.batch)
+    @rule()
+    def consume(self) -> None:
+        self.groups.consumed()
+        self.over.update(one.id for group in self.batch for one in group.trajectories)
+        self.batch = []
+        self.version += 1
+        self.groups.update_over()
+
+    @precondition(lambda self: self.batch)
+    @rule(which=st.integers(0, 5), whole=st.booleans())
+    def refuse(self, which: int, whole: bool) -> None:
+        culprits = self.batch if whole else [self.batch[which % len(self.batch)]]
+        for group in culprits:
+            self.groups.unusable(group.id, "the trainer refuses it")
+        self.groups.returned()
+        self.batch = []
+
+    @rule(number=st.integers(98, 112))
+    def condemn(self, number: int) -> None:
+        """Also groups that are open, closing, in training, over, or never were."""
+        self.groups.unusable(f"g{number:06d}", "somebody says so")
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.groups.pause(paused)
+        assert not paused or self.groups.why_wait(ENVIRONMENTS) == "the run is paused"
+        self.groups.pause(False)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "groups"):
+            return
+        self.groups.validate()
+        assert max(self.over.values(), default=1) == 1, "a trajectory is over once"
+        assert set(self.over) <= self.finished
+        here = {one.id for group in self.groups._groups.values() for one in group.members}
+        assert here | set(self.over) == self.finished and not here & set(self.over), "no trajectory is lost"
+
+    def teardown(self) -> None:
+        """From any state, what is left can come to an end."""
+        if not hasattr(self, "groups"):
+            return
+        for order in self.running:
+            self.groups.finished(trajectory(order, 1.0, self.version))
+            self.finished.add(order.trajectory_id)
+        self.running = []
+        while self.unstored:
+            self.store_first()
+        self.over.update(one.id for verdict in verdicts(self.groups) if not verdict.released
+                         for one in verdict.trajectories)  # fmt: skip
+        self.holds()
+
+    def store_first(self) -> None:
+        verdict = self.unstored.pop(0)
+        self.groups.decided(verdict)
+        if not verdict.released:
+            self.over.update(one.id for one in verdict.trajectories)
+
+
+AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyHistory = AnyHistory.TestCase
