@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
+from dart.core.loopback import is_loopback
 
 
 class Run(Section):
@@ -48,8 +49,13 @@ class Checkpoint(Section):
     keep: Positive = Field(2, description="The newest so many; older ones are deleted.")
 
 
+TokenRole = Literal["env", "rollout", "train", "control"]
+
+
 class Server(Section):
-    host: str = Field("127.0.0.1", description="Any other needs `tokens` and TLS (docs/machines.md).")
+    host: str = Field(
+        "127.0.0.1", description="Any that is not loopback needs all `tokens` and TLS (docs/machines.md)."
+    )
     port: int = Field(0, ge=0, le=65535, description="0: any free port.")
     heartbeat_seconds: Seconds = Field(
         2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
@@ -74,17 +80,18 @@ class Server(Section):
         description="Set: workers must show a certificate of this authority; for `dart coordinator`, whose workers are "
         "started by hand.",
     )
-    tokens: dict[Literal["env", "rollout", "train", "control"], str] = Field(
-        default_factory=dict, description="A bearer token per role, as env:NAME or file:PATH; never the token itself."
+    tokens: dict[TokenRole, str] = Field(
+        default_factory=dict,
+        description="A bearer token per role, as env:NAME or file:PATH; never the token itself. A host that is open to "
+        "the network needs all four.",
     )
 
     @model_validator(mode="after")
     def _safe(self) -> Server:
-        if self.host not in ("127.0.0.1", "localhost", "::1") and not (self.tokens and self.tls_certificate):
-            raise ValueError(
-                f"host {self.host} is open to the network: "
-                "set server.tokens and server.tls_certificate, or use 127.0.0.1"
-            )
+        missing = [f"server.tokens.{role}" for role in get_args(TokenRole) if role not in self.tokens]
+        missing += [] if self.tls_certificate else ["server.tls_certificate"]
+        if missing and not is_loopback(self.host):
+            raise ValueError(f"host {self.host} is open to the network: set {', '.join(missing)}, or use 127.0.0.1")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: set both or neither")
         for role, source in self.tokens.items():

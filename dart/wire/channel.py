@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from dart.core.loopback import is_loopback
 from dart.errors import UserError
 
 PROTOCOL_VERSION = 1
@@ -40,13 +41,24 @@ TOKEN_ENVIRONMENT = "DART_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How a client reaches the coordinator. `token` is never logged."""
+    """How a client reaches the coordinator. `token` is never logged, and never sent in the clear over a network.
+
+    Raises UserError when it would be.
+    """
 
     address: str
     token: str | None = None
     tls_ca: Path | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        host = self.address.rpartition(":")[0]
+        if self.token and self.tls_ca is None and not is_loopback(host):
+            raise UserError(
+                f"{TOKEN_ENVIRONMENT} would go to {self.address} unencrypted: name the coordinator's certificate "
+                f"authority with --tls-ca, or unset {TOKEN_ENVIRONMENT}"
+            )
 
     def __repr__(self) -> str:
         return f"Dial({self.address!r})"

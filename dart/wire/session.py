@@ -139,6 +139,11 @@ class CoordinatorEnd:
         if (key := self._open.get(work)) is not None and not self._wanted(self._sent[key]):
             self._close(key)
 
+    @property
+    def unanswered(self) -> int:
+        """Commands that the worker owes an answer to."""
+        return len(self._sent)
+
     def kind_of(self, assignment: pb.Assignment) -> str:
         """The kind of the open command that a reply with this assignment answers, such as "act"; else ""."""
         entry = self._sent.get((assignment.assignment_id, assignment.attempt, assignment.sequence))

@@ -210,21 +210,23 @@ async def first_end(parts: Sequence[Coroutine[Any, Any, Goodbye | None]]) -> Goo
 
     What the rest meets after that is no news: when one end says goodbye, the other's write may fail.
     """
-    end: asyncio.Future[Goodbye] = asyncio.get_running_loop().create_future()
+    ends: list[Goodbye | StreamLostError] = []
+    ended = asyncio.Event()
 
     async def watch(part: Coroutine[Any, Any, Goodbye | None]) -> None:
         try:
-            goodbye = await part
+            end: Goodbye | StreamLostError | None = await part
         except StreamLostError as error:
-            if not end.done():
-                end.set_exception(error)
-        else:
-            if goodbye is not None and not end.done():
-                end.set_result(goodbye)
+            end = error
+        if end is not None:
+            ends.append(end)
+            ended.set()
 
     async with asyncio.TaskGroup() as group:
         started = [group.create_task(watch(part)) for part in parts]
-        await asyncio.wait({end})
+        await ended.wait()
         for task in started:
             task.cancel()
-    return end.result()
+    if isinstance(ends[0], StreamLostError):
+        raise ends[0]
+    return ends[0]

@@ -34,7 +34,10 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("rollout.replicas=0", "rollout.replicas (it is 0): Input should be greater than or equal to 1"),
         ("sync.max_unavailable=5", "sync.max_unavailable is 5 but there are only 2 replicas"),
         ("environment.tasks.eval_seeds=[10, 20]", "train_seeds and eval_seeds overlap"),
-        ("server.host=0.0.0.0", "host 0.0.0.0 is open to the network: set server.tokens and server.tls_certificate"),
+        (
+            "server.host=0.0.0.0",
+            "open to the network: set server.tokens.env, server.tokens.rollout, server.tokens.train, server",
+        ),
         ("server.tokens={env: secret}", "tokens.env must be env:NAME or file:PATH"),
         ("trainer.loss.importance_cap=.inf", "importance_cap (it is inf): Input should be a finite number"),
         ("stop.updates=[", "override 'stop.updates=[': [ is not a YAML value"),

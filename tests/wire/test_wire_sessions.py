@@ -155,6 +155,18 @@ async def test_silent_worker_is_lost_and_its_calls_end() -> None:
         await channel.close()
 
 
+async def test_heartbeats_keep_an_idle_worker() -> None:
+    async with rig(lost_after_seconds=0.6) as r, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(r.work())
+        worker = await r.ready.get()
+        reaping = tasks.create_task(r.fleet.reap())
+        await asyncio.sleep(1.8)
+        assert worker.state == "ready"
+        reaping.cancel()
+        r.stop.set()
+        await serving
+
+
 async def test_reply_of_another_epoch_or_without_a_call_is_dropped_and_counted() -> None:
     worker = Worker(pb.Hello(worker_id="w"), epoch=7)
     worker.receive(pb.SessionRequest(released=pb.Released(assignment=pb.Assignment(assignment_id="a", epoch=6))))

@@ -243,6 +243,7 @@ class Fleet:
 
     def receive(self, worker: Worker, message: pb.SessionRequest) -> None:
         """The one door for what a worker says after its Hello; the messages of a batch come one by one."""
+        worker.last_heard = time.monotonic()
         match message.WhichOneof("body"):
             case "ready":
                 self.became_ready(worker, message.ready)
