@@ -153,6 +153,11 @@ class RunDirectory:
     async def _opened(self, *, create: bool, migrate: bool) -> Database:
         return await Database.open(sqlite_url(self.database), self.blobs, create=create, migrate=migrate)
 
+    @property
+    def write_ahead_log(self) -> Path:
+        """SQLite's."""
+        return self.path / f"{_DATABASE}-wal"
+
     def lock(self) -> AbstractContextManager[Hold]:
         """Work on the run alone. Raises UserError, on entering, when another process does."""
         return held(self.lock_file)
@@ -162,3 +167,36 @@ class RunDirectory:
         if record.state == RunState.RUNNING and not is_held(self.lock_file):
             return RunState.INTERRUPTED
         return record.state
+
+
+class Guard:
+    """Notices when what a run works on is taken away from under it. Made by the process that holds the lock, when the
+    database is open."""
+
+    def __init__(self, directory: RunDirectory, hold: Hold) -> None:
+        self.directory, self._hold = directory, hold
+        self._database = _identity(directory.database)
+
+    @property
+    def lock_file(self) -> Path:
+        return self.directory.lock_file
+
+    def look(self) -> bool:
+        """Whether run.lock was gone and had to be made again. Raises UserError when run.db is another file, or none."""
+        database = self.directory.database
+        if _identity(database) != self._database:
+            raise UserError(
+                f"{database} was removed or replaced while the run went on, and what it has done since is in no file "
+                "that anybody can open: put the run directory back from a copy and go on with --resume, or start a new "
+                "run"
+            )
+        return self._hold.renew()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file it is, whatever its name; None where there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

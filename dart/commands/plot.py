@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from dart.core.evaluation.documents import Document, Interval, Side
 from dart.rundir import RunDirectory
+from dart.store.lines import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +64,7 @@ def learning_curve(directory: RunDirectory) -> Path | None:
 
 def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, Interval]]:
     """The run's updates in order, and its evaluations by label."""
-    lines = directory.metrics.read_text(encoding="utf-8").splitlines()
-    events = [event for line in lines if (event := _event(line)) is not None]
+    events = [event for line in read_lines(directory.metrics) if (event := _event(line)) is not None]
     return (
         [cast("Update", event) for event in events if event["event"] == "update"],
         {str(event["label"]): cast("Interval", event) for event in events if event["event"] == "evaluation"},

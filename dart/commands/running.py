@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, ending_signals, keep_memory
-from dart.rundir import RunDirectory
+from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
+from dart.store.lock import Hold
 from dart.store.records import RunKind
 
 
@@ -53,20 +55,25 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
 
     collect_seldom()
     keep_memory()
-    with wanted.directory.lock():
+    with wanted.directory.lock() as hold:
+        log = RotatingFileHandler(
+            wanted.directory.coordinator_log, maxBytes=wanted.config.retention.log_bytes, backupCount=1
+        )
         logging.basicConfig(
-            filename=wanted.directory.coordinator_log,
+            handlers=[log],
             level=logging.INFO,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
             force=True,  # a comparison has two runs, each with its own log
         )
-        return uvloop.run(_run(wanted))
+        return uvloop.run(_run(wanted, hold))
 
 
-async def _run(wanted: JobRun) -> dict[str, Any] | None:
+async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
+        database.patience.seconds = wanted.config.run.database_wait_seconds
+        guard = Guard(wanted.directory, hold)
         start = await (_resumed if wanted.resume else _begun)(wanted, database)
-        run = Run(wanted.config, wanted.directory, database, wanted.job, start)
+        run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard)
         loop = asyncio.get_running_loop()
         for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)
@@ -105,7 +112,8 @@ async def _launch(wanted: JobRun, run: Run) -> None:
     if not wanted.local:
         click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
         await asyncio.Event().wait()
-    await Launcher(local_children(wanted.config, address, wanted.job), wanted.directory.logs).run()
+    children = local_children(wanted.config, address, wanted.job)
+    await Launcher(children, wanted.directory.logs, wanted.config.retention.log_bytes).run()
 
 
 def _recorded(config: Config, job: Job) -> dict[str, Any]:

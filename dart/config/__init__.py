@@ -10,7 +10,7 @@ from dart.config.curation import Curation, DynamicLength, DynamicRollouts, Pool
 from dart.config.environment import BUILTIN_SUITE, Delay, Environment, TaskSet
 from dart.config.loading import load, parse
 from dart.config.policy import BUILTIN_MODELS, Agent, Model, Rollout
-from dart.config.run import Checkpoint, Evaluation, Run, Server, Stop
+from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
 from dart.config.told import EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, TrainWorkerConfig
 from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Loss, Schedule, Supervised, Sync, Trainer
 from dart.config.whole import Config
@@ -37,6 +37,7 @@ __all__ = [
     "Model",
     "Pool",
     "Positive",
+    "Retention",
     "Rollout",
     "RolloutWorkerConfig",
     "Run",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,37 @@ class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
     directory: Path = Field(Path("runs"), description="Where run directories are made.")
     seed: int = Field(0, description="Of the order of tasks and of the trainer's shuffles.")
+    database_wait_seconds: Seconds = Field(
+        3600.0, description="Another program (a backup) may lock run.db for so long before the run ends."
+    )
+
+
+LeastBytes = Annotated[int, Field(ge=1 << 20)]
+
+
+class Retention(Section):
+    """What a run keeps on the disk for as long as it lasts."""
+
+    screenshot_bytes: LeastBytes | None = Field(
+        None,
+        description="Of all screenshots, about. Beyond it the oldest that nothing needs are removed: those of groups "
+        "that were dropped, or trained on before the oldest kept checkpoint. Trajectories stay. none: no bound.",
+    )
+    evaluation_screenshots: bool = Field(
+        True, description="false: those of evaluations that have ended may be removed, too."
+    )
+    unused_seconds: float = Field(
+        3600.0, ge=60.0, description="Screenshots that no trajectory refers to, of failed attempts, stay for so long."
+    )
+    events: Positive = Field(
+        200_000, description="In run.db; older ones are deleted, except updates, evaluations, checkpoints and phases."
+    )
+    metrics_bytes: LeastBytes = Field(
+        128 << 20, description="Of metrics.jsonl and metrics.jsonl.1 together, about; the same kinds always stay."
+    )
+    log_bytes: LeastBytes = Field(
+        32 << 20, description="Of coordinator.log and of each file in logs; one older part is kept beside it."
+    )
 
 
 class Stop(Section):

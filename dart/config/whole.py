@@ -10,7 +10,7 @@ from dart.config.base import Section
 from dart.config.curation import Curation
 from dart.config.environment import Environment
 from dart.config.policy import Agent, Model, Rollout
-from dart.config.run import Checkpoint, Evaluation, Run, Server, Stop
+from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
 from dart.config.trainer import Schedule, Supervised, Sync, Trainer
 
 
@@ -31,6 +31,7 @@ class Config(Section):
     sync: Sync = Field(default_factory=Sync)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    retention: Retention = Field(default_factory=Retention)
     sft: Supervised = Field(default_factory=Supervised)
     stop: Stop
     server: Server = Field(default_factory=Server)

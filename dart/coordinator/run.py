@@ -30,6 +30,7 @@ from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperature
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.control import ControlService
+from dart.coordinator.service.housekeeping import Housekeeping
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.start import Start
@@ -43,7 +44,7 @@ from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError
-from dart.rundir import RunDirectory
+from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
 from dart.store.records import RunState
@@ -52,6 +53,8 @@ from dart.wire.channel import read_token
 
 GOODBYE_SECONDS = 4.0
 INTERRUPT_CHECKPOINT_SECONDS = 3.0
+ENDING_PATIENCE_SECONDS = 10.0
+"""With a database that another program has locked, when the run ends anyway."""
 
 
 class Interrupted(Exception):
@@ -61,7 +64,16 @@ class Interrupted(Exception):
 class Run:
     """One run in one directory."""
 
-    def __init__(self, config: Config, directory: RunDirectory, database: Database, job: Job, start: Start) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        database: Database,
+        job: Job,
+        start: Start,
+        guard: Guard | None = None,
+    ) -> None:
+        """`guard`: of the directory that this process holds; without one its files are nobody's business (tests)."""
         self.config, self.directory, self.database = config, directory, database
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
@@ -101,6 +113,11 @@ class Run:
         self._board = StatusBoard(
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.policy, self.sync,
             figures=self._training.figures, activity=self._activity, address=self._known_address,
+        )  # fmt: skip
+        pool = config.curation.pool
+        self._housekeeping = guard and Housekeeping(
+            config.retention, guard, database, self.journal, self.envs.underway,
+            pooled=pool.per_task if pool.enabled else 0, bounded=self._trains,
         )  # fmt: skip
         self._stop = asyncio.Event()
         self._fleet_changed = asyncio.Event()
@@ -211,6 +228,8 @@ class Run:
         work = [self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop()]
         if self._trains:
             work.append(self._watch_trainer())
+        if self._housekeeping:
+            work.append(self._housekeeping.run())
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in work]
@@ -332,6 +351,7 @@ class Run:
         was = self.progress.phase
         with contextlib.suppress(OSError):  # where the disk is full, the rest has to be done all the same
             self._phase(state.value)
+        self.database.patience.seconds = ENDING_PATIENCE_SECONDS
         if state is RunState.INTERRUPTED and was == "training":
             with contextlib.suppress(TimeoutError, TrainerLost, NotSaved):
                 async with asyncio.timeout(INTERRUPT_CHECKPOINT_SECONDS):

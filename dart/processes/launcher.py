@@ -24,6 +24,7 @@ from dart.config import Config
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
 from dart.processes.gpus import gpus_here, place
+from dart.processes.logs import bound, last_line
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 MOST_RESTARTS = 3
@@ -32,6 +33,7 @@ LASTING_SECONDS = 600.0
 GOODBYE_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
 USER_ERROR_EXIT = 2
+LOOK_AT_LOGS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,9 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
 
 
 class Launcher:
-    def __init__(self, children: Sequence[Child], logs: Path) -> None:
-        self._children, self._logs = children, logs
+    def __init__(self, children: Sequence[Child], logs: Path, most_log_bytes: int | None = None) -> None:
+        """`most_log_bytes`: of each child's log, beside which its elder of that length is kept; None for no bound."""
+        self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def run(self) -> None:
@@ -93,12 +96,19 @@ class Launcher:
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.TaskGroup() as watches:
-                for child in self._children:
-                    watches.create_task(self._keep(child))
+                bounding = watches.create_task(self._bound_logs())
+                await asyncio.gather(*[watches.create_task(self._keep(child)) for child in self._children])
+                bounding.cancel()
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
             await self._end_all()
+
+    async def _bound_logs(self) -> None:
+        while self._most_log_bytes is not None:
+            for child in self._children:
+                await asyncio.to_thread(bound, self._log(child), self._most_log_bytes)
+            await asyncio.sleep(LOOK_AT_LOGS_SECONDS)
 
     async def _keep(self, child: Child) -> None:
         restarts = 0
@@ -165,6 +175,4 @@ class Launcher:
 
 
 def _last_words(log: Path) -> str:
-    """The last line that says something."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return next((line.removeprefix("error: ") for line in reversed(lines) if line), "")
+    return last_line(log).removeprefix("error: ")

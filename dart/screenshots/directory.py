@@ -2,6 +2,10 @@
 
 What always holds: a file is whole or not there (a temporary name, then a rename). Layout: `ab/abcdef…`. A file is not
 forced onto the disk, so a power failure may leave the newest ones short or empty.
+
+Whoever stores bytes that are there already touches the file (`holds`), and `remove` leaves a file alone that was
+touched lately. It sets the file aside first and looks at its time again, so that of a writer and a remover at the same
+moment the writer wins, without a lock: it either touched the file that is then put back, or found none and wrote it.
 """
 
 from __future__ import annotations
@@ -12,13 +16,26 @@ import itertools
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dart.errors import UserError
+from dart.failpoints import failpoint
 
 _TEMPORARY = "tmp"
 _TEMPORARY_SECONDS = 3600.0
 _MARK = "id"
+_REMOVED = "removed"
+SHARDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """`touched`: when it was last written, or stored again (Unix seconds)."""
+
+    digest: bytes
+    bytes: int
+    touched: float
 
 
 def file_name(digest: bytes) -> str:
@@ -59,7 +76,7 @@ class ScreenshotDirectory:
 
         Folders are made, too, so that they belong to one user, whoever writes first.
         """
-        for number in range(256):
+        for number in range(SHARDS):
             (self.root / f"{number:02x}").mkdir(exist_ok=True)
         word = secrets.token_hex(16)
         self.write(_MARK, word.encode())
@@ -93,6 +110,56 @@ class ScreenshotDirectory:
 
     def size(self, name: str) -> int:
         return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as below
+
+    def holds(self, name: str, size: int | None = None) -> bool:
+        """Are there bytes of this name (and of this size)? Then they are touched: they stay for a while."""
+        path = self._prefix + name
+        try:
+            held = os.stat(path).st_size  # noqa: PTH116 - as below
+            if held != size if size is not None else not held:
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # ---- removing ----
+
+    def files(self, shard: int) -> list[StoredFile]:
+        """What lies in one of the `SHARDS` folders."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(f"{self._prefix}{shard:02x}") as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile; no file of ours
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(StoredFile(bytes.fromhex(entry.name), status.st_size, status.st_mtime))
+        return found
+
+    def remove(self, digest: bytes, untouched_since: float) -> int:
+        """Remove the bytes, unless they were stored again since then (Unix seconds); how many bytes became free."""
+        target = self._prefix + file_name(digest)
+        aside = f"{self._prefix}{_REMOVED}/{digest.hex()}"
+        try:
+            if os.stat(target).st_mtime >= untouched_since:  # noqa: PTH116 - as below
+                return 0
+            self._rename(target, aside)
+        except FileNotFoundError:
+            return 0
+        failpoint("screenshot-aside")
+        status = os.stat(aside)  # noqa: PTH116 - as below
+        if status.st_mtime >= untouched_since:
+            self._rename(aside, target)  # over the same bytes, if they were written again meanwhile
+            return 0
+        os.unlink(aside)  # noqa: PTH108 - as below
+        return status.st_size
+
+    def put_back(self) -> int:
+        """Put back what a process that was killed had set aside; how many. Before anything is removed."""
+        waiting = list((self.root / _REMOVED).glob("*"))
+        for file in waiting:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                self._rename(str(file), self._prefix + file_name(bytes.fromhex(file.name)))
+        return len(waiting)
 
     @staticmethod
     def _rename(temporary: str, target: str) -> None:

@@ -42,7 +42,7 @@ class SharedScreenshots:
         """The image without its bytes, which are in the directory now; with them, where they cannot be written."""
         try:
             name = file_name(image.sha256)
-            if not self.has(image.sha256, len(image.data)):
+            if not self._directory.holds(name, len(image.data)):
                 self._directory.write(name, image.data)
         except OSError as error:
             log.warning("screenshot %s cannot be written to %s (%s): the coordinator gets it", image.sha256.hex()[:12],

@@ -47,13 +47,15 @@ class BlobCorrupt(BlobError):
 
 
 class _Files(Protocol):
-    """Named byte strings. `read` and `size` raise FileNotFoundError."""
+    """Named byte strings. `read` and `size` raise FileNotFoundError. `holds` keeps them from being removed soon."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
     def read(self, name: str) -> bytes: ...
 
     def size(self, name: str) -> int: ...
+
+    def holds(self, name: str, size: int | None = None) -> bool: ...
 
 
 class _RemoteFiles:
@@ -87,6 +89,13 @@ class _RemoteFiles:
     def size(self, name: str) -> int:
         return int(self._fs.size(f"{self._root}/{name}"))
 
+    def holds(self, name: str, size: int | None = None) -> bool:
+        try:
+            held = self.size(name)
+        except FileNotFoundError:
+            return False
+        return held == size if size is not None else held > 0
+
 
 class BlobStore:
     """`where` is a directory or an fsspec URL, for example s3://bucket/blobs."""
@@ -107,18 +116,18 @@ class BlobStore:
 
     def put(self, image: Image) -> None:
         """Stores an image's bytes. Without bytes (`data` empty) the blob must be held already: else BlobMissing."""
-        held = self._held(image.sha256)
+        name = file_name(image.sha256)
         if not image.data:
-            if held is None:
+            if not self._files.holds(name):
                 raise self._missing(image.sha256)
             return
-        if held == len(image.data):
+        if self._files.holds(name, len(image.data)):
             return  # another length is what a power failure leaves: it is written again
         if hashlib.sha256(image.data).digest() != image.sha256:
             raise BlobCorrupt(
                 f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again"
             )
-        self._files.write(file_name(image.sha256), image.data)
+        self._files.write(name, image.data)
 
     def put_many(self, images: Iterable[Image]) -> None:
         """Stores each digest once, however often it comes; bytes win over an image without."""

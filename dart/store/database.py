@@ -11,11 +11,11 @@ Group: open → released → consumed, or → dropped from open and released.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindparam, delete, insert, select, update
 
@@ -29,6 +29,8 @@ from dart.store.reader import Reader, chunks
 from dart.store.schema import prepare
 
 __all__ = ["Database", "Reader", "sqlite_url"]
+
+T = TypeVar("T")
 
 _SET_ADVANTAGE = (
     update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantage=bindparam("value"))
@@ -78,8 +80,12 @@ class Database(Reader):
         """Cut SQLite's write-ahead log to nothing; False where a reader is in the way (nothing is lost by that)."""
         return await self._writer.fold_wal()
 
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """What `work` writes in one transaction, which is durable when this returns."""
+        return await self._writer.run(work)
+
     async def _execute(self, statement: Executable, rows: Any = None) -> None:
-        await self._writer.run(lambda connection: connection.execute(statement, rows))
+        await self.write(lambda connection: connection.execute(statement, rows))
 
     # ---- the run ----
 
@@ -142,7 +148,7 @@ class Database(Reader):
             self._ensure_tasks(connection, [key])
             connection.execute(insert(t.groups), row)
 
-        await self._writer.run(write)
+        await self.write(write)
         self._known_tasks.add(key)
 
     def _group_row(
@@ -176,7 +182,7 @@ class Database(Reader):
         Raises BlobMissing where an image has no bytes here and none in the blob store.
         """
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
-        await self._writer.run(lambda connection: self._insert_trajectory(connection, trajectory, attempt))
+        await self.write(lambda connection: self._insert_trajectory(connection, trajectory, attempt))
 
     def _insert_trajectory(self, connection: Connection, trajectory: Trajectory, attempt: int) -> None:
         connection.execute(insert(t.trajectories), r.trajectory_to_row(trajectory, self.run_id, attempt))
@@ -206,7 +212,7 @@ class Database(Reader):
             connection.execute(update(t.trajectories).where(c.group_id.in_(groups)).values(fate=r.COLLECTED))
 
         if rows:
-            await self._writer.run(write)
+            await self.write(write)
             self._known_tasks |= keys
 
     async def close_group(
@@ -249,7 +255,7 @@ class Database(Reader):
                 values = [{"of": name, "value": value} for name, value in advantages.items()]
                 connection.execute(_SET_ADVANTAGE, values)
 
-        await self._writer.run(write)
+        await self.write(write)
 
     def _set_fates(self, connection: Connection, fates: Mapping[str, str]) -> None:
         c = t.trajectories.c
@@ -277,26 +283,35 @@ class Database(Reader):
                 .values(fate=r.TRAINED)
             )
 
-        await self._writer.run(write)
+        await self.write(write)
 
     async def release_again(self, update_number: int) -> int:
         """Groups that updates after this one trained on wait for the trainer again; how many.
 
-        For a run that resumes from a checkpoint which is older than its last update.
+        For a run that resumes from a checkpoint which is older than its last update. A group whose screenshots are not
+        all kept cannot be trained on again: it is dropped.
         """
         g, c = t.groups.c, t.trajectories.c
 
         def write(connection: Connection) -> int:
             lost = select(g.id).where(g.run_id == self.run_id, g.consumed_by_update > update_number)
-            ids = [row[0] for row in connection.execute(lost)]
-            for some in chunks(ids):
-                again = {"state": r.GroupState.RELEASED, "consumed_by_update": None}
-                connection.execute(update(t.groups).where(g.id.in_(some)).values(**again))
-                trained = (c.group_id.in_(some), c.fate == r.TRAINED)
-                connection.execute(update(t.trajectories).where(*trained).values(fate=r.PENDING))
-            return len(ids)
+            ids = list(connection.execute(lost).scalars())
+            unkept = select(c.group_id).where(c.group_id.in_(lost), c.screenshots_kept.is_(False))
+            dropped = set(connection.execute(unkept).scalars())
+            self._change_consumed(connection, sorted(dropped), r.GroupState.DROPPED, r.UNKEPT)
+            again = [name for name in ids if name not in dropped]
+            self._change_consumed(connection, again, r.GroupState.RELEASED, r.PENDING)
+            return len(again)
 
-        return await self._writer.run(write)
+        return await self.write(write)
+
+    def _change_consumed(self, connection: Connection, ids: Sequence[str], state: r.GroupState, fate: str) -> None:
+        g, c = t.groups.c, t.trajectories.c
+        for some in chunks(ids):
+            values = {"state": state, "fate": fate, "consumed_by_update": None}
+            connection.execute(update(t.groups).where(g.id.in_(some)).values(**values))
+            trained = (c.group_id.in_(some), c.fate == r.TRAINED)
+            connection.execute(update(t.trajectories).where(*trained).values(fate=fate))
 
     # ---- versions, syncs, checkpoints, events ----
 
@@ -327,7 +342,7 @@ class Database(Reader):
             connection.execute(delete(table).where(table.c.run_id == run_id, same))
             connection.execute(insert(table), {"run_id": run_id, **row})
 
-        await self._writer.run(write)
+        await self.write(write)
 
     async def _insert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if rows:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, func, or_, select
 
@@ -19,6 +19,9 @@ from dart.store.blobs import BlobStore
 from dart.store.engine import Lane, shown
 
 _IDS_PER_QUERY = 500
+
+T = TypeVar("T")
+Key = TypeVar("Key", str, bytes)
 
 
 class Reader:
@@ -59,6 +62,10 @@ class Reader:
     ) -> None:
         await self.close()
 
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work` reads in one transaction, on a thread of its own."""
+        return await self._reader.run(work)
+
     async def _rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
         return await self._reader.run(lambda connection: connection.execute(statement).mappings().all())
 
@@ -80,7 +87,7 @@ class Reader:
         )
         if not found:
             return None
-        return await self._with_images(found[0]) if with_images else found[0]
+        return await self.with_images(found[0]) if with_images else found[0]
 
     async def list_trajectories(
         self, task_name: str = "", limit: int = 100, before: str = ""
@@ -125,7 +132,7 @@ class Reader:
         if not with_images:
             return groups
         return [
-            replace(group, trajectories=tuple([await self._with_images(stored) for stored in group.trajectories]))
+            replace(group, trajectories=tuple([await self.with_images(stored) for stored in group.trajectories]))
             for group in groups
         ]
 
@@ -156,13 +163,16 @@ class Reader:
         return await self._reader.run(read)
 
     async def newest_successes(self, per_task: int | None = None) -> list[r.Success]:
-        """At most `per_task` of each task name, oldest first: those of training and those that were collected."""
+        """At most `per_task` of each task name, oldest first: those of training and those that were collected.
+
+        Only those whose screenshots are kept.
+        """
         c = t.trajectories.c
         used = c.pooled_from.label("used")
         copies = select(used, func.count().label("uses")).where(c.run_id == self.run_id).group_by(used).subquery()
         wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
         place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
-        ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success).subquery()
+        ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success, c.screenshots_kept).subquery()
         newest = select(c.id).join(ranked, ranked.c.id == c.id)
         if per_task is not None:
             newest = newest.where(ranked.c.place <= per_task)
@@ -239,7 +249,8 @@ class Reader:
         )
         return {row["fate"]: row["count"] for row in rows}
 
-    async def _with_images(self, stored: r.StoredTrajectory) -> r.StoredTrajectory:
+    async def with_images(self, stored: r.StoredTrajectory) -> r.StoredTrajectory:
+        """With the bytes of its screenshots. Raises BlobMissing, BlobCorrupt."""
         steps = stored.trajectory.steps
         blobs = await self.blobs.get_many_async(image.sha256 for step in steps for image in step.images)
 
@@ -302,7 +313,7 @@ class Reader:
         return int(rows[0]["last"] or 0)
 
 
-def chunks(ids: list[str]) -> list[list[str]]:
+def chunks(ids: Sequence[Key]) -> list[Sequence[Key]]:
     return [ids[i : i + _IDS_PER_QUERY] for i in range(0, len(ids), _IDS_PER_QUERY)]
 
 

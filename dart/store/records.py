@@ -27,6 +27,12 @@ COLLECTED = "collected"
 DROPPED = "dropped"
 """Fates of what was not trained on begin with this, and say why: "dropped: all succeeded"."""
 EVALUATED = "evaluated"
+STORY = frozenset(
+    {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "released_again",
+     "pool_filled", "collected", "paused", "resumed", "failed"}
+)  # fmt: skip
+"""Kinds of events that are kept for as long as the run is: what it came to, and when."""
+UNKEPT = f"{DROPPED}: its screenshots are no longer kept"
 
 
 class RunKind(StrEnum):

@@ -272,10 +272,12 @@ class GetTrajectoryRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., with_images: _Optional[bool] = ...) -> None: ...
 
 class GetTrajectoryResponse(_message.Message):
-    __slots__ = ("trajectory",)
+    __slots__ = ("trajectory", "screenshots_removed")
     TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    SCREENSHOTS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     trajectory: _trajectory_pb2.Trajectory
-    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ...) -> None: ...
+    screenshots_removed: bool
+    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., screenshots_removed: _Optional[bool] = ...) -> None: ...
 
 class SubmitTasksRequest(_message.Message):
     __slots__ = ("tasks",)

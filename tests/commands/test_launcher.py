@@ -11,6 +11,7 @@ from dart.errors import UserError
 from dart.processes import gpus, launcher
 from dart.processes.gpus import Placement, gpus_here, place
 from dart.processes.launcher import Child, Launcher, local_children
+from dart.processes.logs import bound, elder
 
 COUNT = """
 import sys
@@ -114,3 +115,40 @@ def test_a_worker_is_told_its_gpus_and_the_config_has_the_last_word(monkeypatch:
     own = chosen.model_copy(update={"rollout": chosen.rollout.model_copy(update={"environment": environment})})
     children = {child.name: child for child in local_children(own, "127.0.0.1:1", Train())}
     assert children["rollout-1"].environment[gpus.VISIBLE] == "5"
+
+
+CHATTER = """
+import os, sys, time
+for number in range(4000):
+    os.write(1, f"line {number:06d} {'x' * 40}\\n".encode())
+    if number % 400 == 0:
+        time.sleep(0.02)
+print("the last word", flush=True)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+async def test_a_log_stays_within_its_bound_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LOOK_AT_LOGS_SECONDS", 0.01)
+    child = Child("env-0", [sys.executable, "-c", CHATTER, "0"])
+    await Launcher([child], tmp_path / "logs", most_log_bytes=20_000).run()
+    log = tmp_path / "logs" / "env-0.log"
+    assert elder(log).stat().st_size == 20_000
+    assert b"\0" not in log.read_bytes() + elder(log).read_bytes(), "it goes on at the file's new beginning"
+    bound(log, 20_000)
+    assert log.read_text().endswith("the last word\n") or elder(log).read_text().endswith("the last word\n")
+    numbers = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line ")]
+    assert numbers == sorted(numbers)
+
+
+def test_the_last_words_are_found_behind_a_cut(tmp_path: Path) -> None:
+    log = tmp_path / "env-0.log"
+    log.write_text("something\nerror: the disk is full\n\n" + " " * 30)
+    assert bound(log, 60)
+    assert log.read_text() == ""
+    assert launcher._last_words(log) == "the disk is full"
+    log.write_text("and then it ended\n")
+    assert launcher._last_words(log) == "and then it ended"
+    assert not bound(tmp_path / "none.log", 10)

@@ -7,8 +7,11 @@ at most one entry stands in it for each loop that samples.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Action
@@ -19,12 +22,35 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_action
 
 
+class Underway:
+    """The episodes that run now: what they have seen must not be removed."""
+
+    def __init__(self) -> None:
+        self._began: dict[object, float] = {}
+
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """One runs, from its first screenshot until it is stored or has failed."""
+        name = object()
+        self._began[name] = time.time()
+        try:
+            yield
+        finally:
+            del self._began[name]
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest of them began (Unix seconds), or infinity."""
+        return min(self._began.values(), default=math.inf)
+
+
 class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
         now = time.monotonic()
         self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.RESTING, EnvState.LOST}, now)
         self.usage.blame(EnvState.RESTING, "one attempt after the other failed", now)
         self.slots = 0
+        self.underway = Underway()
         self._failures: Counter[str] = Counter()
         """Of each worker, since an attempt on it ended well."""
         self._live: dict[str, Worker] = {}

@@ -95,6 +95,10 @@ async def sample(
             log.warning("%s cannot be stored: %s", order.trajectory_id, error)
             source.failed(order.failed(worker.id), InfrastructureError(str(error)))
 
+    async def underway(worker: Worker, order: Order) -> None:
+        with envs.underway.episode():
+            await episode(worker, order)
+
     async with asyncio.TaskGroup() as episodes:
         while True:
             worker = await envs.acquire()
@@ -106,4 +110,4 @@ async def sample(
             if order is None:
                 envs.release(worker)
                 return
-            episodes.create_task(episode(worker, order))
+            episodes.create_task(underway(worker, order))

@@ -73,12 +73,16 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
     async def GetTrajectory(self, request: cpb.GetTrajectoryRequest, context: Any) -> Any:
         await self._authorise(context)
-        stored = await self._database.trajectory(request.id, with_images=request.with_images)
+        stored = await self._database.trajectory(request.id)
         if stored is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"trajectory {request.id!r} is not in this run")
             raise AssertionError("abort raises")
+        with_images = request.with_images and stored.screenshots_kept
+        if with_images:
+            stored = await self._database.with_images(stored)
         return cpb.GetTrajectoryResponse(
-            trajectory=trajectory_to_proto(stored.trajectory, stored.advantage, stored.fate, request.with_images)
+            trajectory=trajectory_to_proto(stored.trajectory, stored.advantage, stored.fate, with_images),
+            screenshots_removed=not stored.screenshots_kept,
         )
 
     async def SubmitTasks(self, request: cpb.SubmitTasksRequest, context: Any) -> cpb.SubmitTasksResponse:

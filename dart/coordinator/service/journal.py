@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dart.core.json_text import to_json
+from dart.store import lines
 from dart.store.database import Database
 from dart.store.records import Event
 
@@ -35,6 +36,7 @@ class Journal:
     """`first_sequence`: the number of the next event, behind those of earlier processes of the run."""
 
     def __init__(self, path: Path, first_sequence: int = 1) -> None:
+        self._path = path
         self._file: TextIO = path.open("a", encoding="utf-8")
         if ends_within_a_line(path):
             self._file.write("\n")
@@ -53,6 +55,24 @@ class Journal:
         self._unwritten.append(event)
         self._news.set()
         self._news = asyncio.Event()
+
+    @property
+    def bytes(self) -> int:
+        """Length of metrics.jsonl."""
+        return self._file.tell()
+
+    def begin_anew(self) -> bool:
+        """Go on in a new metrics.jsonl, the old one set aside; False where the one before is not folded yet."""
+        self._file.flush()
+        if not lines.set_aside(self._path):
+            return False
+        self._file.close()
+        self._file = self._path.open("a", encoding="utf-8")
+        return True
+
+    def to_disk(self) -> None:
+        """Let what was said so far be in metrics.jsonl, where the database takes no events for a while."""
+        self._file.flush()
 
     async def watch(self, from_sequence: int) -> AsyncIterator[Event]:
         """Events from a sequence number on, then live ones. Those that are no longer kept are left out."""

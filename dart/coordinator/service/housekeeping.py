@@ -1,0 +1,220 @@
+"""What goes on beside a run for weeks: its disk is kept within bounds, and somebody looks whether it is still its own.
+
+`Housekeeping` runs three loops, none of which anything waits for:
+
+    guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
+    sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
+    trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log
+
+Screenshots that no trajectory refers to are removed when no running episode can have stored them and
+`retention.unused_seconds` have passed; with a bound, the oldest that nothing needs are removed until it holds
+(`dart.store.upkeep` says which). A screenshot that is stored again at that moment stays (`dart.screenshots.directory`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart.config import Retention
+from dart.coordinator.fleet.environments import Underway
+from dart.coordinator.service.journal import Journal
+from dart.failpoints import failpoint
+from dart.rundir import Guard
+from dart.screenshots.directory import SHARDS, ScreenshotDirectory, StoredFile
+from dart.store import lines
+from dart.store.database import Database
+from dart.store.records import STORY
+from dart.store.upkeep import Unneeded, Upkeep
+
+GUARD_SECONDS = 2.0
+SWEEP_SECONDS = 60.0
+SHARD_PAUSE_SECONDS = 0.05
+"""Between two folders of screenshots, so that a sweep of a million leaves the disk to others."""
+TRAJECTORIES_AT_ONCE = 32
+LEAST_AGE_SECONDS = 60.0
+"""Screenshots are not removed within it, whatever the bound says: clocks differ, and a file's is a coarse one."""
+ROOM = 0.95
+"""Of the bound, at which removing ends, so that it does not begin again with the next screenshot."""
+WAL_BYTES = 64 << 20
+TELL_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What one look at all screenshots came to."""
+
+    files: int = 0
+    bytes: int = 0
+    """Left, as far as this sweep has seen."""
+    unused: int = 0
+    trajectories: int = 0
+    removed: int = 0
+    freed: int = 0
+
+    def took(self, freed: int) -> None:
+        if freed:
+            self.removed += 1
+            self.freed += freed
+            self.bytes -= freed
+
+
+class Housekeeping:
+    """`pooled`: successes of each task whose screenshots the experience pool may want. `bounded`: the run may forget
+    screenshots of its own trajectories, which a collection may not: they are its result."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        guard: Guard,
+        database: Database,
+        journal: Journal,
+        underway: Underway,
+        *,
+        pooled: int,
+        bounded: bool,
+    ) -> None:
+        self._retention, self._guard, self._database, self._journal = retention, guard, database, journal
+        self._underway, self._pooled = underway, pooled
+        self._most_bytes = retention.screenshot_bytes if bounded else None
+        self._upkeep = Upkeep(database)
+        self._told_locked = 0.0
+        self._told_full = False
+
+    async def run(self) -> None:
+        """Until cancelled. Raises UserError when the run's database is gone."""
+        loop = asyncio.get_running_loop()
+
+        def told(seconds: float, over: bool) -> None:
+            loop.call_soon_threadsafe(self._locked, seconds, over)
+
+        self._database.patience.told = told
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch())
+                tasks.create_task(self._keep_bounds())
+        finally:
+            self._database.patience.told = None
+
+    async def _watch(self) -> None:
+        while True:
+            if await asyncio.to_thread(self._guard.look):
+                self._journal.event("lock_renewed", path=str(self._guard.lock_file))
+            await asyncio.sleep(GUARD_SECONDS)
+
+    def _locked(self, seconds: float, over: bool) -> None:
+        """The database is locked by another program, and somebody waits for it."""
+        if over:
+            self._journal.event("database_unlocked", seconds=round(seconds, 1))
+            self._told_locked = 0.0
+        elif seconds - self._told_locked >= TELL_SECONDS or not self._told_locked:
+            self._told_locked = seconds
+            self._journal.event(
+                "database_locked",
+                seconds=round(seconds, 1),
+                why=f"the database is locked by another process for {seconds:.0f} s: the run goes on when it is not",
+            )
+        self._journal.to_disk()
+
+    async def _keep_bounds(self) -> None:
+        directory = self._database.blobs.directory
+        if directory and (again := await asyncio.to_thread(directory.put_back)):
+            self._journal.event("screenshots_put_back", files=again)
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if directory:
+                self._tell(await self.sweep(directory))
+            await self.trim()
+
+    # ---- screenshots ----
+
+    async def sweep(self, directory: ScreenshotDirectory) -> Sweep:
+        """Look at every screenshot once, and remove what may go."""
+        done = Sweep()
+        before = self._untouched_since(self._retention.unused_seconds)
+        for shard in range(SHARDS):
+            files = await asyncio.to_thread(directory.files, shard)
+            done.files += len(files)
+            done.bytes += sum(file.bytes for file in files)
+            await self._remove_unused(directory, files, before, done)
+            await asyncio.sleep(SHARD_PAUSE_SECONDS)
+        if self._most_bytes is not None and done.bytes > self._most_bytes:
+            await self._make_room(directory, self._most_bytes * ROOM, done)
+        return done
+
+    def _untouched_since(self, seconds: float) -> float:
+        """A moment so long ago, and well before every running episode began (Unix seconds)."""
+        return min(time.time() - seconds, self._underway.oldest - LEAST_AGE_SECONDS)
+
+    async def _remove_unused(
+        self, directory: ScreenshotDirectory, files: Sequence[StoredFile], before: float, done: Sweep
+    ) -> None:
+        old = [file.digest for file in files if file.touched < before]
+        for digest in await self._upkeep.unreferenced(old) if old else ():
+            freed = await asyncio.to_thread(directory.remove, digest, before)
+            done.unused += bool(freed)
+            done.took(freed)
+
+    async def _make_room(self, directory: ScreenshotDirectory, enough: float, done: Sweep) -> None:
+        before = self._untouched_since(LEAST_AGE_SECONDS)
+        which = Unneeded(before, self._pooled, evaluations=not self._retention.evaluation_screenshots)
+        while done.bytes > enough:
+            forgotten = await self._upkeep.forget_oldest(which, TRAJECTORIES_AT_ONCE)
+            failpoint("screenshots-forgotten")
+            if not forgotten.trajectories:
+                return
+            done.trajectories += forgotten.trajectories
+            for digest in forgotten.digests:
+                done.took(await asyncio.to_thread(directory.remove, digest, before))
+
+    def _tell(self, done: Sweep) -> None:
+        if done.removed:
+            self._journal.event(
+                "screenshots_removed",
+                files=done.removed,
+                bytes=done.freed,
+                unused=done.unused,
+                trajectories=done.trajectories,
+                left_bytes=done.bytes,
+            )
+        full = self._most_bytes is not None and done.bytes > self._most_bytes
+        if full and not self._told_full:
+            self._journal.event(
+                "screenshots_over_bound",
+                bytes=done.bytes,
+                bound=self._most_bytes,
+                why="all that is left is needed: by groups that go on, by what a resumed run may train on again, by "
+                "the experience pool, or by evaluations: raise retention.screenshot_bytes, or save checkpoints more "
+                "often",
+            )
+        self._told_full = full
+
+    # ---- events, metrics.jsonl, the write-ahead log ----
+
+    async def trim(self) -> None:
+        more = True
+        while more:
+            more = await self._upkeep.trim_events(self._retention.events)
+            await asyncio.sleep(SHARD_PAUSE_SECONDS)
+        metrics = self._guard.directory.metrics
+        if self._journal.bytes > self._retention.metrics_bytes // 2:
+            self._journal.begin_anew()
+        await asyncio.to_thread(lines.fold, metrics, tells_the_story)
+        if await asyncio.to_thread(_size, self._guard.directory.write_ahead_log) > WAL_BYTES:
+            await self._database.fold_wal()
+
+
+def tells_the_story(line: str) -> bool:
+    """A line of metrics.jsonl that is kept for as long as the run is."""
+    kind = line.removeprefix('{"event": "').partition('"')[0]
+    return kind in STORY
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

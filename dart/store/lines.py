@@ -1,0 +1,72 @@
+"""A file of lines that stays within a bound, however long it is written to: metrics.jsonl.
+
+It is set aside when it has grown too long, and a new one begun at once; what was set aside then takes the place of the
+file's elder, `NAME.1`, of which only the important lines are left. So the two together hold every important line, and
+of the others the newest. `fold` may be killed at any moment and is then done again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def elder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.2")
+
+
+def set_aside(path: Path) -> bool:
+    """Make room for a new file at `path`; False where an earlier one is not folded yet. One rename."""
+    if _aside(path).exists():
+        return False
+    path.rename(_aside(path))
+    return True
+
+
+def fold(path: Path, important: Callable[[str], bool]) -> None:
+    """Let what was set aside take the elder's place, behind the important lines of the elder."""
+    aside, old = _aside(path), elder(path)
+    if not aside.exists():
+        return
+    if not _ends_alike(old, aside):  # else the process was killed when all but the last line of this was done
+        temporary = path.with_name(f"{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as into:
+            into.writelines(line for line in _whole_lines(old) if important(line))
+            into.writelines(_whole_lines(aside))
+        temporary.replace(old)
+    aside.unlink()
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Every line that is kept, oldest first, without the one that was cut off at the end, if any."""
+    parts = [elder(path), _aside(path), path]
+    if _ends_alike(elder(path), _aside(path)):
+        del parts[1]
+    for part in parts:
+        yield from _whole_lines(part)
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield line
+
+
+def _ends_alike(first: Path, second: Path) -> bool:
+    """Their last bytes are the same: an event has its time in it, so no two end alike by chance."""
+    ends = []
+    for path in (first, second):
+        if not path.exists() or not path.stat().st_size:
+            return False
+        with path.open("rb") as file:
+            file.seek(-min(path.stat().st_size, 4096), os.SEEK_END)
+            ends.append(file.read().rstrip(b"\n").rpartition(b"\n")[2])
+    return ends[0] == ends[1]
