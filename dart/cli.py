@@ -20,6 +20,12 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
+RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+INITIAL_WEIGHTS = click.option(
+    "--initial-weights",
+    is_flag=True,
+    help="With --resume: from the weights of model.path, where no checkpoint can be gone on from.",
+)
 EXTERNAL_WORKERS = click.option(
     "--external-workers",
     is_flag=True,
@@ -87,27 +93,31 @@ def main() -> None:
 @main.command()
 @CONFIG
 @SET
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+@RESUME
+@INITIAL_WEIGHTS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
-def train(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
+def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial_weights: bool, quiet: bool) -> None:
     """Train: the coordinator and every worker of CONFIG on this machine. Ctrl-C ends all of them."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(TrainOptions(config, overrides, resume, quiet))
+    run(TrainOptions(config, overrides, resume, quiet, initial_weights))
 
 
 @main.command()
 @CONFIG
 @SET
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+@RESUME
+@INITIAL_WEIGHTS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
-def coordinator(config: Path, overrides: tuple[str, ...], resume: Path | None, quiet: bool) -> None:
+def coordinator(
+    config: Path, overrides: tuple[str, ...], resume: Path | None, initial_weights: bool, quiet: bool
+) -> None:
     """The coordinator alone; workers are started elsewhere with `dart worker`."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(TrainOptions(config, overrides, resume, quiet, local_workers=False))
+    run(TrainOptions(config, overrides, resume, quiet, initial_weights, local_workers=False))
 
 
 @main.command()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from dart import manifest
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.records import CheckpointRecord
 
-NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp")
+NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp", manifest.NAME)
 """What only a resumed trainer needs."""
 
 
@@ -31,8 +32,8 @@ def export(options: ExportOptions) -> None:
     run, out = RunDirectory.existing(options.run), options.out
     checkpoint = asyncio.run(_find(run, options.version))
     source = run.checkpoint(checkpoint.path)
-    if not source.exists():
-        raise UserError(f"checkpoint {source} is gone from the disk: choose another --version")
+    if why := manifest.problem(source):
+        raise UserError(f"checkpoint {source} is not whole: {why}: choose another --version")
     if out.exists():
         raise UserError(f"OUT {out} exists: name a new folder")
     shutil.copytree(source, out, ignore=shutil.ignore_patterns(*NOT_EXPORTED))

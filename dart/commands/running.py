@@ -39,6 +39,8 @@ class JobRun:
     quiet: bool = False
     resume: bool = False
     local: bool = True
+    initial_weights: bool = False
+    """With `resume`: from the weights of model.path, whatever checkpoints there are."""
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -91,7 +93,11 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:
-    start = await starting_point(database, wanted.directory)
+    start = await starting_point(database, wanted.directory, initial_weights=wanted.initial_weights)
+    for broken in start.broken:
+        click.echo(f"checkpoint {broken} (not gone on from)")
+    if start.broken:
+        click.echo(f"going on from {start.checkpoint}; what was trained after it is trained again")
     await database.resume_run()
     return start
 

@@ -14,6 +14,7 @@ from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import load
 from dart.coordinator.job import Train
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
+from dart.errors import UserError
 from dart.rundir import RunDirectory
 
 
@@ -25,11 +26,14 @@ class TrainOptions:
     overrides: tuple[str, ...] = ()
     resume: Path | None = None
     quiet: bool = False
+    initial_weights: bool = False
     local_workers: bool = True
 
 
 def train(options: TrainOptions) -> None:
     """Run to the end; exit code 0 when it finished, 130 when it was interrupted. Raises UserError."""
+    if options.initial_weights and options.resume is None:
+        raise UserError("--initial-weights says how to go on with a run: leave it out, or add --resume RUN")
     config = load(options.config, options.overrides)
     resumed = RunDirectory.existing(options.resume) if options.resume else None
     job = Train()
@@ -38,7 +42,15 @@ def train(options: TrainOptions) -> None:
     if resumed is None:
         asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
     directory = resumed or RunDirectory.make(config.run.directory, config.run.name)
-    wanted = JobRun(config, directory, job, options.quiet, resume=resumed is not None, local=options.local_workers)
+    wanted = JobRun(
+        config,
+        directory,
+        job,
+        options.quiet,
+        resume=resumed is not None,
+        local=options.local_workers,
+        initial_weights=options.initial_weights,
+    )
     summary = run_in_loop(wanted)
     if summary is None:
         sys.exit(130)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dart import manifest
 from dart.core.evaluation.documents import Success
 from dart.core.progress import Counts
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database
-from dart.store.records import RunKind, RunState
+from dart.store.records import CheckpointRecord, RunKind, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCheckpoint:
+    """A checkpoint that could not be gone on from."""
+
+    folder: Path
+    version: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +43,15 @@ class Start:
     """Of the policy that the run began with."""
     first_group: int = 1
     first_event: int = 1
+    broken: tuple[BrokenCheckpoint, ...] = ()
+    """Newer ones than `checkpoint`, newest first."""
 
 
-async def starting_point(database: Database, directory: RunDirectory) -> Start:
-    """Where a resumed run goes on. Raises UserError when there is nothing to go on from."""
+async def starting_point(database: Database, directory: RunDirectory, *, initial_weights: bool = False) -> Start:
+    """Where a resumed run goes on: at its newest checkpoint that is whole, or, if asked for, at its first weights.
+
+    Raises UserError when there is nothing to go on from.
+    """
     run = await database.run()
     if run.kind is not RunKind.TRAINING:
         raise UserError(f"run {run.id} is no training run but one of {run.kind}: start it again without --resume")
@@ -46,13 +65,41 @@ async def starting_point(database: Database, directory: RunDirectory) -> Start:
         if (label := result.pop("label")) == "before":
             evaluations[label] = result
             break
-    # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
-    group, sequence = await database.group_count() + 1, await database.last_sequence() + 1
-    checkpoint = await database.latest_checkpoint()
-    if checkpoint is None:
-        return Start(
-            counts=counts, train_seconds=seconds, evaluations=evaluations, first_group=group, first_event=sequence
-        )
+    checkpoint, broken = (None, ()) if initial_weights else await _newest_whole(database, directory)
     # One update makes one version, so the checkpoint's version is also the number of its update.
-    made = checkpoint.version
-    return Start(directory.checkpoint(checkpoint.path), made, made, counts, seconds, evaluations, group, sequence)
+    made = checkpoint.version if checkpoint else 0
+    return Start(
+        checkpoint=directory.checkpoint(checkpoint.path) if checkpoint else None,
+        version=made,
+        update=made,
+        counts=counts,
+        train_seconds=seconds,
+        evaluations=evaluations,
+        # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
+        first_group=await database.group_count() + 1,
+        first_event=await database.last_sequence() + 1,
+        broken=broken,
+    )
+
+
+async def _newest_whole(
+    database: Database, directory: RunDirectory
+) -> tuple[CheckpointRecord | None, tuple[BrokenCheckpoint, ...]]:
+    """The newest checkpoint that is whole, and those that are newer; None where there has not been any.
+
+    Raises UserError where there have been some and none is whole.
+    """
+    manifest.put_back(directory.checkpoints)
+    broken: list[BrokenCheckpoint] = []
+    for checkpoint in await database.checkpoints():
+        folder = directory.checkpoint(checkpoint.path)
+        if (why := await asyncio.to_thread(manifest.problem, folder)) is None:
+            return checkpoint, tuple(broken)
+        broken.append(BrokenCheckpoint(folder, checkpoint.version, why))
+    if broken:
+        told = "; ".join(str(one) for one in broken)
+        raise UserError(
+            f"run {database.run_id} has no checkpoint that is whole: {told}: restore one of these folders from a copy, "
+            "or add --initial-weights to begin again with the weights of model.path and all that was sampled so far"
+        )
+    return None, ()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 import tiny_model  # noqa: E402
 from train_samples import mixed, sample, screenshot, settings, totals  # noqa: E402
 
+from dart import manifest  # noqa: E402
 from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
@@ -327,6 +328,8 @@ def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(fo
     trainer = Trainer(settings(folder))
     trainer.update(samples, *totals(samples))
     trainer.save_checkpoint(path)
+    assert manifest.problem(path) is None
+    assert (path / manifest.NAME).exists()
     saved = trainer.snapshot()
     trainer.update(samples, *totals(samples))
 
@@ -344,6 +347,7 @@ def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(fo
     shutil.rmtree(path)
     (path.parent / ".v0.1.tmp").mkdir()
     resumed.save_checkpoint(path)
+    assert manifest.problem(path) is None
     assert [entry.name for entry in path.parent.iterdir()] == ["v1"]
     assert Trainer(settings(folder, resume_from=str(path))).version == 2
 

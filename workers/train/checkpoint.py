@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from dart import manifest
 from dart.errors import UserError
+from dart.failpoints import failpoint
 
 STATE = "trainer_state.pt"
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
 
 
 def save(
@@ -31,11 +33,13 @@ def save(
     updates: int,
     version: int,
 ) -> None:
-    """Write to a folder beside `path`, then rename: a reader sees the old checkpoint or the new one, never a part."""
+    """Write to a folder beside `path`, seal it (`dart.manifest`), then rename it.
+
+    A reader sees the old checkpoint or the new one, never a part, also after a power failure.
+    """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in (*path.parent.glob(".*.tmp"), *path.parent.glob(".*.old")):
-        shutil.rmtree(left, ignore_errors=True)  # by a process that was killed: one rank alone writes here
+    _clear_up(path.parent)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     try:
@@ -48,8 +52,9 @@ def save(
         if dtype != torch.float32:
             state["weights"] = {name: p.detach().cpu() for name, p in model.named_parameters()}
         torch.save(state, temporary / STATE)
-        for file in temporary.iterdir():
-            _to_disk(file)
+        failpoint("checkpoint-written")
+        manifest.seal(temporary)
+        failpoint("checkpoint-sealed")
         _replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -78,23 +83,21 @@ def resume(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[
     return int(state["updates"]), int(state["version"])
 
 
-def _to_disk(file: Path) -> None:
-    """The database's row survives a power failure, so what it names has to."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _clear_up(folder: Path) -> None:
+    """Remove what a process that was killed has left; this one alone writes here."""
+    for left in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    if not path.exists():
-        temporary.rename(path)
-        return
-    previous = path.parent / f".{path.name}.{os.getpid()}.old"
-    path.rename(previous)
+    """The database's row survives a power failure, so what it names has to: the folder above is synced, too."""
+    previous = manifest.aside(path)
+    if path.exists():
+        path.rename(previous)
+        failpoint("checkpoint-moved-aside")
     temporary.rename(path)
-    shutil.rmtree(previous)
+    manifest.to_disk(path.parent)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -133,6 +133,11 @@ class Training:
 
     async def _take_up(self) -> None:
         """Counters, statistics and groups of the process that this one resumes."""
+        for checkpoint in await self._database.checkpoints():
+            if checkpoint.version > self._start.version:  # of a line that ends here: the next resume must not take it
+                await self._database.drop_checkpoint(checkpoint.path)
+        for broken in self._start.broken:
+            self._journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
         self._progress.resumed(self._start.update, self._start.version)
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
             self._journal.event("released_again", groups=again, reason="what they had trained was not saved")

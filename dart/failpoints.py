@@ -1,0 +1,31 @@
+"""Places between two durable steps, at which a test kills the process to see that nothing is lost or doubled.
+
+Inert unless the environment variable DART_FAILPOINT names one, as in `closed-group` or, for the third time that the
+process comes by, `closed-group:3`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+VARIABLE = "DART_FAILPOINT"
+
+
+def _armed() -> tuple[str, int]:
+    """(name, how often it is still passed), from the environment."""
+    name, _, times = os.environ.get(VARIABLE, "").partition(":")
+    return name, int(times or 1)
+
+
+_name, _left = _armed()
+
+
+def failpoint(name: str) -> None:
+    """End the process here, at once and without any clean-up, if it is this one's turn."""
+    global _left  # noqa: PLW0603 - one count for the process, which it ends
+    if name != _name:
+        return
+    _left -= 1
+    if _left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)

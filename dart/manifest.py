@@ -1,0 +1,127 @@
+"""A folder that is known to be whole: `manifest.json`, written last, names its files with their sizes and SHA-256.
+
+Used for checkpoints: the trainer seals one before it moves it into place, and whoever is about to go on from one asks
+`problem` first. A folder from before there were manifests is looked at as far as its files tell by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+NAME = "manifest.json"
+_ASIDE = ".old"
+_THREADS = 4
+"""Hashing leaves the interpreter alone, so several files are hashed at once."""
+
+
+def seal(folder: Path) -> None:
+    """Force everything in the folder onto the disk, then the manifest of it, then the folder itself."""
+    files = _files(folder)
+    for file in files:
+        to_disk(file)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = pool.map(_digest, files)
+        listed = {
+            str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": digest}
+            for file, digest in zip(files, digests, strict=True)
+        }
+    manifest = folder / NAME
+    manifest.write_text(json.dumps({"files": listed}, indent=1) + "\n", encoding="utf-8")
+    to_disk(manifest)
+    for directory in {file.parent for file in files} | {folder}:
+        to_disk(directory)
+
+
+def problem(folder: Path) -> str | None:
+    """Why the folder is not as it was sealed; None where it is whole. Reads every byte of it."""
+    if not folder.is_dir():
+        return "the folder is not there"
+    try:
+        return _problem(folder)
+    except OSError as error:
+        return f"it cannot be read ({error})"
+
+
+def aside(folder: Path) -> Path:
+    """Where a sealed folder waits while another takes its place."""
+    return folder.parent / f".{folder.name}.{os.getpid()}{_ASIDE}"
+
+
+def put_back(parent: Path) -> None:
+    """Give folders that were moved aside their names again, where the process was killed before another had them."""
+    for waiting in parent.glob(f".*{_ASIDE}"):
+        folder = parent / waiting.name[1 : -len(_ASIDE)].rpartition(".")[0]
+        if not folder.exists():
+            waiting.rename(folder)
+
+
+def to_disk(path: Path) -> None:
+    """A file's bytes, or a directory's entries, survive a power failure from here on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _problem(folder: Path) -> str | None:
+    try:
+        listed = json.loads((folder / NAME).read_text(encoding="utf-8"))["files"]
+        wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in listed.items()}
+    except FileNotFoundError:
+        return _unsealed_problem(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its {NAME} is broken ({error!r})"
+    for name, (size, _) in wanted.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is not there"
+        if (found := file.stat().st_size) != size:
+            return f"{name} has {found} bytes of {size}"
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for name, digest in zip(wanted, pool.map(_digest, [folder / name for name in wanted]), strict=True):
+            if digest != wanted[name][1]:
+                return f"{name} has other bytes than were written"
+    return None
+
+
+def _unsealed_problem(folder: Path) -> str | None:
+    """What can be seen without a manifest: weights that are cut short, and PyTorch files, which end with an index."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        return "it has no weights"
+    for file in weights:
+        if not _whole_safetensors(file):
+            return f"{file.name} is cut short"
+    for file in sorted(folder.glob("*.pt")):
+        if not zipfile.is_zipfile(file):
+            return f"{file.name} is cut short"
+    return None
+
+
+def _whole_safetensors(file: Path) -> bool:
+    """The header says where the last tensor ends. A header that is broken itself is taken for a cut one."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > file.stat().st_size:
+            return False
+        try:
+            tensors = json.loads(opened.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+    return file.stat().st_size == 8 + length + max(ends, default=0)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != NAME)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

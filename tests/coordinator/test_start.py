@@ -1,0 +1,91 @@
+"""Where a resumed run goes on: at the newest checkpoint that is whole, with what later ones had trained released."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from store_samples import TASK, trajectory
+
+from dart import manifest
+from dart.coordinator.start import starting_point
+from dart.errors import UserError
+from dart.rundir import RunDirectory
+from dart.store.database import Database
+from dart.store.records import TRAINED, CheckpointRecord, GroupState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.path.mkdir()
+    return made
+
+
+@pytest.fixture
+async def database(run: RunDirectory) -> AsyncIterator[Database]:
+    """Six updates, each of one group, with checkpoints after the second, the fourth and the sixth."""
+    async with await run.open_to_work(create=True) as opened:
+        await opened.start_run("run", "run", {}, started=1.0)
+        for update in range(1, 7):
+            group = f"g{update}"
+            await opened.open_group(group, TASK, 2, float(update))
+            names = [f"{group}-{number}" for number in range(2)]
+            for name in names:
+                await opened.add_trajectory(trajectory(name, group, finished=update + 0.5))
+            advantages = dict(zip(names, (1.0, -1.0), strict=True))
+            await opened.close_group(group, GroupState.RELEASED, "they differ", "pending", advantages, update + 0.6)
+            await opened.consume_groups([group], update)
+            await opened.add_version(update, update, {}, update + 0.7)
+            if update % 2 == 0:
+                folder = run.checkpoints / f"v{update:06d}"
+                folder.mkdir(parents=True)
+                (folder / "model.safetensors").write_bytes(b"weights" * update)
+                manifest.seal(folder)
+                # As the run was started: in another folder, from another working directory.
+                await opened.add_checkpoint(CheckpointRecord(f"/old/place/{folder.name}", update, update + 0.8))
+        yield opened
+
+
+async def test_the_newest_that_is_whole(run: RunDirectory, database: Database) -> None:
+    start = await starting_point(database, run)
+    assert (start.checkpoint, start.version, start.update, start.broken) == (run.checkpoints / "v000006", 6, 6, ())
+    assert await database.release_again(start.update) == 0
+
+
+async def test_broken_ones_are_passed_over_and_named(run: RunDirectory, database: Database) -> None:
+    (run.checkpoints / "v000006" / "model.safetensors").write_bytes(b"weights")
+    (run.checkpoints / "v000004").rename(run.path / "gone")
+    start = await starting_point(database, run)
+    assert (start.checkpoint, start.version) == (run.checkpoints / "v000002", 2)
+    assert [str(one) for one in start.broken] == [
+        f"{run.checkpoints / 'v000006'}: model.safetensors has 7 bytes of 42",
+        f"{run.checkpoints / 'v000004'}: the folder is not there",
+    ]
+    assert await database.release_again(start.update) == 4
+    waiting = await database.unfinished_groups()
+    assert [(group.id, group.state) for group in waiting] == [(f"g{n}", GroupState.RELEASED) for n in range(3, 7)]
+    assert all(one.fate == "pending" and one.advantage for group in waiting for one in group.trajectories)
+    assert await database.fates() == {"pending": 8, TRAINED: 4}
+    await database.consume_groups(["g3"], 3)
+
+
+async def test_none_that_is_whole_is_an_error_with_a_way_out(run: RunDirectory, database: Database) -> None:
+    for update in (2, 4, 6):
+        (run.checkpoints / f"v{update:06d}" / manifest.NAME).write_text("{")
+    with pytest.raises(UserError, match=r"no checkpoint that is whole: .*v000006: its manifest.json is broken") as told:
+        await starting_point(database, run)
+    assert "--initial-weights" in str(told.value)
+    start = await starting_point(database, run, initial_weights=True)
+    assert (start.checkpoint, start.version, start.update) == (None, 0, 0)
+    assert start.first_group == 7
+    assert await database.release_again(start.update) == 6
+
+
+async def test_one_that_was_moved_aside_when_the_trainer_was_killed_is_found(
+    run: RunDirectory, database: Database
+) -> None:
+    newest = run.checkpoints / "v000006"
+    newest.rename(manifest.aside(newest))
+    assert (await starting_point(database, run)).checkpoint == newest

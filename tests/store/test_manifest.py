@@ -1,0 +1,90 @@
+"""A sealed folder is whole; every byte that goes astray is noticed and named, also in folders without a manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dart import manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "v000007"
+    made.mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (made / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"12345678")
+    with zipfile.ZipFile(made / "trainer_state.pt", "w") as archive:
+        archive.writestr("data", "state" * 100)
+    (made / "config.json").write_text("{}")
+    return made
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_was_sealed_is_whole(folder: Path) -> None:
+    manifest.seal(folder)
+    assert manifest.problem(folder) is None
+    manifest.seal(folder)
+    assert manifest.problem(folder) is None, "sealing again does not count the manifest"
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda f: cut(f / "model.safetensors"), r"model\.safetensors has \d+ bytes of \d+"),
+        (lambda f: flip(f / "model.safetensors"), r"model\.safetensors has other bytes than were written"),
+        (lambda f: flip(f / "trainer_state.pt"), r"trainer_state\.pt has other bytes than were written"),
+        (lambda f: (f / "trainer_state.pt").unlink(), r"trainer_state\.pt is not there"),
+        (lambda f: cut(f / manifest.NAME), None),
+        (lambda f: (f / manifest.NAME).write_text("{}"), r"its manifest\.json is broken"),
+        (lambda f: (f / manifest.NAME).write_bytes(b"\xff"), r"its manifest\.json is broken"),
+        (lambda f: (f / manifest.NAME).write_text('{"files": {"x": 3}}'), r"its manifest\.json is broken"),
+        (lambda f: f.rename(f.with_name("elsewhere")), "the folder is not there"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(folder: Path, harm: Callable[[Path], object], told: str | None) -> None:
+    manifest.seal(folder)
+    harm(folder)
+    why = manifest.problem(folder)
+    if told is None:
+        assert why is None, "a line's end is no part of the list"
+    else:
+        assert why is not None
+        assert re.search(told, why)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.pt"])
+def test_without_a_manifest_a_cut_file_is_noticed(folder: Path, name: str) -> None:
+    assert manifest.problem(folder) is None
+    cut(folder / name)
+    assert manifest.problem(folder) == f"{name} is cut short"
+
+
+def test_without_a_manifest_weights_must_be_there(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert manifest.problem(folder) == "it has no weights"
+
+
+def test_a_folder_that_was_moved_aside_gets_its_name_again(folder: Path) -> None:
+    folder.rename(manifest.aside(folder))
+    manifest.put_back(folder.parent)
+    assert (folder / "config.json").exists()
+    other = folder.parent / f".{folder.name}.999.old"
+    other.mkdir()
+    manifest.put_back(folder.parent)
+    assert other.exists(), "the name is taken"
