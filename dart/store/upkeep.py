@@ -120,11 +120,10 @@ def _candidates(run_id: str, which: Unneeded, floor: int, limit: int) -> Executa
     """Ids, oldest first."""
     c, g = t.trajectories.c, t.groups.c
     consumed = and_(g.state == r.GroupState.CONSUMED, g.consumed_by_update <= floor)
-    unneeded: list[ColumnElement[bool]] = [
-        and_(g.kind != r.GroupKind.EVALUATION, or_(g.state == r.GroupState.DROPPED, consumed))
-    ]
+    over = g.state.in_((r.GroupState.DROPPED, r.GroupState.EVALUATED, r.GroupState.COLLECTED))
+    unneeded: list[ColumnElement[bool]] = [and_(g.kind != r.GroupKind.EVALUATION, or_(over, consumed))]
     if which.evaluations:
-        unneeded.append(and_(g.kind == r.GroupKind.EVALUATION, g.state == r.GroupState.DROPPED))
+        unneeded.append(and_(g.kind == r.GroupKind.EVALUATION, over))
     return (
         select(c.id)
         .join(t.groups, g.id == c.group_id)

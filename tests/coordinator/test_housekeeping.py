@@ -129,7 +129,7 @@ async def test_the_bound_takes_the_oldest_that_nothing_needs(rig: Rig) -> None:
     await rig.group("trained-4", r.GroupState.CONSUMED, update=3)
     await rig.group("waiting-5", r.GroupState.RELEASED)
     await rig.group("open-6", r.GroupState.OPEN)
-    await rig.group("evaluated-7", r.GroupState.DROPPED, kind=r.GroupKind.EVALUATION)
+    await rig.group("evaluated-7", r.GroupState.EVALUATED, kind=r.GroupKind.EVALUATION)
     await rig.group("dropped-8", r.GroupState.DROPPED)
     everything = await rig.kept()
     assert len(everything) == 8
