@@ -64,7 +64,8 @@ class Rig:
         self.database = await Database.open(sqlite_url(self.directory / "run.db"), self.directory / "blobs")
         if new:
             await self.database.start_run("run-1", "test", {}, started=0.0)
-        self.progress, self.journal = Progress(100), Journal(self.directory / "metrics.jsonl")
+        self.progress = Progress(100)
+        self.journal = Journal(self.directory / "metrics.jsonl", await self.database.last_sequence() + 1)
         self.data = DataManager(
             self.settings, self.database, self.progress, self.journal, "miniwob", await self.database.group_count() + 1,
             environments(),

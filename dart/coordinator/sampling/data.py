@@ -18,6 +18,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
@@ -201,12 +202,11 @@ class DataManager:
             try:
                 stored = await self._database.trajectory(entry.trajectory_id, with_images=True)
                 assert stored is not None, f"{entry.trajectory_id} was stored before it was pooled"
-                copy = pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
-                lost = usable(copy)
+                lost = usable(replace(stored.trajectory, pooled_from=entry.trajectory_id))
+                if lost is None:
+                    return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
             except BlobError as error:
                 lost = str(error)
-            if lost is None:
-                return copy
             self._pool.discard(entry)
             self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)
         return None

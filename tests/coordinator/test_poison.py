@@ -1,0 +1,298 @@
+"""What cannot be trained on: the trainer's refusals, poison in the database, and a trainer that is lost with a batch.
+
+None of it may end a run, nor come back after each restart to end it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_coordinator_data import CONFIG, Rig, rolled_out
+
+from benchmarks.simulation import cluster
+from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
+from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.workers import SimulatedTrainer
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.sampling.data import MOST_LOSSES
+from dart.coordinator.service.journal import Journal
+from dart.coordinator.training import ranks as ranks_module
+from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
+from dart.core.curation.batches import ReleasedGroup
+from dart.core.curation.orders import Order
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.screenshots.stored import StoredScreenshots
+from dart.store.records import GroupState
+from dart.v1 import session_pb2 as pb
+
+# ---- the trainer's refusals ----
+
+
+class Trainer:
+    """Ranks that answer as the test says; the batch has two groups of one trajectory each, "g1" and "g2"."""
+
+    def __init__(self, size: int) -> None:
+        fleet = Fleet(60.0)
+        self.ranks = TrainerRanks(fleet, size, StoredScreenshots(None))
+        self.workers: list[Worker] = []
+        for rank in range(size):
+            hello = pb.Hello(worker_id=f"train-{rank}", instance_id=f"i{rank}", role=pb.ROLE_TRAIN,
+                             rank=rank, world_size=size)  # fmt: skip
+            worker, _ = fleet.admit(hello)
+            fleet.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
+            self.workers.append(worker)
+        orders = [Order(f"{name}-1", name, Task("s", "a"), 5) for name in ("g1", "g2")]
+        self.batch = [ReleasedGroup(one.group_id, (rolled_out(one, True),), (1.0,)) for one in orders]
+
+    async def page(self, rank: int = 0) -> pb.TrainBatch:
+        async with asyncio.timeout(5):
+            return (await self.workers[rank].outbox.get()).train_batch
+
+    def refuse(self, page: pb.TrainBatch, code: pb.FailureCode, why: str, rank: int = 0) -> None:
+        failure = pb.Failure(assignment=page.assignment, code=code, message=why)
+        self.workers[rank].receive(pb.SessionRequest(failure=failure))
+
+    def trained(self, page: pb.TrainBatch, rank: int = 0) -> None:
+        reply = pb.Trained(assignment=page.assignment, weight_version=1)
+        self.workers[rank].receive(pb.SessionRequest(trained=reply))
+
+
+async def test_a_sample_that_is_named_costs_its_group() -> None:
+    trainer = Trainer(1)
+    update = asyncio.create_task(trainer.ranks.update(4, trainer.batch))
+    trainer.refuse(await trainer.page(), pb.FAILURE_CODE_INVALID, "sample g2-1/0 has token 900")
+    with pytest.raises(UnusableGroup, match="the trainer refuses: train-0: sample g2-1/0 has token 900") as caught:
+        await update
+    assert caught.value.group.id == "g2"
+    again = asyncio.create_task(trainer.ranks.update(4, trainer.batch[:1]))
+    page = await trainer.page()
+    assert page.assignment.attempt == 2, "a rank answers each attempt of an update once"
+    trainer.trained(page)
+    assert (await again).weight_version == 1
+
+
+async def test_a_batch_is_refused_when_the_trainer_refuses_it_twice() -> None:
+    trainer = Trainer(1)
+    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
+    trainer.refuse(await trainer.page(), pb.FAILURE_CODE_TRAINER, "the gradient's norm is nan")
+    trainer.trained(await trainer.page())
+    assert (await update).weight_version == 1, "once may have been chance"
+    update = asyncio.create_task(trainer.ranks.update(2, trainer.batch))
+    for _ in range(2):
+        trainer.refuse(await trainer.page(), pb.FAILURE_CODE_TRAINER, "the gradient's norm is nan")
+    with pytest.raises(UpdateRefused, match="the trainer refuses: train-0: the gradient's norm is nan"):
+        await update
+
+
+async def test_the_rank_that_knows_why_is_heard_whoever_answers_first() -> None:
+    trainer = Trainer(2)
+    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
+    trainer.refuse(await trainer.page(1), pb.FAILURE_CODE_TRAINER, "another rank could not read its samples", 1)
+    await asyncio.sleep(0)
+    trainer.refuse(await trainer.page(0), pb.FAILURE_CODE_INVALID, "sample g1-1/0 has no tokens")
+    with pytest.raises(UnusableGroup) as caught:
+        await update
+    assert caught.value.group.id == "g1"
+
+
+async def test_ranks_that_do_not_give_up_together_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "REFUSAL_SECONDS", 0.05)
+    trainer = Trainer(2)
+    update = asyncio.create_task(trainer.ranks.update(1, trainer.batch))
+    trainer.refuse(await trainer.page(1), pb.FAILURE_CODE_TRAINER, "the GPU fell off the bus", 1)
+    with pytest.raises(TrainerLost, match="the trainer stopped: train-1: the GPU fell off the bus") as caught:
+        await update
+    assert not isinstance(caught.value, UpdateRefused)
+
+
+SET_UP = SetUp("small", environments=24, replicas=2, trajectories_per_update=16, tasks=12, rollouts=4)
+
+
+class Picky(SimulatedTrainer):
+    """Never trains on a group of the first batch, and names it; never on one of the third, and does not say why."""
+
+    named = unnamed = ""
+
+    def train_batch(self, command: pb.TrainBatch) -> None:
+        groups = {sample.group_id for sample in command.samples}
+        if command.update == 1 and not self.named:
+            type(self).named = max(groups)
+        if command.update == 3 and not self.unnamed:
+            type(self).unnamed = min(groups)
+        if self.named in groups:
+            self.fail(command, pb.FAILURE_CODE_INVALID, f"sample {self.named}-2/0 has token 9999")
+        elif self.unnamed in groups:
+            self.fail(command, pb.FAILURE_CODE_TRAINER, "a loss is not finite")
+        else:
+            super().train_batch(command)
+
+    def fail(self, command: pb.TrainBatch, code: pb.FailureCode, why: str) -> None:
+        self.answer(command, 1.0, failure=pb.Failure(code=code, message=why))
+
+
+def test_a_run_goes_on_without_what_the_trainer_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "SimulatedTrainer", Picky)
+    events: list[tuple[str, dict[str, Any]]] = []
+    record = Journal.event
+    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    summary = simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)
+    assert summary["updates"] > 4
+    refused = [fields for kind, fields in events if kind == "group" and fields["cause"] == "cannot be trained on"]
+    assert refused[0]["group"] == Picky.named and Picky.unnamed in {one["group"] for one in refused[1:]}
+    why = f"the trainer refuses: train: sample {Picky.named}-2/0 has token 9999"
+    assert refused[0]["reason"] == f"cannot be trained on: {why}"
+    assert 4 <= len(refused[1:]) <= 5, "its whole batch"
+    assert all(one["reason"].endswith("a loss is not finite") for one in refused[1:])
+    assert summary["dropped"]["cannot be trained on"] == 4 * len(refused)
+
+
+class Hopeless(Picky):
+    """Refuses everything."""
+
+    def train_batch(self, command: pb.TrainBatch) -> None:
+        self.fail(command, pb.FAILURE_CODE_TRAINER, "out of memory")
+
+
+def test_a_trainer_that_refuses_everything_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "SimulatedTrainer", Hopeless)
+    with pytest.raises(UserError, match=r"has refused 64 trajectories and made no update .* with: .* out of memory"):
+        simulate(SET_UP, DECOUPLED, Timings(), hours=6.0)
+
+
+class Mortal(SimulatedTrainer):
+    """Is gone in the middle of its second update."""
+
+    def train_batch(self, command: pb.TrainBatch) -> None:
+        if command.update == 2:
+            self._fleet.lose(self.worker, "silent")
+        else:
+            super().train_batch(command)
+
+
+def test_what_the_trainer_was_lost_with_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "SimulatedTrainer", Mortal)
+    events: list[tuple[str, dict[str, Any]]] = []
+    record = Journal.event
+    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    with pytest.raises(TrainerLost):
+        simulate(SET_UP, DECOUPLED, Timings(), hours=6.0)
+    ((_, lost),) = [event for event in events if event[0] == "trainer_lost"]
+    assert len(lost["groups"]) >= 4 and len(set(lost["groups"])) == len(lost["groups"])
+
+
+# ---- poison in the database ----
+
+
+def sql(statement: str, *values: object) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        with sqlite3.connect(directory / "run.db") as connection:
+            assert connection.execute(statement, values).rowcount > 0
+
+    return apply
+
+
+POISON = {
+    "a reward of inf": sql("update trajectories set reward = 9e999 where id = 'g000001-1'"),
+    "a reward of 1e308": sql("update trajectories set reward = 1e308 where id = 'g000001-1'"),
+    "versions with a gap": sql("update steps set versions_json = '[[0, 0, 1]]' where trajectory_id = 'g000001-2'"),
+    "no versions": sql("update steps set versions_json = '[]' where trajectory_id = 'g000001-2'"),
+    "no tokens": sql(
+        "update steps set token_ids = x'', logprobs = x'', versions_json = '[]' where trajectory_id = 'g000001-3'"
+    ),
+    "no steps": sql("delete from steps where trajectory_id = 'g000001-3'"),
+    "a token beyond the vocabulary": sql("update steps set token_ids = x'ffffff00ffffff00'"
+                                         " where trajectory_id = 'g000001-4'"),
+    "log-probabilities of NaN": sql("update steps set logprobs = x'0000c07f0000c07f'"
+                                    " where trajectory_id = 'g000001-4'"),
+    "no advantage": sql("update trajectories set advantage = null where group_id = 'g000001'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("poison", POISON)
+async def test_a_restart_drops_a_poisoned_group_and_trains_on(poison: str, tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        for _ in range(3):
+            await rig.group(True, False, True, False)
+    POISON[poison](tmp_path)
+    async with Rig(tmp_path) as again:
+        assert (await again.database.group("g000001")).state is GroupState.DROPPED  # type: ignore[union-attr]
+        assert again.events("group")[-1]["reason"].startswith("cannot be trained on: ")
+        batch = await again.batch()
+        assert {group.id for group in batch} == {"g000002", "g000003"}
+        await again.data.consumed(batch, 1, 0)
+    async with Rig(tmp_path) as third:
+        assert third.data.waiting_groups == 0, "it does not come back"
+
+
+@pytest.mark.parametrize("poison", [name for name in POISON if name != "no advantage"])
+async def test_a_restart_drops_an_open_group_that_is_poisoned(poison: str, tmp_path: Path) -> None:
+    five = CONFIG.model_copy(update={"curation": CONFIG.curation.model_copy(update={"rollouts": 5})})
+    async with Rig(tmp_path, five) as rig:
+        await rig.group(True, False, True, False)
+    POISON[poison](tmp_path)
+    async with Rig(tmp_path, five) as again:
+        group = await again.database.group("g000001")
+        assert group is not None and group.state is GroupState.DROPPED
+        assert (await again.order()).group_id == "g000002"
+
+
+async def test_a_poisoned_success_leaves_the_pool(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+    sql("update steps set versions_json = '[]' where trajectory_id = 'g000001-1'")(tmp_path)
+    async with Rig(tmp_path) as again:
+        await again.group(False, False, False, False)
+        (lost,) = again.events("pool_entry_lost")
+        assert lost["success"] == "g000001-1" and lost["why"] == "step 0 has weight versions for 0 of 2 tokens"
+        assert again.events("group")[-1]["reason"] == "all 4 failed"
+
+
+# ---- a trainer that is lost ----
+
+
+async def test_a_batch_with_which_the_trainer_was_lost_comes_last_and_then_no_more(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        for _ in range(4):
+            await rig.group(True, False, True, False)
+        batch = await rig.batch()
+        assert [group.id for group in batch] == ["g000001", "g000002"]
+        rig.data.trainer_lost(batch, "worker train is lost: silent")
+        await rig.journal.flush(rig.database)
+    async with Rig(tmp_path) as again:
+        batch = await again.batch()
+        assert [group.id for group in batch] == ["g000003", "g000004"], "another batch first"
+        await again.data.consumed(batch, 1, 0)
+        batch = await again.batch()
+        assert [group.id for group in batch] == ["g000001", "g000002"]
+        for _ in range(MOST_LOSSES - 1):
+            again.data.trainer_lost(batch, "worker train is lost: silent")
+        await again.journal.flush(again.database)
+    async with Rig(tmp_path) as third:
+        reasons = [event["reason"] for event in third.events("group")[-2:]]
+        assert reasons == ["cannot be trained on: the trainer was lost 3 times while it trained on it"] * 2
+        assert third.data.waiting_groups == 0
+
+
+async def test_refusals_are_forgotten_when_an_update_is_made(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+
+        async def batch() -> list[ReleasedGroup]:
+            for _ in range(2):
+                await rig.group(True, False, True, False)
+            return await rig.batch()
+
+        for _ in range(3):
+            await rig.data.unusable(await batch(), "out of memory")
+        made = await batch()
+        await rig.data.consumed(made, 1, 0)
+        for _ in range(3):
+            await rig.data.unusable(await batch(), "out of memory")
+        with pytest.raises(UserError, match=r"has refused 32 trajectories and made no update .* with: out of memory"):
+            await rig.data.unusable(await batch(), "out of memory")
+        assert rig.progress.counts.fates == {"dropped: cannot be trained on": 56, "trained": 8}
