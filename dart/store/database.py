@@ -219,7 +219,7 @@ class Database(Reader):
         self,
         group_id: str,
         state: r.GroupState,
-        reason: str,
+        detail: str,
         fate: str,
         advantages: Mapping[str, float],
         closed: float,
@@ -241,7 +241,7 @@ class Database(Reader):
             changed = connection.execute(
                 update(t.groups)
                 .where(g.id == group_id, g.state.in_(unfinished))
-                .values(state=state, fate=reason, closed=closed)
+                .values(state=state, fate=detail, closed=closed)
             )
             if changed.rowcount != 1:
                 raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")

@@ -98,7 +98,8 @@ class StoredGroup:
     planned: int
     plan: str
     state: GroupState
-    fate: str
+    detail: str
+    """Why it is in this state, in a sentence; the column is called `fate`."""
     opened: float
     closed: float | None
     consumed_by_update: int | None
@@ -283,11 +284,12 @@ def success_from_row(row: RowMapping) -> Success:
 
 
 def group_from_row(row: RowMapping, trajectories: Iterable[StoredTrajectory]) -> StoredGroup:
-    same = ("id", "planned", "plan", "fate", "opened", "closed", "consumed_by_update")
+    same = ("id", "planned", "plan", "opened", "closed", "consumed_by_update")
     return StoredGroup(
         kind=GroupKind(row["kind"]),
         task=_task(row),
         state=GroupState(row["state"]),
+        detail=row["fate"],
         trajectories=tuple(trajectories),
         **{name: row[name] for name in same},
     )

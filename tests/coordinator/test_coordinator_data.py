@@ -108,7 +108,7 @@ async def test_groups_are_judged_once_with_reasons(tmp_path: Path) -> None:
         assert dict(rig.progress.counts.fates) == {"dropped: all failed": 4}
         assert await rig.database.fates() == {"dropped: all failed": 4, "pending": 4}
         (group,) = await rig.database.unfinished_groups((GroupState.RELEASED,))
-        assert group.fate == "2 of 4 succeeded"
+        assert group.detail == "2 of 4 succeeded"
 
 
 async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> None:

@@ -189,9 +189,9 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
         ]
         assert [stored.advantage for stored in waiting[1].trajectories] == [1.5, -1.5]
         assert (waiting[1].task, waiting[1].planned, waiting[1].closed) == (TASK, 8, 9.0)
-        assert (waiting[0].closed, waiting[0].fate, waiting[0].consumed_by_update) == (None, "pending", None)
+        assert (waiting[0].closed, waiting[0].detail, waiting[0].consumed_by_update) == (None, "pending", None)
         (consumed,) = await resumed.unfinished_groups([GroupState.CONSUMED])
-        assert (consumed.consumed_by_update, consumed.fate) == (7, "trained")
+        assert (consumed.consumed_by_update, consumed.detail) == (7, "trained")
         assert await resumed.fates() == {"pending": 2, "released: cause": 2, "dropped: cause": 2, "trained": 2}
 
 
