@@ -37,7 +37,7 @@ from dart.store.blobs import BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
-from dart.wire.capabilities import IMAGES_ONCE
+from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE
 from dart.wire.channel import Dial
 from dart.wire.convert import image_to_proto, observation_to_proto
 from dart.wire.role import Command, Reply, WorkerRole
@@ -147,7 +147,7 @@ class InstantTrainer:
     """Keeps the pages of a batch until the last is there, as the real worker does; then reads all screenshots."""
 
     role = pb.ROLE_TRAIN
-    capabilities = (IMAGES_ONCE,)
+    capabilities = (IMAGES_ONCE, IMAGES_APART)
 
     def __init__(self) -> None:
         self._pages: list[pb.TrainBatch] = []

@@ -25,6 +25,8 @@ import torch
 from dart import config
 from dart.config import TrainWorkerConfig
 from dart.coordinator.summary import machine, software, write_json
+from dart.core.curation.batches import ReleasedGroup, samples_of
+from dart.core.types import Sample
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
@@ -92,7 +94,8 @@ async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
                 if whole is None or stored.advantage is None:
                     continue
                 one = whole.trajectory
-                made[-1] += [sample_to_proto(one, step, stored.advantage) for step in one.steps]
+                released = ReleasedGroup(group.id, (one,), (stored.advantage,))
+                made[-1] += [sample_to_proto(sample) for sample in samples_of([released])]
                 trajectories += 1
             if trajectories >= size:
                 if len(made) == count:
@@ -104,8 +107,8 @@ async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
 
 @contextmanager
 def _plain_rows(token_limit: int) -> Iterator[None]:
-    def make_rows(steps: Iterable[batches.Step], _limit: int) -> list[batches.Row]:
-        return [batches.Row((step,)) for step in steps]
+    def make_rows(samples: Iterable[Sample], _limit: int) -> list[batches.Row]:
+        return [batches.Row((sample,)) for sample in samples]
 
     def cut(rows: Iterable[batches.Row], _limit: int) -> list[list[batches.Row]]:
         parts: list[list[batches.Row]] = []

@@ -21,8 +21,7 @@ from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.capabilities import RECEIVES_WHILE_SERVING
 from dart.wire.role import Command, CommandError, Reply
-from dart.workers.train.senders import Senders
-from dart.workers.train.snapshots import Snapshots
+from dart.workers.train.senders import Senders, Snapshots
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.transfer import TensorSpec, TransferError, specs_from_proto, specs_to_proto
 

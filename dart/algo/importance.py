@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from dart.algo import checks
+from dart.algo.ratio import bounded
 from dart.algo.steps import Steps
 
 ROUNDING = 1e-3
@@ -18,23 +19,25 @@ ROUNDING = 1e-3
 
 
 def behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-    """π_old(a_t) / π_behaviour(a_t), per token.
+    """π_old(a_t) / π_behaviour(a_t), per token, its logarithm `bounded`.
 
     Log-probabilities that are missing, misaligned, not finite or above 0 raise ValueError: none is filled in.
     """
     _check(old, behaviour)
     with torch.no_grad():
-        return (old - behaviour).exp()
+        return bounded(old - behaviour).exp()
 
 
 def sequence_behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor, steps: Steps) -> torch.Tensor:
     """Π_{t in step} π_old(a_t) / π_behaviour(a_t), the ratio of the whole response, at each of its tokens.
 
+    Its logarithm is `bounded`.
+
     Raises ValueError as `behaviour_ratio` does.
     """
     _check(old, behaviour)
     with torch.no_grad():
-        return steps.spread(steps.sums(old - behaviour).exp())
+        return steps.spread(bounded(steps.sums(old - behaviour)).exp())
 
 
 def truncated(ratio: torch.Tensor, cap: float) -> torch.Tensor:

@@ -9,23 +9,36 @@ import torch
 from dart.algo import checks
 from dart.algo.steps import Steps
 
+LARGEST_LOG_RATIO = 20.0
+"""e^20 is 5 · 10^8: a ratio beyond it, or its inverse, says only that the policies have nothing in common there."""
+
+
+def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    """The log-ratio, cut to ±LARGEST_LOG_RATIO, beyond which it has no gradient.
+
+    A deviation from the papers, which have no such bound: e^89 is infinite in float32, and infinity times an advantage
+    of 0 is no number, which would then be the whole gradient. verl cuts at the same place.
+    """
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
 # In each: new is log π with gradient, old is log π_old, which takes none; both float [T], and so is the result.
 
 
 def token_ratio(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """ρ_t = π(a_t) / π_old(a_t) (PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300)."""
+    """ρ_t = π(a_t) / π_old(a_t) (PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300), its logarithm `bounded`."""
     checks.flat(new=new, old=old)
-    return (new - old.detach()).exp()
+    return bounded(new - old.detach()).exp()
 
 
 def sequence_ratio(new: torch.Tensor, old: torch.Tensor, steps: Steps) -> torch.Tensor:
     """s = (π(y) / π_old(y))^(1/|y|) = exp(1/|y| Σ_t log(π(a_t) / π_old(a_t))) (GSPO, arXiv 2507.18071).
 
     y is the step's response; its s is repeated at each of its tokens. Each has the gradient s/|y| Σ_u ∂ log π(a_u), so
-    every token's term moves every token of the step.
+    every token's term moves every token of the step. The mean log-ratio is `bounded`.
     """
     checks.flat(new=new, old=old)
-    return steps.spread(steps.means(new - old.detach()).exp())
+    return steps.spread(bounded(steps.means(new - old.detach())).exp())
 
 
 def sequence_token_ratio(new: torch.Tensor, old: torch.Tensor, steps: Steps) -> torch.Tensor:

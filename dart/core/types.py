@@ -99,6 +99,33 @@ class Step:
     parse_error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step to train on: what the coordinator gives to the trainer, and what the trainer takes it for.
+
+    It refers to its step's own screenshots and generation; nothing is copied. `advantage` is the trajectory's.
+    """
+
+    trajectory_id: str
+    group_id: str
+    index: int
+    """Of the step in its trajectory."""
+    images: tuple[Image, ...]
+    generation: Generation
+    advantage: float
+    rescore: bool = False
+    """No policy of this run sampled it, or one that is too old: it has no log-probabilities, and those of the trainer
+    before the update stand for the behaviour policy's."""
+
+    @property
+    def name(self) -> str:
+        return f"sample {self.trajectory_id}/{self.index}"
+
+    @property
+    def tokens(self) -> int:
+        return len(self.generation.prompt_token_ids) + len(self.generation.token_ids)
+
+
 class Termination(StrEnum):
     ENVIRONMENT = "environment"
     FINISHED = "finished"

@@ -29,6 +29,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_TRANSFER: _ClassVar[FailureCode]
     FAILURE_CODE_TRAINER: _ClassVar[FailureCode]
     FAILURE_CODE_CONTEXT_FULL: _ClassVar[FailureCode]
+    FAILURE_CODE_BROKEN: _ClassVar[FailureCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ FAILURE_CODE_INVALID: FailureCode
 FAILURE_CODE_TRANSFER: FailureCode
 FAILURE_CODE_TRAINER: FailureCode
 FAILURE_CODE_CONTEXT_FULL: FailureCode
+FAILURE_CODE_BROKEN: FailureCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -230,14 +232,16 @@ class Bye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("assignment", "code", "message")
+    __slots__ = ("assignment", "code", "message", "trajectory_ids")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORY_IDS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     code: FailureCode
     message: str
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    trajectory_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., trajectory_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ("assignment", "task")
@@ -434,7 +438,7 @@ class Sample(_message.Message):
     def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., rescore: _Optional[bool] = ...) -> None: ...
 
 class TrainBatch(_message.Message):
-    __slots__ = ("assignment", "update", "page", "pages", "samples", "total_samples", "total_tokens")
+    __slots__ = ("assignment", "update", "page", "pages", "samples", "total_samples", "total_tokens", "images")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +446,7 @@ class TrainBatch(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     update: int
     page: int
@@ -449,10 +454,11 @@ class TrainBatch(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     total_samples: int
     total_tokens: int
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., page: _Optional[int] = ..., pages: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., total_samples: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., page: _Optional[int] = ..., pages: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., total_samples: _Optional[int] = ..., total_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
 
 class Trained(_message.Message):
-    __slots__ = ("assignment", "update", "weight_version", "metrics", "seconds", "tensors")
+    __slots__ = ("assignment", "update", "weight_version", "metrics", "seconds", "tensors", "remarks")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -466,13 +472,15 @@ class Trained(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    REMARKS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     update: int
     weight_version: int
     metrics: _containers.ScalarMap[str, float]
     seconds: float
     tensors: _containers.RepeatedCompositeFieldContainer[_weights_pb2.TensorInfo]
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ...) -> None: ...
+    remarks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ..., remarks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SendWeights(_message.Message):
     __slots__ = ("assignment", "version", "group")

@@ -17,6 +17,7 @@ SHARED_BLOBS = "shared_blobs"
 FORCED_TEXT = "forced_text"
 RECEIVES_WHILE_SERVING = "receives_while_serving"
 IMAGES_ONCE = "images_once"
+IMAGES_APART = "images_apart"
 RESCORE = "rescore"
 SLOTS = "slots"
 
@@ -48,6 +49,7 @@ KNOWN = {
             RECEIVES_WHILE_SERVING, ("rollout",), "takes weights into host memory while it serves (ReceiveWeights)"
         ),
         Capability(IMAGES_ONCE, ("train",), "finds a screenshot's bytes in another sample of the update"),
+        Capability(IMAGES_APART, ("train",), "finds screenshots beside the samples (`TrainBatch.images`)"),
         Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
         Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
     )

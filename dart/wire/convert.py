@@ -8,7 +8,8 @@ to be: `write_image`, `write_sample`; and so is what goes into every step's mess
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dart.core import action as a
@@ -201,8 +202,12 @@ def part_from_proto(message: spb.PromptPart) -> t.PromptPart:
             raise ValueError("prompt part has no kind: the sender speaks another protocol version")
 
 
-def spans_to_proto(spans: tuple[t.VersionSpan, ...]) -> list[tpb.VersionSpan]:
+def spans_to_proto(spans: Iterable[t.VersionSpan]) -> list[tpb.VersionSpan]:
     return [tpb.VersionSpan(version=s.version, start=s.start, end=s.end) for s in spans]
+
+
+def spans_from_proto(spans: Iterable[tpb.VersionSpan]) -> tuple[t.VersionSpan, ...]:
+    return tuple(t.VersionSpan(s.version, s.start, s.end) for s in spans)
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
@@ -218,12 +223,24 @@ def observation_to_proto(observation: t.Observation, seconds: float, evidence_js
     return message
 
 
+def generation_to_proto(generation: t.Generation, seconds: float) -> spb.Generated:
+    return spb.Generated(
+        prompt_token_ids=generation.prompt_token_ids,
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        versions=spans_to_proto(generation.versions),
+        text=generation.text,
+        finish_reason=spb.FINISH_REASON_LENGTH if generation.truncated else spb.FINISH_REASON_STOP,
+        seconds=seconds,
+    )
+
+
 def generation_from_proto(message: spb.Generated) -> t.Generation:
     return t.Generation(
         array("I", message.prompt_token_ids[:]),
         array("I", message.token_ids[:]),
         array("f", message.logprobs[:]),
-        tuple(t.VersionSpan(s.version, s.start, s.end) for s in message.versions),
+        spans_from_proto(message.versions),
         message.text,
         message.finish_reason == spb.FINISH_REASON_LENGTH,
     )
@@ -267,25 +284,42 @@ def step_to_proto(step: t.Step, with_images: bool) -> tpb.Step:
     )
 
 
-def sample_to_proto(trajectory: t.Trajectory, step: t.Step, advantage: float) -> spb.Sample:
-    """A step as a training sample; see `Sample` in session.proto."""
+def sample_to_proto(sample: t.Sample) -> spb.Sample:
+    """With the bytes of its screenshots."""
     message = spb.Sample()
-    write_sample(message, trajectory, step, advantage)
+    write_sample(message, sample)
     return message
 
 
-def write_sample(
-    into: spb.Sample, trajectory: t.Trajectory, step: t.Step, advantage: float, held: Collection[bytes] = ()
-) -> None:
-    """`held`: digests of screenshots whose bytes the receiver has."""
-    g = step.generation
-    into.trajectory_id, into.group_id, into.step_index = trajectory.id, trajectory.group_id, step.index
-    into.advantage = advantage
+def write_sample(into: spb.Sample, sample: t.Sample, held: Container[bytes] = ()) -> None:
+    """`held`: digests of screenshots whose bytes the receiver has, or gets elsewhere."""
+    g = sample.generation
+    into.trajectory_id, into.group_id, into.step_index = sample.trajectory_id, sample.group_id, sample.index
+    into.advantage, into.rescore = sample.advantage, sample.rescore
     into.prompt_token_ids.extend(g.prompt_token_ids)
     into.token_ids.extend(g.token_ids)
     into.logprobs.extend(g.logprobs)
     for span in g.versions:
         into.versions.add(version=span.version, start=span.start, end=span.end)
-    for image in step.images:
+    for image in sample.images:
         write_image(into.images.add(), image, image.sha256 not in held)
-    into.rescore = bool(trajectory.pooled_from) and not g.logprobs
+
+
+def sample_from_proto(message: spb.Sample, held: Mapping[bytes, t.Image] = MappingProxyType({})) -> t.Sample:
+    """`held`: screenshots with their bytes, by digest. The generation has no text: nobody trains on that."""
+    generation = t.Generation(
+        array("I", message.prompt_token_ids[:]),
+        array("I", message.token_ids[:]),
+        array("f", message.logprobs[:]),
+        spans_from_proto(message.versions),
+        "",
+    )
+    return t.Sample(
+        trajectory_id=message.trajectory_id,
+        group_id=message.group_id,
+        index=message.step_index,
+        images=tuple(held.get(image.sha256) or image_from_proto(image) for image in message.images),
+        generation=generation,
+        advantage=message.advantage,
+        rescore=message.rescore,
+    )

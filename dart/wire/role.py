@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from dart.v1 import session_pb2 as pb
@@ -36,11 +36,15 @@ Reply = (
 
 
 class CommandError(Exception):
-    """One command failed and the worker goes on: it becomes a `Failure` with this code and message."""
+    """One command failed and the worker goes on: it becomes a `Failure` with this code and message.
 
-    def __init__(self, code: pb.FailureCode, message: str) -> None:
+    `trajectories`: ids of those of a batch that cannot be trained on.
+    """
+
+    def __init__(self, code: pb.FailureCode, message: str, trajectories: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.code = code
+        self.trajectories = trajectories
 
 
 class WorkerRole(Protocol):

@@ -138,7 +138,7 @@ class _Service:
         try:
             reply = await self.role.handle(command)
         except CommandError as error:
-            reply = pb.Failure(code=error.code, message=str(error))
+            reply = pb.Failure(code=error.code, message=str(error), trajectory_ids=error.trajectories)
         finally:
             self.running.pop(key, None)
         self.end.reply(command.assignment, reply)

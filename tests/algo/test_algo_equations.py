@@ -469,3 +469,44 @@ def test_a_loss_of_ones_own_goes_by_its_name() -> None:
 def test_a_loss_that_cannot_be_used_says_why(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(name)
+
+
+# ---- log-ratios that mean nothing any more ----
+
+
+@pytest.mark.parametrize("apart", [25.0, 100.0, 1e4])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_ratio_is_infinite_and_no_gradient_is_the_whole_update(apart: float, sign: float) -> None:
+    new = torch.tensor([-1.0 - apart if sign < 0 else -1.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.0 if sign < 0 else -1.0 - apart, -1.0])
+    for value in (
+        token_ratio(new, old),
+        sequence_ratio(new, old, steps(1, 1)),
+        k3(new, old),
+    ):
+        (slope,) = torch.autograd.grad(value.sum(), new, retain_graph=True)
+        assert bool(torch.isfinite(value).all()) and bool(torch.isfinite(slope).all())
+        assert abs(float(slope[0])) <= 1e-8
+    assert float(k3(new, old)[0].detach()) == 10.0
+    assert bool(torch.isfinite(importance.behaviour_ratio(old, new.detach())).all())
+
+
+def test_a_token_that_the_policies_disagree_about_leaves_the_loss_finite() -> None:
+    """∞ · 0 would be no number: the advantage is 0, and ρ overflows."""
+    new = torch.tensor([-0.5, -1.0], requires_grad=True)
+    old = torch.tensor([-200.0, -1.0])
+    loss = policy_loss(
+        recipe(kl_coefficient=0.1), new=new, old=old, behaviour=old, advantages=torch.tensor([0.0, 1.0]),
+        steps=steps(2), totals=Totals(1, 2, 2), reference=torch.tensor([-0.5, -90.0]),
+    ).loss  # fmt: skip
+    (slope,) = torch.autograd.grad(loss, new)
+    assert bool(torch.isfinite(loss)) and bool(torch.isfinite(slope).all())
+    assert float(slope.abs().max()) <= 1.0
+
+
+def test_inside_the_bounds_nothing_changes() -> None:
+    apart = torch.linspace(-19.9, 19.9, 200, dtype=torch.float64)
+    new = torch.full_like(apart, -30.0)
+    assert torch.equal(token_ratio(new + apart, new), (new + apart - new).exp())
+    log_ratio = new + apart[(apart > -10.9) & (apart < 2.6)][0] - new
+    assert float(k3(new, new + log_ratio)[0]) == float(log_ratio[0].exp() - log_ratio[0] - 1)

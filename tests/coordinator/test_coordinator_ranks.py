@@ -1,49 +1,205 @@
-"""What the trainer is sent: pages that fit into messages, and every screenshot's bytes once."""
+"""What the trainer is sent: pages that fit, and every screenshot's bytes once; and whom a failure blames."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from dart.coordinator.training.ranks import PAGE_BYTES, _pages
-from dart.core.curation.batches import Sample
-from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.training.pages import MOST_BYTES, PAGE_BYTES, TooLarge, pages_of
+from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
+from dart.core.curation.batches import ReleasedGroup, samples_of
+from dart.core.types import Generation, Image, Sample, Step, Task, Termination, Trajectory, VersionSpan
+from dart.screenshots.stored import StoredScreenshots
+from dart.v1 import session_pb2 as pb
+from dart.wire.channel import MAX_MESSAGE_BYTES
 
 GENERATION = Generation((1,) * 50, (3, 4), (-0.5, -0.25), (VersionSpan(0, 0, 2),), "t")
+ONCE, APART = ("images_once",), ("images_once", "images_apart")
+
+
+def member(
+    name: str, steps: int, image_bytes: int, history: int = 5, generation: Generation = GENERATION
+) -> Trajectory:
+    images = [Image.of(f"{name}/{step}".encode().ljust(image_bytes, b"."), "image/png", 2, 2) for step in range(steps)]
+    all_steps = tuple(
+        Step(step, tuple(images[max(0, step - history + 1) : step + 1]), generation, None) for step in range(steps)
+    )
+    return Trajectory(name, "g", Task("s", "a"), "do", all_steps, Termination.ENVIRONMENT, 1.0, True, 9, 0, 1)
+
+
+def group(name: str, *members: Trajectory) -> ReleasedGroup:
+    own = tuple(replace(one, group_id=name) for one in members)
+    return ReleasedGroup(name, own, (0.5,) * len(own))
 
 
 def samples(trajectories: int, steps: int, image_bytes: int, history: int = 5) -> list[Sample]:
-    made = []
-    for number in range(trajectories):
-        images = [
-            Image.of(f"{number}/{step}".encode().ljust(image_bytes, b"."), "image/png", 2, 2) for step in range(steps)
-        ]
-        all_steps = tuple(
-            Step(step, tuple(images[max(0, step - history + 1) : step + 1]), GENERATION, None) for step in range(steps)
-        )
-        one = Trajectory(
-            f"t{number}", "g", Task("s", "a"), "do", all_steps, Termination.ENVIRONMENT, 1.0, True, 9, 0, 1
-        )
-        made += [Sample(one, step, 0.5) for step in all_steps]
-    return made
+    return samples_of([group("g", *(member(f"t{n}", steps, image_bytes, history) for n in range(trajectories)))])
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_pages_hold_every_sample_and_fit_into_messages(once: bool) -> None:
+@pytest.mark.parametrize("capabilities", [(), ONCE, APART], ids=["each", "once", "apart"])
+def test_pages_hold_every_sample_and_fit_into_messages(capabilities: tuple[str, ...]) -> None:
     wanted = samples(3, 20, 1 << 20)
-    pages = _pages(wanted, once)
+    pages = pages_of(wanted, pb.Hello(capabilities=capabilities))
     sent = [sample for page in pages for sample in page.train_batch.samples]
-    assert [(one.trajectory_id, one.step_index) for one in sent] == [(s.trajectory.id, s.step.index) for s in wanted]
+    apart = [image for page in pages for image in page.train_batch.images]
+    assert [(one.trajectory_id, one.step_index) for one in sent] == [(s.trajectory_id, s.index) for s in wanted]
     assert all(page.ByteSize() <= PAGE_BYTES for page in pages)
-    carried = Counter(image.sha256 for one in sent for image in one.images if image.data)
-    everywhere = Counter(image.sha256 for one in wanted for image in one.step.images)
-    assert carried == (Counter(set(everywhere)) if once else everywhere)
+    with_samples = Counter(image.sha256 for one in sent for image in one.images if image.data)
+    beside = Counter(image.sha256 for image in apart if image.data)
+    everywhere = Counter(image.sha256 for one in wanted for image in one.images)
+    once = Counter(set(everywhere))
+    assert with_samples == {(): everywhere, ONCE: once, APART: Counter()}[capabilities]
+    assert beside == (once if capabilities == APART else Counter())
     assert [[image.sha256 for image in one.images] for one in sent] == [
-        [image.sha256 for image in one.step.images] for one in wanted
+        [image.sha256 for image in one.images] for one in wanted
     ]
 
 
+def test_twenty_large_screenshots_in_one_prompt_go_beside_the_sample() -> None:
+    wanted = samples(1, 20, 3_000_000, history=20)
+    pages = pages_of(wanted, pb.Hello(capabilities=APART))
+    assert all(page.ByteSize() <= MAX_MESSAGE_BYTES for page in pages)
+    assert sum(len(page.train_batch.images) for page in pages) == 20
+    for capabilities in ((), ONCE):
+        with pytest.raises(TooLarge, match=r"sample t0/\d+ has \d+ bytes, and a message has room for"):
+            pages_of(wanted[-1:], pb.Hello(capabilities=capabilities))
+
+
+def test_what_fits_into_no_message_is_told_by_name() -> None:
+    many = 5_000_000
+    tokens = Generation(range(many), (3,), (-0.5,), (VersionSpan(0, 0, 1),), "t")
+    with pytest.raises(TooLarge, match="sample t0/0 has 25") as caught:
+        pages_of(samples_of([group("g", member("t0", 1, 10, generation=tokens))]), pb.Hello(capabilities=APART))
+    assert caught.value.trajectories == ("t0",)
+    with pytest.raises(TooLarge, match="has a screenshot of"):
+        pages_of(samples(1, 1, MOST_BYTES), pb.Hello(capabilities=APART))
+
+
 def test_a_share_without_samples_is_one_empty_page() -> None:
-    (page,) = _pages([], once=True)
+    (page,) = pages_of([], pb.Hello(capabilities=APART))
     assert page.WhichOneof("body") == "train_batch"
+
+
+# ---- whom a failure blames ----
+
+
+class Trainer:
+    """One or more ranks, and what they are asked."""
+
+    def __init__(self, ranks: int = 1, capabilities: tuple[str, ...] = APART) -> None:
+        self.fleet = Fleet(60.0)
+        self.ranks = TrainerRanks(self.fleet, ranks, StoredScreenshots(None))
+        self.workers = [self._join(rank, ranks, capabilities) for rank in range(ranks)]
+
+    def _join(self, rank: int, ranks: int, capabilities: tuple[str, ...]) -> Worker:
+        worker, _ = self.fleet.admit(
+            pb.Hello(
+                worker_id=f"train-{rank}", instance_id=f"{rank}", role=pb.ROLE_TRAIN, rank=rank, world_size=ranks,
+                capabilities=capabilities,
+            )
+        )  # fmt: skip
+        self.fleet.became_ready(worker, pb.Ready(slots=1))
+        return worker
+
+    async def asked(self, rank: int = 0) -> pb.TrainBatch:
+        """The last page of the next batch."""
+        while True:
+            page = (await self.workers[rank].outbox.get()).train_batch
+            if page.page + 1 == page.pages:
+                return page
+
+    def fail(self, page: pb.TrainBatch, code: pb.FailureCode, *names: str, rank: int = 0) -> None:
+        failure = pb.Failure(assignment=page.assignment, code=code, message="what it says", trajectory_ids=names)
+        self.workers[rank].receive(pb.SessionRequest(failure=failure))
+
+    def train(self, page: pb.TrainBatch, *remarks: str, rank: int = 0) -> None:
+        trained = pb.Trained(assignment=page.assignment, weight_version=page.update, remarks=remarks)
+        self.workers[rank].receive(pb.SessionRequest(trained=trained))
+
+
+@pytest.fixture
+def batch() -> Iterator[list[ReleasedGroup]]:
+    yield [group(name, member(f"{name}-1", 2, 10), member(f"{name}-2", 2, 10)) for name in ("a", "b")]
+
+
+@pytest.mark.parametrize("code", [pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_UNKNOWN_IMAGE])
+async def test_a_group_that_the_trainer_names_is_unusable(batch: list[ReleasedGroup], code: pb.FailureCode) -> None:
+    trainer = Trainer()
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    first = await trainer.asked()
+    trainer.fail(first, code, "b-2")
+    with pytest.raises(UnusableGroup, match="what it says") as caught:
+        await update
+    assert caught.value.group is batch[1]
+    # The rest is another batch of the same update, which the worker must not take for the one that it has answered.
+    again = asyncio.create_task(trainer.ranks.update(1, batch[:1]))
+    second = await trainer.asked()
+    assert second.assignment.attempt > first.assignment.attempt
+    trainer.train(second)
+    assert (await again).weight_version == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [(pb.FAILURE_CODE_TRAINER, ()), (pb.FAILURE_CODE_INVALID, ()), (pb.FAILURE_CODE_INVALID, ("of another batch",))],
+)
+async def test_a_batch_that_is_refused_without_a_name_is_tried_once_more(
+    batch: list[ReleasedGroup], code: pb.FailureCode, names: tuple[str, ...]
+) -> None:
+    trainer = Trainer()
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    for _ in range(2):
+        trainer.fail(await trainer.asked(), code, *names)
+    with pytest.raises(UpdateRefused, match="what it says"):
+        await update
+
+
+async def test_a_trainer_that_is_beyond_repair_ends_the_run_at_once(batch: list[ReleasedGroup]) -> None:
+    trainer = Trainer()
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    trainer.fail(await trainer.asked(), pb.FAILURE_CODE_BROKEN)
+    with pytest.raises(TrainerLost, match="what it says: look at logs") as caught:
+        await update
+    assert not isinstance(caught.value, UpdateRefused)
+
+
+async def test_any_rank_may_name_the_group(batch: list[ReleasedGroup]) -> None:
+    trainer = Trainer(ranks=2)
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    trainer.fail(await trainer.asked(0), pb.FAILURE_CODE_TRAINER, rank=0)
+    trainer.fail(await trainer.asked(1), pb.FAILURE_CODE_INVALID, "a-1", rank=1)
+    with pytest.raises(UnusableGroup) as caught:
+        await update
+    assert caught.value.group is batch[0]
+
+
+async def test_what_any_rank_remarks_is_told(batch: list[ReleasedGroup]) -> None:
+    trainer = Trainer(ranks=2)
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    trainer.train(await trainer.asked(0), "one thing", rank=0)
+    trainer.train(await trainer.asked(1), "another", rank=1)
+    assert list((await update).remarks) == ["one thing", "another"]
+
+
+async def test_a_sample_that_fits_into_no_message_makes_its_group_unusable_before_anything_is_sent() -> None:
+    trainer = Trainer(ranks=2)
+    tokens = Generation(range(5_000_000), (3,), (-0.5,), (VersionSpan(0, 0, 1),), "t")
+    batch = [group("a", member("a-1", 2, 10)), group("b", member("b-1", 1, 10, generation=tokens))]
+    with pytest.raises(UnusableGroup, match=r"sample b-1/0 has 25\d+ bytes") as caught:
+        await trainer.ranks.update(1, batch)
+    assert caught.value.group is batch[1]
+    assert not any(len(worker.outbox) for worker in trainer.workers)
+
+
+async def test_a_rank_that_leaves_ends_the_run(batch: list[ReleasedGroup]) -> None:
+    trainer = Trainer(ranks=2)
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    await trainer.asked(0)
+    trainer.fleet.lose(trainer.workers[1], "it went silent")
+    with pytest.raises(TrainerLost, match="a rank is gone"):
+        await update

@@ -16,6 +16,7 @@ from dart import config
 from dart.agent.vocabulary import vocabulary_digest
 from dart.coordinator.sampling.demonstrations import Demonstrations
 from dart.coordinator.service.journal import Journal
+from dart.core.curation.batches import samples_of
 from dart.core.progress import Progress
 from dart.core.types import Task
 from dart.errors import UserError
@@ -79,8 +80,7 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
     data = Demonstrations(settings(source), Progress(10), Journal(tmp_path / "metrics.jsonl"))
     await data.prepare()
     group = (await data.next_batch(7))[0]
-    (one,) = group.trajectories
-    sent = sample_to_proto(one, one.steps[0], group.advantages[0])
+    sent = sample_to_proto(samples_of([group])[0])
     assert sent.rescore and not sent.logprobs and sent.advantage == 1.0
     assert [(span.version, span.start, span.end) for span in sent.versions] == [(7, 0, 2)]
     assert sent.images[0].data

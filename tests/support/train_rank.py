@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
 import torch
 from train_samples import mixed, settings, totals
 
-from dart.workers.train.errors import TrainError
+from dart.v1 import session_pb2 as pb
+from dart.workers.train.errors import SampleError
 from dart.workers.train.trainer import Trainer
 
 
@@ -17,14 +19,20 @@ def main(folder: Path, out: Path, split: str) -> None:
     loss = {"entropy_quantile": 0.4} if split.startswith("selecting") else {}
     trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
     rank, world = trainer.state.process_index, trainer.state.num_processes
-    lines = []
+    lines: list[str] = []
     if split.endswith("failing"):
         broken = mixed(groups=3)
         broken[0].prompt_token_ids.insert(2, 6)
-        try:
-            trainer.update(broken[:3] if rank == 0 else broken[3:], *totals(broken))
-        except TrainError as error:
-            lines.append(f"refused: {error}")
+        refused(trainer, broken, lines)
+        broken = mixed(groups=3)
+        broken[1].logprobs[0] = 0.5
+        refused(trainer, broken, lines)
+        picture = broken[2].images[0].data
+        broken = mixed(groups=3)
+        for one in broken[:4]:
+            data = picture[: len(picture) // 2]
+            one.images[0].data, one.images[0].sha256 = data, hashlib.sha256(data).digest()
+        refused(trainer, broken, lines)
     share = {
         "even": samples[rank::world],
         "uneven": samples[:1] if rank else samples[1:],
@@ -37,6 +45,15 @@ def main(folder: Path, out: Path, split: str) -> None:
     for _ in range(2):
         metrics = trainer.update(share, *totals(samples))
     torch.save({"weights": trainer.snapshot(), "metrics": metrics, "lines": lines}, out / f"{split}-{rank}.pt")
+
+
+def refused(trainer: Trainer, broken: list[pb.Sample], lines: list[str]) -> None:
+    """The first rank has what is broken."""
+    share = broken[:4] if trainer.rank == 0 else broken[4:]
+    try:
+        trainer.update(share, *totals(broken))
+    except SampleError as error:
+        lines.append(f"refused: {error}: {', '.join(error.trajectories)}")
 
 
 if __name__ == "__main__":

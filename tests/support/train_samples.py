@@ -11,9 +11,11 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from dart.config import TrainWorkerConfig
+from dart.core.types import Sample
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.convert import sample_from_proto
 
 END, START, VISION_START, VISION_END, PAD = 2, 1, 3, 4, 6
 """Of the tiny model's tokenizer."""
@@ -109,3 +111,12 @@ def mixed(groups: int = 3, rollouts: int = 3) -> list[pb.Sample]:
 
 def totals(samples: list[pb.Sample]) -> tuple[int, int]:
     return len(samples), sum(len(one.token_ids) for one in samples)
+
+
+def read(message: pb.Sample, layout: Any) -> Sample:
+    """As the trainer reads it, checked."""
+    from dart.workers.train.batch import check
+
+    sample = sample_from_proto(message)
+    check(sample, layout)
+    return sample

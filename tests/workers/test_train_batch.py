@@ -11,13 +11,13 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import PAD, mixed, sample, screenshot  # noqa: E402
+from train_samples import PAD, mixed, read, sample, screenshot  # noqa: E402
 
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot  # noqa: E402
 from dart.v1 import image_pb2 as ipb  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
-from dart.workers.train.batch import Layout, collate, cut, make_rows, read_sample  # noqa: E402
+from dart.workers.train.batch import Layout, collate, cut, make_rows  # noqa: E402
 from dart.workers.train.errors import SampleError  # noqa: E402
 from dart.workers.train.screenshots import Processed, ProcessedScreenshots  # noqa: E402
 
@@ -39,12 +39,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def rows_of(samples: list[pb.Sample], limit: int = 10_000) -> list[Any]:
-    return make_rows([read_sample(one, LAYOUT) for one in samples], limit)
+    return make_rows([read(one, LAYOUT) for one in samples], limit)
 
 
 def test_steps_with_the_same_prompt_make_one_row() -> None:
     rows = rows_of(mixed(groups=3, rollouts=4))
-    assert sorted(len(row.steps) for row in rows) == [1, 1, 1, 4, 4, 4]
+    assert sorted(len(row.samples) for row in rows) == [1, 1, 1, 4, 4, 4]
 
 
 def test_same_text_over_another_screenshot_is_another_row() -> None:
@@ -56,7 +56,7 @@ def test_rows_are_split_at_the_token_limit() -> None:
     samples = [sample(str(n), "go", "12345", 1.0, [screenshot(0)]) for n in range(6)]
     prompt = len(samples[0].prompt_token_ids)
     rows = rows_of(samples, prompt + 13)
-    assert [len(row.steps) for row in rows] == [2, 2, 2]
+    assert [len(row.samples) for row in rows] == [2, 2, 2]
     assert all(row.length <= prompt + 13 for row in rows)
 
 
@@ -161,7 +161,7 @@ def changed(**fields: Any) -> pb.Sample:
 )
 def test_a_wrong_sample_is_refused_and_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SampleError, match=message) as caught:
-        read_sample(changed(**fields), LAYOUT)
+        read(changed(**fields), LAYOUT)
     assert "sample t/0" in str(caught.value)
 
 

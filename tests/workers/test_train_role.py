@@ -26,7 +26,7 @@ from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
-from dart.workers.train.snapshots import Snapshots  # noqa: E402
+from dart.workers.train.senders import Snapshots  # noqa: E402
 from dart.workers.weights.gloo import Group, receive  # noqa: E402
 from dart.workers.weights.transfer import specs_from_proto  # noqa: E402
 

@@ -14,12 +14,13 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import mixed, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import mixed, read, sample, screenshot, settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
 from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
+from dart.workers.train import collectives  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, UnknownScreenshotError  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logprob(trainer: Trainer, one: pb.Sample) -> float:
-    row = batches.Row((batches.read_sample(one, trainer.layout),))
+    row = batches.Row((read(one, trainer.layout),))
     with torch.no_grad():
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     return float(values.sum())
@@ -74,7 +75,7 @@ def test_a_rescored_sample_weighs_as_if_it_had_just_been_sampled(folder: Path) -
     old = sample("pooled", "go", "12", 1.0, [image])
     del old.logprobs[:]
     with pytest.raises(SampleError, match="0 log-probs for 3 tokens"):
-        batches.read_sample(old, Trainer(settings(folder)).layout)
+        read(old, Trainer(settings(folder)).layout)
     old.rescore = True
     trained = Trainer(settings(folder))
     metrics = trained.update([old], *totals([old]))
@@ -83,14 +84,14 @@ def test_a_rescored_sample_weighs_as_if_it_had_just_been_sampled(folder: Path) -
     assert Trainer(settings(folder)).update([with_log_probs], *totals([old]))["importance_weight"] < 0.1
     with_log_probs.rescore = True
     with pytest.raises(SampleError, match="3 log-probs and asks to be re-scored"):
-        batches.read_sample(with_log_probs, trained.layout)
+        read(with_log_probs, trained.layout)
 
 
 def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> None:
     trainer = Trainer(settings(folder))
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
-        row = batches.Row((batches.read_sample(one, trainer.layout),))
+        row = batches.Row((read(one, trainer.layout),))
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     del one.logprobs[:]
     one.logprobs.extend((values + torch.tensor([0.0, -0.3, 0.0])).tolist())
@@ -108,7 +109,7 @@ def test_importance_weights_are_those_of_the_behaviour_logprobs(folder: Path) ->
     trainer = Trainer(settings(folder))
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
-        row = batches.Row((batches.read_sample(one, trainer.layout),))
+        row = batches.Row((read(one, trainer.layout),))
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     # The engine thought twice as much of the first token, half as much of the second.
     del one.logprobs[:]
@@ -143,7 +144,7 @@ def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy(folder: Path) -
 def entropies(trainer: Trainer, samples: list[pb.Sample]) -> list[float]:
     """H of each step, alone."""
     with torch.no_grad():
-        rows = [batches.Row((batches.read_sample(one, trainer.layout),)) for one in samples]
+        rows = [batches.Row((read(one, trainer.layout),)) for one in samples]
         return [float(trainer._forward(trainer.model, trainer._collate([row]))[1].mean()) for row in rows]
 
 
@@ -294,19 +295,23 @@ def test_what_cannot_be_trained_leaves_the_weights_alone(folder: Path) -> None:
     assert same_weights(before, trainer.snapshot())
 
 
-def test_a_gradient_that_is_not_finite_is_an_error(folder: Path) -> None:
+def test_a_gradient_that_is_not_finite_costs_a_step_and_when_it_repeats_the_update(folder: Path) -> None:
     trainer = Trainer(settings(folder))
     samples = mixed(groups=1)
     before = trainer.snapshot()
     hook = trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(NonFiniteError, match="norm") as caught:
+    metrics = trainer.update(samples, *totals(samples))
+    assert (metrics["steps_skipped"], metrics["gradient_norm"]) == (1, 0)
+    assert trainer.remarks == ["the gradient's norm is nan: the optimiser's step was skipped"]
+    assert (trainer.version, same_weights(before, trainer.snapshot())) == (1, True)
+    with pytest.raises(NonFiniteError, match="no sample alone is the cause") as caught:
         trainer.update(samples, *totals(samples))
     hook.remove()
     assert not caught.value.weights_changed
     assert same_weights(before, trainer.snapshot())
     with torch.no_grad():
         trainer.model.lm_head.weight[10] = float("nan")
-    with pytest.raises(NonFiniteError, match="not finite"):
+    with pytest.raises(NonFiniteError, match="the weights are not finite"):
         trainer.update(samples, *totals(samples))
 
 
@@ -401,8 +406,10 @@ def test_folders_that_hold_no_vision_language_model(folder: Path, tmp_path: Path
 
 def test_all_ranks_say_that_a_screenshot_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(settings(folder))
+    other = collectives._told(UnknownScreenshotError("screenshot 12 is not held"))
     monkeypatch.setattr("dart.workers.train.collectives.add", lambda values, device: [value + 1 for value in values])
-    with pytest.raises(UnknownScreenshotError, match="another rank could not read its samples: it lacks a screenshot"):
-        trainer._raise_together(None, "read its samples")
+    monkeypatch.setattr("dart.workers.train.collectives.gather", lambda value: [value, other])
+    with pytest.raises(UnknownScreenshotError, match="another rank could not read its samples: screenshot 12 is not"):
+        collectives.raise_together(None, "read its samples", trainer.device)
     with pytest.raises(UnknownScreenshotError, match="mine"):
-        trainer._raise_together(UnknownScreenshotError("mine"), "read its samples")
+        collectives.raise_together(UnknownScreenshotError("mine"), "read its samples", trainer.device)

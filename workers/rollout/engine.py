@@ -306,10 +306,11 @@ class Engine:
         if completion.finish_reason not in ("stop", "length"):
             self._salt += 1  # Most likely the image cache: begin a new one.
             raise RequestFailedError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
-        token_ids = tuple(completion.token_ids)
+        token_ids = completion.token_ids
         flat = completion.logprobs
+        # The engine's own lists, not copies: they are written into the reply, and no more is done with them.
         return Generation(
-            prompt_token_ids=tuple(output.prompt_token_ids),
+            prompt_token_ids=output.prompt_token_ids,
             token_ids=token_ids,
             logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
             versions=tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions),

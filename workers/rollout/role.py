@@ -20,7 +20,7 @@ from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.capabilities import FORCED_TEXT, RECEIVES_WHILE_SERVING, SHARED_BLOBS
-from dart.wire.convert import part_from_proto, spans_to_proto
+from dart.wire.convert import generation_to_proto, part_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
 from dart.workers.rollout.engine import (
@@ -128,15 +128,7 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
         raise CommandError(pb.FAILURE_CODE_CONTEXT_FULL, str(error)) from None
     except (BadScreenshot, ValueError) as error:
         raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
-    return pb.Generated(
-        prompt_token_ids=generation.prompt_token_ids,
-        token_ids=generation.token_ids,
-        logprobs=generation.logprobs,
-        versions=spans_to_proto(generation.versions),
-        text=generation.text,
-        finish_reason=pb.FINISH_REASON_LENGTH if generation.truncated else pb.FINISH_REASON_STOP,
-        seconds=time.monotonic() - began,
-    )
+    return generation_to_proto(generation, time.monotonic() - began)
 
 
 async def _receive_weights(engine: Engine, command: pb.ReceiveWeights) -> pb.ReceivingWeights:

@@ -8,22 +8,22 @@ by length and cut into *micro-batches* by padded tokens. Padding is on the right
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 
 import torch
 
+from dart.algo.importance import ROUNDING
 from dart.algo.steps import Steps
-from dart.core.types import Image
-from dart.v1 import session_pb2 as pb
-from dart.wire.convert import image_from_proto
+from dart.core.types import Image, Sample
 from dart.workers.train.errors import SampleError
 from dart.workers.train.screenshots import Processed
 
 MAX_PADDING = 0.05
 """Of a micro-batch's padded tokens."""
+MOST_VERSIONS = 1 << 62
 SMALL = 1 / 32
 """A micro-batch with at most this share of the token limit may be padded more."""
 
@@ -39,39 +39,26 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One sample, checked. behaviour: log-probabilities from sampling time; versions: per token, who sampled it."""
-
-    name: str
-    trajectory: str
-    group: str
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
-    behaviour: tuple[float, ...]
-    rescore: bool
-    """`behaviour` says nothing: π_old is the behaviour policy."""
-    versions: tuple[int, ...]
-    advantage: float
-    images: tuple[Image, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt and the responses (at least one) sampled from it."""
+    """A prompt and the samples (at least one) whose responses followed from it."""
 
-    steps: tuple[Step, ...]
+    samples: tuple[Sample, ...]
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.steps[0].prompt
+    def prompt(self) -> Sequence[int]:
+        return self.samples[0].generation.prompt_token_ids
 
     @property
     def images(self) -> tuple[Image, ...]:
-        return self.steps[0].images
+        return self.samples[0].images
+
+    @property
+    def responses(self) -> list[Sequence[int]]:
+        return [sample.generation.token_ids for sample in self.samples]
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + sum(len(step.response) for step in self.steps)
+        return len(self.prompt) + sum(map(len, self.responses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,63 +105,72 @@ class MicroBatch:
         return replace(self, steps=steps, **moved)
 
 
-def read_sample(sample: pb.Sample, layout: Layout, held: Mapping[bytes, Image] = MappingProxyType({})) -> Step:
-    """Check one sample. Raises SampleError that names it; nothing is filled in, clipped or left out.
+def check(sample: Sample, layout: Layout) -> None:
+    """Raises SampleError that names the sample; nothing is filled in, clipped or left out."""
+    prompt, response = sample.generation.prompt_token_ids, sample.generation.token_ids
+    if not prompt or not response:
+        raise _wrong(sample, f"has {len(prompt)} prompt and {len(response)} response tokens: both must be there")
+    if not math.isfinite(sample.advantage):
+        raise _wrong(sample, f"has advantage {sample.advantage}: it must be finite")
+    _check_logprobs(sample)
+    if (largest := max(*prompt, *response)) >= layout.vocab_size:
+        raise _wrong(sample, f"has token {largest}, the vocabulary ends at {layout.vocab_size - 1}: another model?")
+    if banned := set(response) & set(layout.banned):
+        raise _wrong(sample, f"has vision tokens {sorted(banned)} in its response: the engine must ban them")
+    covered = 0
+    for span in sample.generation.versions:
+        if span.start != covered or not covered < span.end <= len(response):
+            raise _wrong(
+                sample, f"has version span [{span.start}, {span.end}) after {covered} of {len(response)} tokens"
+            )
+        if span.version >= MOST_VERSIONS:
+            raise _wrong(sample, f"has version {span.version}, which nobody makes in a run")
+        covered = span.end
+    if covered != len(response):
+        raise _wrong(sample, f"has versions for {covered} of {len(response)} tokens")
 
-    `held`: the update's screenshots by digest; their bytes are with one of the samples that have them.
-    """
-    name = f"sample {sample.trajectory_id}/{sample.step_index}"
-    prompt, response = tuple(sample.prompt_token_ids), tuple(sample.token_ids)
-    behaviour = tuple(sample.logprobs)
+
+def _check_logprobs(sample: Sample) -> None:
+    behaviour, tokens = sample.generation.logprobs, len(sample.generation.token_ids)
     if sample.rescore:
         if behaviour:
-            raise SampleError(f"{name} has {len(behaviour)} log-probs and asks to be re-scored: one of both")
-        behaviour = (0.0,) * len(response)
-    if not prompt or not response:
-        raise SampleError(f"{name} has {len(prompt)} prompt and {len(response)} response tokens: both must be there")
-    if len(behaviour) != len(response):
-        raise SampleError(f"{name} has {len(behaviour)} log-probs for {len(response)} tokens: one each is needed")
+            raise _wrong(sample, f"has {len(behaviour)} log-probs and asks to be re-scored: one of both")
+        return
+    if len(behaviour) != tokens:
+        raise _wrong(sample, f"has {len(behaviour)} log-probs for {tokens} tokens: one each is needed")
     if not all(math.isfinite(value) for value in behaviour):
-        raise SampleError(f"{name} has a log-prob that is not finite")
-    if not math.isfinite(sample.advantage):
-        raise SampleError(f"{name} has advantage {sample.advantage}: it must be finite")
-    if (largest := max(*prompt, *response)) >= layout.vocab_size:
-        raise SampleError(f"{name} has token {largest}, the vocabulary ends at {layout.vocab_size - 1}: another model?")
-    if banned := set(response) & set(layout.banned):
-        raise SampleError(f"{name} has vision tokens {sorted(banned)} in its response: the engine must ban them")
-    versions: list[int] = []
-    for span in sample.versions:
-        if span.start != len(versions) or span.end <= span.start:
-            raise SampleError(f"{name} has version span [{span.start}, {span.end}) after token {len(versions)}")
-        versions.extend([span.version] * (span.end - span.start))
-    if len(versions) != len(response):
-        raise SampleError(f"{name} has versions for {len(versions)} of {len(response)} tokens")
-    return Step(
-        name=name,
-        trajectory=sample.trajectory_id,
-        group=sample.group_id,
-        prompt=prompt,
-        response=response,
-        behaviour=behaviour,
-        rescore=sample.rescore,
-        versions=tuple(versions),
-        advantage=sample.advantage,
-        images=tuple(held.get(image.sha256) or image_from_proto(image) for image in sample.images),
-    )
+        raise _wrong(sample, "has a log-prob that is not finite")
+    if max(behaviour) > ROUNDING:
+        raise _wrong(sample, f"has a log-prob of {max(behaviour)}: none is above 0")
 
 
-def make_rows(steps: Iterable[Step], token_limit: int) -> list[Row]:
-    """Put steps with the same prompt and images into one row, of at most `token_limit` tokens where it is shared."""
-    open_rows: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Step]] = {}
+def _wrong(sample: Sample, why: str) -> SampleError:
+    return SampleError(f"{sample.name} {why}", [sample.trajectory_id])
+
+
+def make_rows(samples: Iterable[Sample], token_limit: int) -> list[Row]:
+    """Put samples with the same prompt and screenshots into one row, of at most `token_limit` tokens where shared."""
+    open_rows: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Sample]] = {}
     rows: list[Row] = []
-    for step in steps:
-        key = (step.prompt, tuple(image.sha256 for image in step.images))
+    for sample in samples:
+        key = (tuple(sample.generation.prompt_token_ids), tuple(image.sha256 for image in sample.images))
         mates = open_rows.setdefault(key, [])
-        if mates and Row((*mates, step)).length > token_limit:
+        if mates and Row((*mates, sample)).length > token_limit:
             rows.append(Row(tuple(mates)))
             mates.clear()
-        mates.append(step)
+        mates.append(sample)
     return rows + [Row(tuple(mates)) for mates in open_rows.values()]
+
+
+def samples_of(rows: Iterable[Row]) -> list[Sample]:
+    """In the order in which `MicroBatch.steps` counts them."""
+    return [sample for row in rows for sample in row.samples]
+
+
+def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
+    """The rows without those samples (by `id`), and without rows that have no others."""
+    kept = (tuple(sample for sample in row.samples if id(sample) not in left_out) for row in rows)
+    return [Row(samples) for samples in kept if samples]
 
 
 def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
@@ -208,36 +204,47 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
     for index, row in enumerate(rows):
         prompt_positions, following = _prompt_positions(row, images, layout)
         end = len(row.prompt)
-        input_ids[index, : row.length] = torch.tensor(row.prompt + tuple(t for s in row.steps for t in s.response))
+        input_ids[index, : row.length] = torch.tensor([*row.prompt, *itertools.chain(*row.responses)])
         position_ids[:, index, :end] = prompt_positions
         segments[index, :end] = 0
         base = index * length
-        for number, step in enumerate(row.steps, start=1):
-            start, end = end, end + len(step.response)
-            position_ids[:, index, start:end] = torch.arange(following, following + len(step.response))
+        for number, response in enumerate(row.responses, start=1):
+            start, end = end, end + len(response)
+            position_ids[:, index, start:end] = torch.arange(following, following + len(response))
             segments[index, start:end] = number
             predict.append(base + len(row.prompt) - 1)
             predict.extend(range(base + start, base + end - 1))
-    steps = [step for row in rows for step in row.steps]
-    lengths = torch.tensor([len(step.response) for step in steps])
-    advantages = torch.tensor([step.advantage for step in steps], dtype=torch.float32)
-    step_index = torch.repeat_interleave(torch.arange(len(steps)), lengths)
+    samples = samples_of(rows)
+    lengths = torch.tensor([len(sample.generation.token_ids) for sample in samples])
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
+    step_index = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
-        attention_mask=_mask(segments) if any(len(row.steps) > 1 for row in rows) else None,
+        attention_mask=_mask(segments) if any(len(row.samples) > 1 for row in rows) else None,
         pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
         image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
         image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
         predict_index=torch.tensor(predict),
-        token_ids=torch.tensor([token for step in steps for token in step.response]),
-        behaviour=torch.tensor([value for step in steps for value in step.behaviour], dtype=torch.float32),
-        rescored=torch.tensor([step.rescore for step in steps])[step_index],
+        token_ids=torch.tensor([token for row in rows for response in row.responses for token in response]),
+        behaviour=torch.tensor([value for sample in samples for value in _behaviour(sample)], dtype=torch.float32),
+        rescored=torch.tensor([sample.rescore for sample in samples])[step_index],
         advantages=advantages[step_index],
-        versions=torch.tensor([version for step in steps for version in step.versions]),
+        versions=torch.tensor([version for sample in samples for version in _versions(sample)]),
         steps=Steps(step_index, lengths),
         real_tokens=sum(row.length for row in rows),
     )
+
+
+def _behaviour(sample: Sample) -> Sequence[float]:
+    """Of a sample that is re-scored it says nothing: zeros, which π_old replaces."""
+    return (0.0,) * len(sample.generation.token_ids) if sample.rescore else sample.generation.logprobs
+
+
+def _versions(sample: Sample) -> Iterator[int]:
+    """Of each token."""
+    for span in sample.generation.versions:
+        yield from itertools.repeat(span.version, span.end - span.start)
 
 
 def _mask(segments: torch.Tensor) -> torch.Tensor:
@@ -270,7 +277,7 @@ def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) 
             tokens = 0 if image is None else images[image.sha256].tokens
             if image is None or tokens != end - at:
                 what = "no image" if image is None else f"an image of {tokens} tokens"
-                raise SampleError(f"{row.steps[0].name} has {end - at} image placeholders at {at} for {what}")
+                raise _no_match(row, f"has {end - at} image placeholders at {at} for {what}")
             _, height, width = images[image.sha256].grid
             height, width = height // layout.merge_size, width // layout.merge_size
             down, across = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
@@ -278,5 +285,9 @@ def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) 
             position += max(height, width)
         at = end
     if (left := sum(1 for _ in wanted)) > 0:
-        raise SampleError(f"{row.steps[0].name} has {left} images without placeholders in its prompt")
+        raise _no_match(row, f"has {left} images without placeholders in its prompt")
     return torch.cat(pieces, dim=1), position
+
+
+def _no_match(row: Row, why: str) -> SampleError:
+    return SampleError(f"{row.samples[0].name} {why}", [sample.trajectory_id for sample in row.samples])

@@ -1,12 +1,19 @@
-"""What ranks add up or show each other; with one rank it is the value itself."""
+"""What ranks add up or show each other, and what all of them do or none; with one rank it is the value itself.
+
+One rank that gives up must not leave the others waiting for it in a collective: `together` is for work that may fail.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from dart.screenshots.lookup import UnknownScreenshot
+from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownScreenshotError
 
 T = TypeVar("T")
 
@@ -66,3 +73,66 @@ def _add_bucket(bucket: list[torch.Tensor]) -> None:
     dist.all_reduce(flat)
     for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one rank tells the others of its problem."""
+
+    kind: str
+    message: str
+    trajectories: tuple[str, ...]
+
+
+def together(work: Callable[[], T], what: str, device: torch.device) -> T:
+    """This rank's result, when no rank has failed. All ranks call it at the same time.
+
+    Raises SampleError on every rank with the trajectories that any of them blames, UnknownScreenshotError where any
+    lacks a screenshot, and TrainError otherwise. A ValueError is what the equations say of numbers that they refuse.
+    """
+    problem: TrainError
+    try:
+        result = work()
+    except TrainError as error:
+        problem = error
+    except UnknownScreenshot as error:
+        problem = UnknownScreenshotError(str(error))
+    except ValueError as error:
+        problem = TrainError(str(error))
+    except torch.OutOfMemoryError as error:
+        problem = TrainError(f"the device's memory is full ({error}): lower trainer.microbatch_tokens")
+    else:
+        raise_together(None, what, device)
+        return result
+    raise_together(problem, what, device)
+    raise problem
+
+
+def raise_together(problem: TrainError | None, what: str, device: torch.device) -> None:
+    """Raise on every rank when any has a problem."""
+    (failed,) = add([float(problem is not None)], device)
+    if not failed:
+        return
+    told = [one for one in gather(_told(problem)) if one is not None]
+    if isinstance(problem, CancelledUpdateError):
+        raise problem
+    for kind, error in (("unknown", UnknownScreenshotError), ("sample", SampleError)):
+        if these := [one for one in told if one.kind == kind]:
+            mine = isinstance(problem, error)
+            message = str(problem) if mine else f"another rank could not {what}: {these[0].message}"
+            # The same blame on every rank: the coordinator goes by whichever answer comes first.
+            blamed = sorted({trajectory for one in these for trajectory in one.trajectories})
+            raise error(message, blamed) from problem
+    raise problem or TrainError(f"another rank could not {what}: {told[0].message}")
+
+
+def _told(problem: TrainError | None) -> _Told | None:
+    match problem:
+        case None:
+            return None
+        case UnknownScreenshotError():
+            return _Told("unknown", str(problem), problem.trajectories)
+        case SampleError():
+            return _Told("sample", str(problem), problem.trajectories)
+        case _:
+            return _Told("other", str(problem), ())

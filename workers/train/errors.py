@@ -24,7 +24,7 @@ class UnknownScreenshotError(SampleError):
 
 
 class NonFiniteError(TrainError):
-    """A loss or gradient is infinite or not a number."""
+    """The weights are not finite, or make every gradient so: no other batch would go better."""
 
 
 class CancelledUpdateError(TrainError):

@@ -22,16 +22,24 @@ from pydantic import ValidationError
 from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
-from dart.wire.capabilities import IMAGES_ONCE, RESCORE, SHARED_BLOBS
+from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
 from dart.wire.role import Command, CommandError, Reply
-from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainError, UnknownScreenshotError
-from dart.workers.train.senders import Senders
-from dart.workers.train.snapshots import Snapshots
+from dart.workers.train.errors import (
+    CancelledUpdateError,
+    NonFiniteError,
+    SampleError,
+    TrainError,
+    UnknownScreenshotError,
+)
+from dart.workers.train.senders import Senders, Snapshots
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
 
 T = TypeVar("T")
 Key = tuple[str, int]
+
+MOST_BLAMED = 1000
+"""Trajectories that a Failure names."""
 
 TRANSFER_HOST = "DART_TRANSFER_HOST"
 """Environment variable: the address under which replicas on other machines reach this one for transfers."""
@@ -41,7 +49,7 @@ class TrainRole:
     """One rank. Implements `dart.wire.role.WorkerRole`."""
 
     role = pb.ROLE_TRAIN
-    capabilities = (RESCORE, IMAGES_ONCE, SHARED_BLOBS)
+    capabilities = (RESCORE, IMAGES_ONCE, IMAGES_APART, SHARED_BLOBS)
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -117,11 +125,12 @@ class TrainRole:
         self._pages.clear()
         self._begun = key
         samples = [sample for _, one in sorted(pages.items()) for sample in one.samples]
+        images = [image for one in pages.values() for image in one.images]
         trainer = self._loaded()
         started = time.perf_counter()
 
         def update() -> tuple[dict[str, float], dict[str, Any]]:
-            metrics = trainer.update(samples, page.total_samples, page.total_tokens)
+            metrics = trainer.update(samples, page.total_samples, page.total_tokens, images)
             return metrics, trainer.snapshot() if self.rank == 0 else {}
 
         try:
@@ -129,7 +138,8 @@ class TrainRole:
         except TrainError as error:
             if error.weights_changed or isinstance(error, CancelledUpdateError):
                 raise
-            raise CommandError(_failure_code(error), str(error)) from error
+            blamed = error.trajectories[:MOST_BLAMED] if isinstance(error, SampleError) else ()
+            raise CommandError(_failure_code(error), str(error), blamed) from error
         if self.rank == 0:
             self._snapshots.stage(trainer.version, weights)
         return pb.Trained(
@@ -137,6 +147,7 @@ class TrainRole:
             weight_version=trainer.version,
             metrics=metrics,
             seconds=time.perf_counter() - started,
+            remarks=trainer.remarks,
             tensors=specs_to_proto(spec_of(name, tensor) for name, tensor in weights.items()),
         )
 
@@ -191,6 +202,12 @@ def transfer_host() -> str:
 
 
 def _failure_code(error: TrainError) -> pb.FailureCode:
-    if isinstance(error, UnknownScreenshotError):
-        return pb.FAILURE_CODE_UNKNOWN_IMAGE
-    return pb.FAILURE_CODE_INVALID if isinstance(error, SampleError) else pb.FAILURE_CODE_TRAINER
+    match error:
+        case UnknownScreenshotError():
+            return pb.FAILURE_CODE_UNKNOWN_IMAGE
+        case SampleError():
+            return pb.FAILURE_CODE_INVALID
+        case NonFiniteError():
+            return pb.FAILURE_CODE_BROKEN
+        case _:
+            return pb.FAILURE_CODE_TRAINER

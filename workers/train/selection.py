@@ -9,7 +9,7 @@ import torch
 
 from dart.algo.selection import entropy_thresholds, high_entropy_steps
 from dart.workers.train import collectives
-from dart.workers.train.batch import Row
+from dart.workers.train.batch import Row, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,16 @@ def select(
     A step trains when its entropy reaches the quantile of its group's steps in this batch. scores: by id of the step.
     All ranks call this at the same time; they see the same entropies, so they agree without a vote.
     """
-    steps = [step for rows in minibatches for row in rows for step in row.steps]
-    shares = collectives.gather([(step.group, scores[id(step)].entropy) for step in steps])
+    steps = [sample for rows in minibatches for row in rows for sample in row.samples]
+    shares = collectives.gather([(step.group_id, scores[id(step)].entropy) for step in steps])
     everyone = [one for share in shares for one in share]
     groups: dict[str, int] = {}
     index = torch.tensor([groups.setdefault(group, len(groups)) for group, _ in everyone], dtype=torch.int64)
     entropies = torch.tensor([entropy for _, entropy in everyone], dtype=torch.float64)
     kept = high_entropy_steps(entropies, index, quantile)
     start = sum(len(share) for share in shares[: collectives.rank()])
-    stays = dict(zip(map(id, steps), kept[start : start + len(steps)].tolist(), strict=True))
-    left = [
-        [Row(mates) for row in rows if (mates := tuple(step for step in row.steps if stays[id(step)]))]
-        for rows in minibatches
-    ]
+    stays = kept[start : start + len(steps)].tolist()
+    leave = {id(step) for step, stay in zip(steps, stays, strict=True) if not stay}
+    left = [without(rows, leave) for rows in minibatches]
     thresholds = entropy_thresholds(entropies, index, quantile)
     return left, {"selected_share": float(kept.double().mean()), "entropy_threshold": float(thresholds.mean())}

@@ -1,4 +1,4 @@
-"""The trainer's ends of the transfer groups, one per replica.
+"""Weights on their way out of the trainer: the versions that are staged, and its ends of the transfer groups.
 
 A group stays open from one version to the next; it is left after an error, because one end cannot know what the other
 has seen, and the coordinator then names a new one.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+import torch
 
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import Sender, TransferError, make_sender
 
 T = TypeVar("T")
+Weights = dict[str, torch.Tensor]
 
 MAX_GROUPS = 256
 """Open groups; above it the one unused for longest is left."""
@@ -91,3 +95,49 @@ class Senders:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class Snapshots:
+    """The staged weights of the newest versions, each immutable, kept for as long as a transfer may want them.
+
+    Kept are the newest version, those being sent, and the one before the newest until a transfer of the newest is
+    asked for: a command to send the older one may have crossed the report of the newer one on the wire. Owned by the
+    role; used from the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._weights: dict[int, Weights] = {}
+        self._sending: dict[int, int] = {}
+        self._newest = -1
+        self._newest_asked_for = False
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted(self._weights)
+
+    def stage(self, version: int, weights: Weights) -> None:
+        if version <= self._newest:
+            raise ValueError(f"version {version} is not newer than {self._newest}")
+        previous, self._newest, self._newest_asked_for = self._newest, version, False
+        self._weights[version] = weights
+        self._drop(keep=previous)
+
+    @contextmanager
+    def sending(self, version: int) -> Iterator[Weights]:
+        """The version's weights, kept for as long as the context is open. Raises KeyError when they are gone."""
+        weights = self._weights[version]
+        self._sending[version] = self._sending.get(version, 0) + 1
+        self._newest_asked_for = self._newest_asked_for or version == self._newest
+        try:
+            yield weights
+        finally:
+            self._sending[version] -= 1
+            if not self._sending[version]:
+                del self._sending[version]
+            previous = max((v for v in self._weights if v != self._newest), default=None)
+            self._drop(keep=None if self._newest_asked_for else previous)
+
+    def _drop(self, keep: int | None) -> None:
+        for version in list(self._weights):
+            if version not in (self._newest, keep) and version not in self._sending:
+                del self._weights[version]

@@ -10,11 +10,12 @@ bfloat16. Methods are called from one thread (`cancel` from any).
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +23,27 @@ import torch
 from accelerate import PartialState
 
 from dart.algo import objectives
-from dart.algo.loss import Recipe, policy_loss
+from dart.algo.loss import Recipe
 from dart.algo.steps import Totals
 from dart.config import Loss, TrainWorkerConfig
+from dart.core.types import Sample
 from dart.errors import UserError
-from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
+from dart.screenshots.lookup import BadScreenshot
 from dart.screenshots.shared import SharedScreenshots
+from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import image_from_proto
+from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
-from dart.workers.train.errors import (
-    CancelledUpdateError,
-    NonFiniteError,
-    SampleError,
-    TrainError,
-    UnknownScreenshotError,
-)
+from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
+from dart.workers.train.faults import Faults, MicroLoss, check_finite, micro_loss
 from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
 from dart.workers.train.screenshots import ProcessedScreenshots
 from dart.workers.train.selection import Score, select
+from dart.workers.train.tally import Tally, summed
 
-MEANS = (
-    "loss", "entropy", "clip_fraction", "ratio", "importance_weight", "importance_truncated", "kl_old", "kl_reference",
-    "staleness", "logprob_difference",
-)  # fmt: skip
-"""Metrics that are shares of a mean: added over micro-batches and ranks. The loss is over the batch, all else over the
-tokens that train, which high-entropy selection makes fewer."""
-COUNTS = ("real_tokens", "padded_tokens", "rows", "microbatches", "same_version_tokens", "same_version_difference")
-LARGEST = ("same_version_difference_max",)
-
-
-@dataclass
-class _Tally:
-    """Sums and maxima of one rank over one minibatch."""
-
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEANS + COUNTS, 0.0))
-    largest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LARGEST, 0.0))
+SKIPS_ALLOWED = 1
+"""Steps of the optimiser in a row that a gradient which is not finite may cost before its cause is looked for."""
 
 
 class Trainer:
@@ -111,6 +96,9 @@ class Trainer:
         self.version = 0
         if config.resume_from is not None:
             self.updates, self.version = checkpoint.resume(config.resume_from, self.model, self.optimizer)
+        self.remarks: list[str] = []
+        """What was left out of the last update or skipped, and why."""
+        self._skipped_in_a_row = 0
         self._cancelled = threading.Event()
 
     @property
@@ -131,57 +119,65 @@ class Trainer:
 
     # ---- one update ----
 
-    def update(self, samples: Sequence[pb.Sample], total_samples: int, total_tokens: int) -> dict[str, float]:
-        """Train on this rank's share of a batch of `total_samples` with `total_tokens` response tokens.
+    def update(
+        self, samples: Sequence[pb.Sample], total_samples: int, total_tokens: int, images: Iterable[ipb.Image] = ()
+    ) -> dict[str, float]:
+        """Train on this rank's share of a batch of `total_samples` with `total_tokens` response tokens; the metrics.
 
-        Raises SampleError (a sample is wrong), NonFiniteError or CancelledUpdateError; when any rank has to give up,
-        all do. The weights are then as they were, unless the error says `weights_changed`.
+        `images`: screenshots with their bytes, which samples may name by digest alone. `remarks` has what was left out
+        of the update or skipped. Raises SampleError (samples are wrong, and which), NonFiniteError (the weights are),
+        CancelledUpdateError or TrainError; when any rank has to give up, all do. The weights are then as they were,
+        unless the error says `weights_changed`.
         """
         started = time.perf_counter()
         settings = self.config.trainer
-        problem: TrainError | None = None
-        minibatches: list[list[batches.Row]] = [[] for _ in range(settings.minibatches)]
-        try:
-            held = {i.sha256: image_from_proto(i) for sample in samples for i in sample.images if i.data}
-            steps = [batches.read_sample(sample, self.layout, held) for sample in samples]
-            self.screenshots.check_there({image.sha256: image for step in steps for image in step.images}.values())
-            minibatches = self._deal(batches.make_rows(steps, settings.microbatch_tokens))
-        except TrainError as error:
-            problem = error
-        except UnknownScreenshot as error:
-            problem = UnknownScreenshotError(str(error))
-        self._raise_together(problem, "read its samples")
+        minibatches = collectives.together(lambda: self._read(samples, images), "read its samples", self.device)
         totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
 
+        faults = Faults()
         scores: dict[int, Score] = {}
         metrics: dict[str, float] = {}
         if settings.loss.entropy_quantile > 0:
-            scores = self._score(minibatches)
+            scores = self._score(minibatches, faults)
+            minibatches = [batches.without(rows, faults.left_out) for rows in minibatches]
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
             totals = self._trained(totals, minibatches)
         elif settings.minibatches > 1:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and one pass less.
-            scores = self._score(minibatches[1:])
+            scores = self._score(minibatches[1:], faults)
 
         tallies = []
         norms = []
         for number, (rows, total) in enumerate(zip(minibatches, totals, strict=True)):
             try:
-                tally, norm = self._optimiser_step(rows, total, scores)
+                tally, norm = self._optimiser_step(rows, total, scores, faults, first=number == 0)
             except TrainError as error:
                 error.weights_changed = number > 0
                 raise
             tallies.append(tally)
-            norms.append(norm)
+            norms += [] if norm is None else [norm]
         self.updates += 1
         self.version += 1
+        self.remarks = faults.remarks
         metrics |= self._metrics(tallies)
-        metrics["gradient_norm"] = sum(norms) / len(norms)
+        (metrics["samples_left_out"],) = collectives.add([len(faults.left_out)], self.device)
+        metrics["steps_skipped"] = len(tallies) - len(norms)
+        metrics["gradient_norm"] = sum(norms) / max(1, len(norms))
         metrics["learning_rate"] = self.learning_rate(self.updates - 1)
         metrics["update_seconds"] = time.perf_counter() - started
         return metrics
+
+    def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> list[list[batches.Row]]:
+        """The samples, checked, in rows and minibatches."""
+        carried = itertools.chain(images, (image for message in messages for image in message.images if image.data))
+        held = {image.sha256: image_from_proto(image) for image in carried}
+        samples = [sample_from_proto(message, held) for message in messages]
+        for sample in samples:
+            batches.check(sample, self.layout)
+        self.screenshots.check_there({i.sha256: i for sample in samples for i in sample.images}.values())
+        return self._deal(batches.make_rows(samples, self.config.trainer.microbatch_tokens))
 
     def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
         """Rows to minibatches, at random but the same every time."""
@@ -189,18 +185,6 @@ class Trainer:
         if count > 1:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
         return [rows[number::count] for number in range(count)]
-
-    def _raise_together(self, problem: TrainError | None, what: str) -> None:
-        """Raise on every rank when any has a problem, so that none waits for another that gave up."""
-        unknown_here = isinstance(problem, UnknownScreenshotError)
-        failed, unknown = collectives.add([float(problem is not None), float(unknown_here)], self.device)
-        if problem is not None and (not unknown or unknown_here):
-            raise problem
-        if unknown:
-            # The same on every rank: the coordinator goes by whichever answer comes first.
-            raise UnknownScreenshotError(f"another rank could not {what}: it lacks a screenshot")
-        if failed:
-            raise TrainError(f"another rank could not {what}")
 
     def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
         """The totals of each minibatch over all ranks; what the coordinator counted must be there."""
@@ -222,137 +206,170 @@ class Trainer:
         left = collectives.add([float(_tokens(rows)) for rows in minibatches], self.device)
         return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
-    def _score(self, minibatches: list[list[batches.Row]]) -> dict[int, Score]:
-        """log π_old and entropy of every step, from before the first optimiser step, by id of the step."""
-        scores: dict[int, Score] = {}
-        problem: TrainError | None = None
-        try:
-            rows = [row for rows in minibatches for row in rows]
+    def _score(self, minibatches: list[list[batches.Row]], faults: Faults) -> dict[int, Score]:
+        """log π_old and entropy of every step, from before the first optimiser step, by id of the sample."""
+        rows = [row for rows in minibatches for row in rows]
+
+        def work() -> dict[int, Score]:
+            scores: dict[int, Score] = {}
             for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
-                with torch.no_grad():
-                    inputs, logprobs, entropy = self._policy(part)
-                entropies = inputs.steps.means(entropy).tolist()
-                pieces = logprobs.split(inputs.steps.lengths.tolist())
-                steps = (step for row in part for step in row.steps)
-                scores |= {id(s): Score(piece, h) for s, piece, h in zip(steps, pieces, entropies, strict=True)}
-        except TrainError as error:
-            problem = error
-        self._raise_together(problem, "score its share")
+                scores |= faults.finite(part, self._scores) or {}
+            return scores
+
+        scores = collectives.together(work, "score its share", self.device)
+        self._check_some_left(rows, faults, first=True)
         return scores
 
+    @torch.no_grad()
+    def _scores(self, part: list[batches.Row]) -> dict[int, Score]:
+        inputs, logprobs, entropy = self._policy(part)
+        entropies = inputs.steps.means(entropy).tolist()
+        pieces = logprobs.split(inputs.steps.lengths.tolist())
+        return {id(s): Score(piece, h) for s, piece, h in zip(batches.samples_of(part), pieces, entropies, strict=True)}
+
     def _optimiser_step(
-        self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]
-    ) -> tuple[_Tally, float]:
-        """Accumulate over micro-batches, add over ranks, clip, step. Returns this minibatch's metrics and norm."""
-        tally = _Tally()
-        problem: TrainError | None = None
-        self.optimizer.zero_grad(set_to_none=True)
-        try:
+        self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score], faults: Faults, first: bool
+    ) -> tuple[Tally, float | None]:
+        """Accumulate over micro-batches, add over ranks, clip, step. Returns this minibatch's metrics and its norm.
+
+        The norm is None where the step was skipped. `first`: no minibatch of the update has changed the weights yet.
+        """
+        tally = Tally()
+
+        def work() -> None:
+            self.optimizer.zero_grad(set_to_none=True)
             for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
-                self._accumulate(part, totals, scores, tally)
-        except TrainError as error:
-            problem = error
+                self._accumulate(part, totals, scores, tally, faults)
+
+        collectives.together(work, "finish its share", self.device)
+        if not self._check_some_left(rows, faults, first):
+            return tally, None
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._raise_together(problem, "finish its share")
         gradients = [parameter.grad for parameter in self.parameters]
         collectives.add_tensors(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(torch.isfinite(norm)):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(f"the gradient's norm is {float(norm)}: the weights were left as they were")
+            self._skip(float(norm), rows, totals, scores, faults, first)
+            return tally, None
+        self._skipped_in_a_row = 0
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.trainer.gradient_clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return tally, float(norm)
 
-    def _accumulate(self, part: list[batches.Row], totals: Totals, scores: dict[int, Score], tally: _Tally) -> None:
+    def _check_some_left(self, rows: list[batches.Row], faults: Faults, first: bool) -> bool:
+        """Is anything left of the minibatch, over all ranks? Where all of it was left out, somebody is to blame.
+
+        Raises NonFiniteError where that is the weights, and SampleError where it is the samples and none of the update
+        has been applied.
+        """
+        here = batches.samples_of(rows)
+        left_out = [sample for sample in here if id(sample) in faults.left_out]
+        bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
+        if not bad or bad < steps:
+            return True
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+            raise NonFiniteError("the weights are not finite: go on from a checkpoint")
+        if first:
+            blamed = sorted({name for names in collectives.gather(_trajectories(left_out)) for name in names})
+            raise SampleError(f"no sample of the batch comes to a finite number, and the weights are: {blamed}", blamed)
+        faults.remark("no sample of a minibatch came to a finite number: the optimiser's step was skipped")
+        return False
+
+    def _skip(
+        self,
+        norm: float,
+        rows: list[batches.Row],
+        totals: Totals,
+        scores: dict[int, Score],
+        faults: Faults,
+        first: bool,
+    ) -> None:
+        """Leave the weights as they are. When that repeats, raises SampleError that names the samples which cause it,
+        or NonFiniteError where no sample does, or all do."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._skipped_in_a_row += 1
+        faults.remark(f"the gradient's norm is {norm}: the optimiser's step was skipped")
+        if self._skipped_in_a_row < SKIPS_ALLOWED + 1 or not first:
+            return
+        culprits = collectives.together(lambda: self._culprits(rows, totals, scores), "look for the cause", self.device)
+        blamed = sorted({name for names in collectives.gather(_trajectories(culprits)) for name in names})
+        bad, steps = collectives.add([float(len(culprits)), float(_steps(rows))], self.device)
+        if not bad or bad == steps:
+            raise NonFiniteError(
+                f"the gradient's norm was {norm} after {SKIPS_ALLOWED} skipped steps, and no sample alone is the cause"
+            )
+        groups = sorted({sample.group_id for sample in culprits})
+        raise SampleError(
+            f"the gradient's norm was {norm} after {SKIPS_ALLOWED} skipped steps: the cause is trajectories "
+            f"{', '.join(blamed)}" + (f" of groups {', '.join(groups)}" if groups else ""),
+            blamed,
+        )
+
+    def _culprits(self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> list[Sample]:
+        """The samples whose gradient alone is not finite, one backward pass each."""
+        found = []
+        for sample in batches.samples_of(rows):
+            self.optimizer.zero_grad(set_to_none=True)
+            self._accumulate([batches.Row((sample,))], totals, scores, Tally(), Faults())
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            if gradients and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+                found.append(sample)
+        self.optimizer.zero_grad(set_to_none=True)
+        return found
+
+    def _accumulate(
+        self, part: list[batches.Row], totals: Totals, scores: dict[int, Score], tally: Tally, faults: Faults
+    ) -> None:
+        """One micro-batch's share of the gradient, without the samples that do not come to a finite loss."""
+        loss = faults.finite(part, lambda left: self._loss(left, totals, scores))
+        if loss is None:
+            return
+        loss.terms.loss.backward()
+        mean_entropy = loss.entropy.detach().sum() / totals.trained_tokens
+        metrics = loss.terms.metrics | {"loss": loss.terms.loss.detach(), "entropy": mean_entropy}
+        tally.count(loss.inputs, metrics, loss.difference, self.version, totals.trained_tokens)
+
+    def _loss(self, part: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> MicroLoss:
+        """Raises NotFinite with the samples whose loss is not."""
         inputs, new, entropy = self._policy(part)
-        steps = [step for row in part for step in row.steps]
-        old = torch.cat([scores[id(step)].logprobs for step in steps]) if id(steps[0]) in scores else new.detach()
-        behaviour = torch.where(inputs.rescored, old, inputs.behaviour)
+        samples = batches.samples_of(part)
+        old = torch.cat([scores[id(one)].logprobs for one in samples]) if id(samples[0]) in scores else new.detach()
         reference = None
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self._forward(self.reference, inputs)
-        terms = policy_loss(
-            self.recipe,
-            new=new,
-            old=old,
-            behaviour=behaviour,
-            advantages=inputs.advantages,
-            steps=inputs.steps,
-            totals=totals,
-            reference=reference,
-            entropy=entropy,
-        )
-        terms.loss.backward()
-        mean_entropy = entropy.detach().sum() / totals.trained_tokens
-        metrics = terms.metrics | {"loss": terms.loss.detach(), "entropy": mean_entropy}
-        self._count(tally, inputs, metrics, old - behaviour, totals.trained_tokens)
+            check_finite(part, inputs.steps, reference, "the reference model's log-probs are not finite")
+        return micro_loss(self.recipe, part, inputs, totals, new, old, entropy, reference)
 
     def _policy(self, part: list[batches.Row]) -> tuple[batches.MicroBatch, torch.Tensor, torch.Tensor]:
-        """Inputs of one micro-batch, and log-probs and entropies of their tokens by the policy as it is."""
+        """Inputs of one micro-batch, and log-probs and entropies of their tokens by the policy as it is.
+
+        Raises NotFinite.
+        """
         if self._cancelled.is_set():
             raise CancelledUpdateError("the worker is closing")
         inputs = self._collate(part)
         logprobs, entropy = self._forward(self.model, inputs)
-        if not bool(torch.isfinite(logprobs).all()):
-            raise NonFiniteError(f"log-probs of {part[0].steps[0].name} or one beside it are not finite")
+        check_finite(part, inputs.steps, logprobs + entropy, "its log-probs are not finite")
         return inputs, logprobs, entropy
 
-    def _count(
-        self,
-        tally: _Tally,
-        inputs: batches.MicroBatch,
-        metrics: dict[str, torch.Tensor],
-        difference: torch.Tensor,
-        all_tokens: int,
-    ) -> None:
-        difference = difference.abs()
-        # What was re-scored agrees with itself, which proves nothing.
-        same = ((inputs.versions == self.version) & ~inputs.rescored).float()
-        metrics["staleness"] = (self.version - inputs.versions).sum() / all_tokens
-        metrics["logprob_difference"] = difference.sum() / all_tokens
-        metrics["same_version_tokens"] = same.sum()
-        metrics["same_version_difference"] = (same * difference).sum()
-        names = list(metrics)
-        values = torch.stack([metrics[name].float() for name in names] + [(same * difference).max()]).tolist()
-        for name, value in zip(names, values, strict=False):
-            tally.sums[name] += value
-        (name,) = LARGEST
-        tally.largest[name] = max(tally.largest[name], values[-1])
-        tally.sums["real_tokens"] += inputs.real_tokens
-        tally.sums["padded_tokens"] += inputs.padded_tokens
-        tally.sums["rows"] += inputs.input_ids.shape[0]
-        tally.sums["microbatches"] += 1
-
-    def _metrics(self, tallies: list[_Tally]) -> dict[str, float]:
-        names = MEANS + COUNTS
-        summed = collectives.add([sum(t.sums[name] for t in tallies) for name in names], self.device)
-        metrics = dict(zip(names, summed, strict=True))
-        largest = collectives.largest([max(t.largest[name] for t in tallies) for name in LARGEST], self.device)
-        metrics.update(zip(LARGEST, largest, strict=True))
-        for name in MEANS:
-            metrics[name] /= len(tallies)
+    def _metrics(self, tallies: list[Tally]) -> dict[str, float]:
+        metrics = summed(tallies, self.device)
         if self.reference is None:
             del metrics["kl_reference"]
         if self.recipe.importance == "none":
             del metrics["importance_weight"], metrics["importance_truncated"]
-        metrics["padding_share"] = 1 - metrics.pop("real_tokens") / metrics.pop("padded_tokens")
-        metrics["same_version_difference"] /= max(1.0, metrics["same_version_tokens"])
         return metrics
 
     def _collate(self, rows: list[batches.Row]) -> batches.MicroBatch:
         try:
             screenshots = self.screenshots.get(image for row in rows for image in row.images)
-        except UnknownScreenshot as error:
-            raise UnknownScreenshotError(str(error)) from error
         except BadScreenshot as error:
-            having = [row.steps for row in rows if any(image.sha256 == error.digest for image in row.images)]
-            blamed = [step for steps in having for step in steps]
-            raise SampleError(f"{blamed[0].name}: {error}", [step.trajectory for step in blamed]) from error
+            blamed = [s for s in batches.samples_of(rows) if any(image.sha256 == error.digest for image in s.images)]
+            raise SampleError(f"{blamed[0].name}: {error}", _trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout).to(self.device)
 
     def _forward(self, model: Any, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -393,9 +410,13 @@ def loss_recipe(loss: Loss) -> Recipe:
     return Recipe(objective=objective, **loss.model_dump(exclude={"kind", "entropy_quantile"}))
 
 
+def _trajectories(samples: Iterable[Sample]) -> list[str]:
+    return sorted({sample.trajectory_id for sample in samples})
+
+
 def _steps(rows: list[batches.Row]) -> int:
-    return sum(len(row.steps) for row in rows)
+    return sum(len(row.samples) for row in rows)
 
 
 def _tokens(rows: list[batches.Row]) -> int:
-    return sum(len(step.response) for row in rows for step in row.steps)
+    return sum(len(response) for row in rows for response in row.responses)

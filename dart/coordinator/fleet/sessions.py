@@ -43,9 +43,11 @@ class WorkerLost(InfrastructureError):
 class CommandFailed(InfrastructureError):
     """The worker answered with a Failure."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, trajectories: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.code = code
+        self.trajectories = trajectories
+        """Of a batch, those that the trainer cannot train on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +128,8 @@ class Worker:
         if assignment is None or (key := self.end.answered(assignment)) is None:
             return
         if message.HasField("failure"):
-            self._fail(key, CommandFailed(message.failure.code, f"{self.id}: {message.failure.message}"))
+            failure = message.failure
+            self._fail(key, CommandFailed(failure.code, f"{self.id}: {failure.message}", tuple(failure.trajectory_ids)))
         elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
             waiting.set_result(getattr(message, message.WhichOneof("body") or ""))
 

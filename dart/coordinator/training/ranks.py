@@ -12,29 +12,23 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
-from dart.core.curation.batches import ReleasedGroup, Sample, balance, samples_of
+from dart.coordinator.training.pages import TooLarge, pages_of
+from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
 from dart.errors import UserError
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
-from dart.wire.capabilities import IMAGES_ONCE, has
-from dart.wire.channel import MAX_MESSAGE_BYTES
-from dart.wire.convert import write_sample
+from dart.wire.role import Command
 
 log = logging.getLogger(__name__)
-
-PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
-IMAGE_BYTES, NAME_BYTES = 128, 1024
-"""Of an image beside its data, and of a sample's names and numbers, at most."""
-
 
 REFUSALS = (pb.FAILURE_CODE_UNKNOWN_IMAGE, pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_TRAINER)
 """A rank that answers so has its weights as they were; the one that says most comes first."""
@@ -60,7 +54,14 @@ class TrainerLost(UserError):
 
 
 class UpdateRefused(TrainerLost):
-    """Every rank is there, with the weights that it had, and none has trained on the batch."""
+    """Every rank is there, with the weights that it had, and none has trained on the batch.
+
+    `trajectories`: those that they blame.
+    """
+
+    def __init__(self, why: str, trajectories: Collection[str]) -> None:
+        super().__init__(why)
+        self.trajectories = trajectories
 
 
 class _UnknownScreenshot(Exception):
@@ -95,14 +96,12 @@ class TrainerRanks:
         await self._complete.wait()
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch; rank 0's reply.
+        """Train on a batch; rank 0's reply, with what any rank remarks.
 
         Raises TrainerLost; UnusableGroup, where one group is to blame; UpdateRefused, where the trainer refuses the
         batch twice and names no sample of it.
         """
         with self._doing(TrainerState.TRAINING):
-            if not all(rank.shares_blobs for rank in self._ranks.values()):
-                batch = await self._filled(batch)
             try:
                 return await self._tried(number, batch)
             except UpdateRefused as error:
@@ -110,42 +109,46 @@ class TrainerRanks:
                 return await self._tried(number, batch)
 
     async def _tried(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
+        shared = all(rank.shares_blobs for rank in self._ranks.values())
         try:
             try:
-                return await self._update(number, batch)
+                return await self._update(number, batch if shared else await self._filled(batch), ask=shared)
             except _UnknownScreenshot:
                 log.warning("the trainer does not find a screenshot: it is sent those of the update")
-                batch = await self._filled(batch)
-                return await self._update(number, batch, filled=True)
-        except UpdateRefused as error:
-            if (group := _named(batch, str(error))) is not None:
+                return await self._update(number, await self._filled(batch), ask=False)
+        except (UpdateRefused, TooLarge) as error:
+            if (group := _named(batch, error.trajectories, str(error))) is not None:
                 raise UnusableGroup(group, str(error)) from error
             raise
 
-    async def _update(self, number: int, batch: Sequence[ReleasedGroup], *, filled: bool = False) -> pb.Trained:
+    async def _update(self, number: int, batch: Sequence[ReleasedGroup], *, ask: bool) -> pb.Trained:
+        """`ask`: the trainer may ask for the screenshots that it does not find (_UnknownScreenshot)."""
         newest, attempts = self._attempts
         attempt = attempts + 1 if newest == number else 1
         self._attempts = number, attempt
         samples = samples_of(batch)
-        tokens = sum(len(sample.step.generation.token_ids) for sample in samples)
-        shares = balance(samples, self._size)
-
-        def pages(rank: int) -> list[pb.SessionResponse]:
-            once = has(self._ranks[rank].hello, IMAGES_ONCE)
-            made = _pages(shares[rank], once)
-            for page, message in enumerate(made):
-                batch = message.train_batch
-                batch.assignment.assignment_id, batch.assignment.attempt = f"u{number}", attempt
-                batch.update, batch.page, batch.pages = number, page, len(made)
-                batch.total_samples, batch.total_tokens = len(samples), tokens
-            return made
-
-        replies = await self._all(pages, f"u{number}", attempt, asks_screenshots=not filled)
+        tokens = sum(len(sample.generation.token_ids) for sample in samples)
+        # All pages before the first is sent: a rank that has begun waits for the others.
+        shares = [pages_of(share, self._rank(rank).hello) for rank, share in enumerate(balance(samples, self._size))]
+        for pages in shares:
+            for page, message in enumerate(pages):
+                command = message.train_batch
+                command.assignment.assignment_id, command.assignment.attempt = f"u{number}", attempt
+                command.update, command.page, command.pages = number, page, len(pages)
+                command.total_samples, command.total_tokens = len(samples), tokens
+        replies: list[pb.Trained] = await self._all(shares.__getitem__, f"u{number}", attempt, asks_screenshots=ask)
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
             raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
-        trained: pb.Trained = replies[0]
+        trained = replies[0]
+        for other in replies[1:]:
+            trained.remarks.extend(other.remarks)
         return trained
+
+    def _rank(self, rank: int) -> Worker:
+        if rank not in self._ranks:
+            raise _stopped(f"a rank is gone ({rank})")
+        return self._ranks[rank]
 
     async def _filled(self, batch: Sequence[ReleasedGroup]) -> list[ReleasedGroup]:
         """With the bytes of all screenshots. Raises UnusableGroup where they cannot be had."""
@@ -202,7 +205,12 @@ class TrainerRanks:
         self._state = state
 
     async def _all(
-        self, commands: Any, assignment_id: str, attempt: int = 1, *, asks_screenshots: bool = False
+        self,
+        commands: Callable[[int], Sequence[Command | pb.SessionResponse]],
+        assignment_id: str,
+        attempt: int = 1,
+        *,
+        asks_screenshots: bool = False,
     ) -> list[Any]:
         """Every rank's reply. Raises TrainerLost, UpdateRefused; _UnknownScreenshot with `asks_screenshots`."""
 
@@ -229,7 +237,8 @@ class TrainerRanks:
             raise _UnknownScreenshot
         for code in REFUSALS:
             if code in failures and len(replies) == self._size:
-                raise UpdateRefused(f"the trainer refuses: {failures[code]}") from failures[code]
+                blamed = {name for failure in failures.values() for name in failure.trajectories}
+                raise UpdateRefused(f"the trainer refuses: {failures[code]}", blamed) from failures[code]
         for failure in failures.values():
             raise _stopped(str(failure)) from failure
         return replies
@@ -258,40 +267,13 @@ def _stopped(why: str) -> TrainerLost:
     )
 
 
-def _named(batch: Sequence[ReleasedGroup], why: str) -> ReleasedGroup | None:
-    """The group of which the trainer's words name a sample ("sample g000007-3/2 has ...")."""
+def _named(batch: Sequence[ReleasedGroup], trajectories: Collection[str], why: str) -> ReleasedGroup | None:
+    """The first group that the trainer blames: by its ids, or, where it is older than those, by its words ("sample
+    g000007-3/2 has ...")."""
     for group in batch:
-        if any(f"sample {trajectory.id}/" in why for trajectory in group.trajectories):
+        if any(member.id in trajectories or f"sample {member.id}/" in why for member in group.trajectories):
             return group
     return None
-
-
-def _pages(samples: Sequence[Sample], once: bool) -> list[pb.SessionResponse]:
-    """Messages of at most PAGE_BYTES each, at least one, which may be empty.
-
-    `once`: a screenshot's bytes are with the first sample alone that has it; the steps of a trajectory share most.
-    """
-    pages = [pb.SessionResponse(train_batch=pb.TrainBatch())]
-    held: set[bytes] = set()
-    size = 0
-    for sample in samples:
-        weight = _most_bytes(sample, held)
-        if size and size + weight > PAGE_BYTES:
-            pages.append(pb.SessionResponse(train_batch=pb.TrainBatch()))
-            size = 0
-        into = pages[-1].train_batch.samples.add()
-        write_sample(into, sample.trajectory, sample.step, sample.advantage, held)
-        size += weight
-        if once:
-            held.update(image.sha256 for image in sample.step.images)
-    return pages
-
-
-def _most_bytes(sample: Sample, held: set[bytes]) -> int:
-    """Of its message: screenshots, five bytes a token at most, four a log-probability, names and numbers."""
-    generation = sample.step.generation
-    images = sum(IMAGE_BYTES + (0 if image.sha256 in held else len(image.data)) for image in sample.step.images)
-    return images + 5 * sample.tokens + 4 * len(generation.logprobs) + 32 * len(generation.versions) + NAME_BYTES
 
 
 def timed(trained: pb.Trained, begun: float) -> dict[str, float]:

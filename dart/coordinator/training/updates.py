@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Between two looks at the stop conditions while no batch comes together."""
 STARVED_SECONDS = 60.0
+MOST_REMARKS = 20
+"""Of the trainer on one update, in words."""
 
 
 class Training:
@@ -151,6 +153,8 @@ class Training:
             number, begun = self._progress.counts.updates + 1, time.monotonic()
             if (trained := await self._train(number, batch)) is None:
                 continue
+            for remark in trained.remarks[:MOST_REMARKS]:
+                self._journal.event("trainer_remark", update=number, why=remark)
             await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.publish(trained.weight_version, trained.tensors)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dart.core.types import Step, Trajectory
+from dart.core.types import Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +17,18 @@ class ReleasedGroup:
     advantages: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One step to train on."""
-
-    trajectory: Trajectory
-    step: Step
-    advantage: float
-
-    @property
-    def tokens(self) -> int:
-        return len(self.step.generation.prompt_token_ids) + len(self.step.generation.token_ids)
-
-
 def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
     """Every step of every trajectory: no step is left out."""
     return [
-        Sample(trajectory, step, advantage)
+        Sample(
+            trajectory.id,
+            trajectory.group_id,
+            step.index,
+            step.images,
+            step.generation,
+            advantage,
+            rescore=bool(trajectory.pooled_from) and not step.generation.logprobs,
+        )
         for group in groups
         for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
         for step in trajectory.steps

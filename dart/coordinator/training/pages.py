@@ -1,0 +1,78 @@
+"""One rank's share of an update as messages: pages of samples, and of the screenshots that they name.
+
+What always holds: every sample is on one page, every screenshot's bytes on at most one where the worker can look for
+them there, and no page is larger than a message may be. A sample that is too large by itself is told by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dart.core.types import Image, Sample
+from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, has
+from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.convert import write_image, write_sample
+
+PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
+MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
+"""Of a sample or a screenshot: the rest is for what goes around it."""
+IMAGE_BYTES, NAME_BYTES = 128, 1024
+"""Of a screenshot beside its data, and of a sample's names and numbers, at most."""
+
+
+class TooLarge(Exception):
+    """A sample fits into no message."""
+
+    def __init__(self, sample: Sample, what: str, size: int) -> None:
+        super().__init__(
+            f"{sample.name} {what} {size} bytes, and a message has room for {MOST_BYTES}: shorten the history "
+            "(agent.history_turns, history_screenshots) or make screenshots smaller"
+        )
+        self.trajectories = (sample.trajectory_id,)
+
+
+def pages_of(samples: Sequence[Sample], rank: pb.Hello) -> list[pb.SessionResponse]:
+    """For the rank that introduced itself so: at least one message, which may be empty. Raises TooLarge."""
+    pages = _Pages()
+    sent: set[bytes] = set()
+    apart, once = has(rank, IMAGES_APART), has(rank, IMAGES_ONCE)
+    for sample in samples:
+        if apart:
+            for image in sample.images:
+                if image.data and image.sha256 not in sent:
+                    size = _image_bytes(image)
+                    write_image(pages.with_room(size, sample, "has a screenshot of").images.add(), image)
+                    sent.add(image.sha256)
+        size = _sample_bytes(sample, sent)
+        write_sample(pages.with_room(size, sample, "has").samples.add(), sample, held=sent)
+        if once:
+            sent.update(image.sha256 for image in sample.images)
+    return pages.messages
+
+
+class _Pages:
+    def __init__(self) -> None:
+        self.messages = [pb.SessionResponse(train_batch=pb.TrainBatch())]
+        self._size = 0
+
+    def with_room(self, size: int, sample: Sample, what: str) -> pb.TrainBatch:
+        """A page that this much fits on, of the sample."""
+        if size > MOST_BYTES:
+            raise TooLarge(sample, what, size)
+        if self._size and self._size + size > PAGE_BYTES:
+            self.messages.append(pb.SessionResponse(train_batch=pb.TrainBatch()))
+            self._size = 0
+        self._size += size
+        return self.messages[-1].train_batch
+
+
+def _image_bytes(image: Image) -> int:
+    return IMAGE_BYTES + len(image.data)
+
+
+def _sample_bytes(sample: Sample, sent: Collection[bytes]) -> int:
+    """At most: five bytes a token, four a log-probability, names and numbers, and the screenshots with it."""
+    generation = sample.generation
+    images = sum(IMAGE_BYTES if image.sha256 in sent else _image_bytes(image) for image in sample.images)
+    return images + 5 * sample.tokens + 4 * len(generation.logprobs) + 32 * len(generation.versions) + NAME_BYTES
