@@ -27,7 +27,7 @@ Each loop, what it consumes, what it waits for, and who wakes it:
                                                                               that joins or renews one
                           orders                   DataManager.next: budget,  a group that is consumed or
                                                    schedule, pause            dropped; Control.Resume
-    an episode            its environment's repliesthe reply                  the session; a lost worker fails it
+    an episode            its environment's reply  the reply                  the session; a lost worker fails it
                           turns of the policy      a replica with capacity    a request that ends, a replica
                                                                               that joins or serves again
     Training._updates     batches                  enough released groups     a trajectory that closes a group
