@@ -63,6 +63,21 @@ def _taken(choices: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: choices.pop(name) for name in names}
 
 
+def _run_options(command: Callable[..., object]) -> Callable[..., object]:
+    """A run, live or past, and how its coordinator is asked."""
+    options = (
+        click.argument("run", required=False, type=click.Path(path_type=Path)),
+        click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]"),
+        click.option(
+            "--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 class _Group(click.Group):
     """Commands in the order in which they are written; a UserError is one message and exit code 2."""
 
@@ -73,12 +88,12 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            fail(str(error))
+            fail(str(error), error.exit_code)
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, exit_code: int = 2) -> NoReturn:
     click.echo(f"error: {message}", err=True)
-    sys.exit(2)
+    sys.exit(exit_code)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -257,10 +272,7 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 
 
 @main.command()
-@click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]")
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_run_options
 def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
     """What a run is doing, live if it runs; how it ended if not. RUN defaults to the newest under runs/.
 
@@ -270,6 +282,19 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
     from dart.commands.status import status as show
 
     show(StatusOptions(run, address, tls_ca, as_json))
+
+
+@main.command()
+@_run_options
+def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
+    """Why a run does not move, and who is to blame; why it ended, if it has. RUN defaults to the newest under runs/.
+
+    A token, where the coordinator asks for one, is read from DART_TOKEN.
+    """
+    from dart.commands.status import StatusOptions
+    from dart.commands.why import why as explain
+
+    explain(StatusOptions(run, address, tls_ca, as_json))
 
 
 @main.command()

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints the message alone and exits with 2."""
+    """Something the user can mend. The command line prints the message alone and exits with `exit_code`."""
+
+    def __init__(self, *arguments: object, exit_code: int = 2) -> None:
+        super().__init__(*arguments)
+        self.exit_code = exit_code

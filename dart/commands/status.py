@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from dart.commands.running import go_on
-from dart.commands.status_text import details, elapsed, headline, plain, worker_lines
+from dart.commands.status_text import details, elapsed, headline, plain, stall_lines, worker_lines
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status
 from dart.errors import UserError
@@ -38,25 +38,40 @@ class StatusOptions:
     as_json: bool = False
 
 
-def status(options: StatusOptions) -> None:
-    """Print a run's state. Raises UserError when there is nothing to ask."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run that answers, or the directory of one that does not; with --address, there is no directory."""
+
+    live: cpb.GetStatusResponse | None
+    directory: RunDirectory | None
+
+
+async def find(options: StatusOptions) -> Found:
+    """The run that the command line means. Raises UserError when there is nothing to ask."""
     if options.address is not None:
-        answer = asyncio.run(ask(options.address, options.tls_ca))
+        answer = await ask(options.address, options.tls_ca)
         if answer is None:
             raise UserError(
                 f"--address {options.address}: no coordinator answers there: `dart runs` lists runs and addresses"
             )
-        _print_live(answer, options.as_json)
-        return
+        return Found(answer, None)
     directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
-    record, figures = asyncio.run(_read(directory))
-    state = directory.state(record)
-    if state == RunState.RUNNING and record.control_address:
-        answer = asyncio.run(ask(record.control_address, options.tls_ca or _own_certificate(record)))
-        if answer is not None:
-            _print_live(answer, options.as_json)
-            return
-    _print_past(Past(directory.path, record, state, figures), options.as_json)
+    async with await directory.open() as database:
+        record = await database.run()
+    if directory.state(record) == RunState.RUNNING and record.control_address:
+        return Found(await ask(record.control_address, options.tls_ca or _own_certificate(record)), directory)
+    return Found(None, directory)
+
+
+def status(options: StatusOptions) -> None:
+    """Print a run's state. Raises UserError when there is nothing to ask."""
+    found = asyncio.run(find(options))
+    if found.live is not None:
+        _print_live(found.live, options.as_json)
+        return
+    assert found.directory is not None, "without --address there is a directory"
+    record, figures = asyncio.run(_read(found.directory))
+    _print_past(Past(found.directory.path, record, found.directory.state(record), figures), options.as_json)
 
 
 def _own_certificate(record: RunRecord) -> Path | None:
@@ -95,6 +110,9 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
         return
     told = status_from_proto(answer)
     click.echo(f"{plain(told.run_id)}, {elapsed(told.elapsed_seconds)}: {headline(told)}")
+    for stall in told.stalls:
+        for line in stall_lines(stall):
+            click.echo(line)
     for line in details(told):
         click.echo(f"  {line}")
     for line in worker_lines(told):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dart.core.status import Status, WorkerStatus
+from dart.core.status import Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Of tasks, and of the workers of a role, before they are shown together."""
@@ -64,6 +64,21 @@ def details(status: Status) -> Iterator[str]:
             yield f"{state} because {shares(because)}"
     for fate, count in sorted(counts.fates.items()):
         yield f"{plain(fate)}: {count}"
+
+
+def stall_lines(stall: Stall) -> Iterator[str]:
+    """What waits for whom, the culprit's last words, and what to do."""
+    word = "waiting" if stall.deliberate else "stalled"
+    yield f"{word} for {elapsed(stall.seconds)}: {plain(stall.waits)} waits for {plain(stall.waits_for)}"
+    if stall.failure:
+        yield f"  its last failure: {plain(stall.failure)}"
+    if stall.advice:
+        yield f"  what to do: {plain(stall.advice, 400)}"
+
+
+def quiet_line(quiet: Mapping[str, float]) -> str:
+    """ "last step 2 s ago, last update 40 s ago"; empty before any progress."""
+    return ", ".join(f"last {plain(name)} {seconds:.0f} s ago" for name, seconds in sorted(quiet.items()))
 
 
 def shares(seconds: Mapping[str, float]) -> str:

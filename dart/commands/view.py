@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.status_text import COLUMNS, MOST_ROWS, elapsed, headline, plain, worker_rows
+from dart.commands.status_text import COLUMNS, MOST_ROWS, elapsed, headline, plain, stall_lines, worker_rows
 from dart.core.status import Status
 from dart.store.records import RunState
 
@@ -54,8 +54,9 @@ class View:
         if not self._live:
             last = ""
             while True:
-                if (line := _line(self._status())) != last:
-                    click.echo(line)
+                status = self._status()
+                if (line := _line(status)) != last:
+                    click.echo("\n".join([line, *(line for stall in status.stalls for line in stall_lines(stall))]))
                     last = line
                 await asyncio.sleep(PLAIN_SECONDS)
         with Live(picture(self._status()), refresh_per_second=4, transient=False) as live:
@@ -72,6 +73,7 @@ class View:
 def picture(status: Status) -> Panel:
     """The whole view. Names are `Text`: a str would be read as rich markup."""
     body: list[RenderableType] = [Text(_line(status))]
+    body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
     by_task = status.figures.success_by_task
     if status.phase == "evaluating":
         body.append(_bar(status.share_done))

@@ -83,6 +83,24 @@ class Checkpoint(Section):
 TokenRole = Literal["env", "rollout", "train", "control"]
 
 
+class Watchdog(Section):
+    """When a run that makes no progress is said to be stalled: in `dart status`, in `dart why`, to health checks."""
+
+    start_seconds: Seconds = Field(600.0, description="While it starts: no other worker has become ready for so long.")
+    sampling_seconds: Seconds = Field(
+        300.0, description="No environment has answered, or no episode has finished, for so long; at least."
+    )
+    update_seconds: Seconds = Field(600.0, description="An update or a checkpoint has lasted for so long; at least.")
+    weights_seconds: Seconds = Field(600.0, description="A replica has not had newer weights for so long.")
+    factor: float = Field(
+        4.0, ge=1.0, description="Where the run's own pace is slow: times its slowest recent trajectory or update."
+    )
+    end_after_seconds: Seconds | None = Field(
+        None, description="A run that has made no progress for so long ends; `--resume` goes on with it. none: never."
+    )
+    exit_code: int = Field(75, ge=1, le=125, description="Of a run that ended so.")
+
+
 class Server(Section):
     host: str = Field(
         "127.0.0.1", description="Any that is not loopback needs all `tokens` and TLS (docs/machines.md)."

@@ -10,7 +10,7 @@ from dart.config.base import Section
 from dart.config.curation import Curation
 from dart.config.environment import Environment
 from dart.config.policy import Agent, Model, Rollout
-from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
+from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop, Watchdog
 from dart.config.trainer import Schedule, Supervised, Sync, Trainer
 
 
@@ -35,6 +35,7 @@ class Config(Section):
     sft: Supervised = Field(default_factory=Supervised)
     stop: Stop
     server: Server = Field(default_factory=Server)
+    watchdog: Watchdog = Field(default_factory=Watchdog)
 
     @property
     def samples(self) -> bool:

@@ -33,6 +33,7 @@ from dart.coordinator.service.control import ControlService
 from dart.coordinator.service.housekeeping import Housekeeping
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
+from dart.coordinator.service.watching import Sampled, Watch
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, write_json
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
@@ -110,9 +111,16 @@ class Run:
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
+        self._paused = False
+        wanted = {"env": min(1, job.environments(config)), "rollout": self.replicas_wanted}
+        self._watch = Watch(
+            config, wanted | {"train": config.trainer.ranks if self._trains else 0},
+            self.fleet, self.envs, self.sync, self.accounting, self.progress, self.journal,
+            sampled=self._sampled, status=self.status, health=self.server.serving,
+        )  # fmt: skip
         self._board = StatusBoard(
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.policy, self.sync,
-            figures=self._training.figures, activity=self._activity, address=self._known_address,
+            figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
         )  # fmt: skip
         pool = config.curation.pool
         self._housekeeping = guard and Housekeeping(
@@ -140,6 +148,7 @@ class Run:
     def pause(self, paused: bool) -> None:
         """Raises UserError while the run does not train; so do the levers below."""
         self._while_training("pause" if paused else "resume")
+        self._paused = paused
         self.data.pause(paused)
         self.journal.event("paused" if paused else "resumed")
 
@@ -165,10 +174,19 @@ class Run:
         known = self.address.done() and not self.address.cancelled()
         return self.address.result() if known else ""
 
+    def _sampled(self) -> Sampled:
+        evaluated = len(self.evaluation.outcomes) if self.evaluation else 0
+        collected = self.collection.finished_attempts if self.collection else 0
+        beside = self.evaluation is not None or self.collection is not None
+        return Sampled(beside or self._training.sampling, evaluated + collected, self._paused)
+
     def _activity(self) -> Activity:
         if self.progress.phase == "starting":
-            ready, wanted = len(self.policy.router.replicas), self.replicas_wanted
-            return Activity(f"{self.envs.slots} environments, {ready} of {wanted} replicas ready")
+            replicas, ranks = len(self.policy.router.replicas), len(self.fleet.of_role(pb.ROLE_TRAIN))
+            ready = f"{self.envs.slots} environments, {replicas} of {self.replicas_wanted} replicas"
+            if self._trains:
+                ready += f", {ranks} of {self.config.trainer.ranks} trainer ranks"
+            return Activity(f"{ready} are here")
         if (evaluation := self.evaluation) is not None:
             finished, total = len(evaluation.outcomes), evaluation.total
             return Activity(f"{finished}/{total} episodes", finished / max(total, 1))
@@ -225,7 +243,10 @@ class Run:
         return summary
 
     async def _with_background(self) -> dict[str, Any]:
-        work = [self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop()]
+        work = [
+            self.fleet.reap(), self.journal.write_events(self.database), self.sync.run(), self._watch_stop(),
+            self._watch.run(),
+        ]  # fmt: skip
         if self._trains:
             work.append(self._watch_trainer())
         if self._housekeeping:
@@ -263,6 +284,8 @@ class Run:
         episodes = self.config.evaluation.episodes
         if episodes and self.config.evaluation.before and not self._start.update and "before" not in self.evaluations:
             await self._evaluate("before", episodes)
+        if not self.ranks.are_complete:
+            self._phase("starting")
         await self.ranks.complete()
         self._phase("training")
         await self._training.run()

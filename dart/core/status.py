@@ -87,6 +87,33 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """Something that does not move, as `core.watchdog` has it. `culprit` and `failure` may hold a worker's words."""
+
+    kind: str
+    waits: str
+    """What waits: "update 12"."""
+    waits_for: str
+    seconds: float
+    """Since its last progress."""
+    culprit: str
+    """A worker, with its rank; a role; or a queue."""
+    failure: str = ""
+    """The culprit's last failure, in its own words."""
+    advice: str = ""
+    """What a person can do."""
+    deliberate: bool = False
+    """A person wants it so: it is no fault."""
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, JSON]) -> Stall:
+        """What `asdict` made; what is missing is empty."""
+        names = ("kind", "waits", "waits_for", "culprit", "failure", "advice")
+        text = {name: str(told.get(name, "")) for name in names}
+        return cls(**text, seconds=_number(told.get("seconds")), deliberate=bool(told.get("deliberate")))
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     run_id: str
     phase: str
@@ -106,6 +133,9 @@ class Status:
     doing: Mapping[str, str] = field(default_factory=dict)
     """By role: what the slots of all its workers together do, in the words of `WorkerStatus.doing`."""
     control_address: str = ""
+    quiet: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since each kind of progress: "worker" (one became ready), "step", "episode", "update"."""
+    stalls: tuple[Stall, ...] = ()
 
 
 def _number(told: JSON) -> float:

@@ -26,7 +26,7 @@ from dart.v1 import session_pb2 as dart_dot_v1_dot_session__pb2
 from dart.v1 import trajectory_pb2 as dart_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rt/v1/control.proto\x12\x07\x64\x61rt.v1\x1a\x15\x64\x61rt/v1/session.proto\x1a\x18\x64\x61rt/v1/trajectory.proto\"\xae\x01\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1b\n\x04role\x18\x02 \x01(\x0e\x32\r.dart.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0c\n\x04\x62usy\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12\r\n\x05\x64oing\x18\x08 \x01(\t\"\xd1\x02\n\tTimeSpent\x12\x30\n\x07seconds\x18\x01 \x03(\x0b\x32\x1f.dart.v1.TimeSpent.SecondsEntry\x12\x39\n\x0cidle_because\x18\x02 \x03(\x0b\x32#.dart.v1.TimeSpent.IdleBecauseEntry\x12=\n\x0equeued_because\x18\x03 \x03(\x0b\x32%.dart.v1.TimeSpent.QueuedBecauseEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10IdleBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12QueuedBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x02\n\x06\x43ounts\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x14\n\x0cweight_syncs\x18\x05 \x01(\x04\x12\x1f\n\x17infrastructure_failures\x18\x06 \x01(\x04\x12\x12\n\nunparsable\x18\x07 \x01(\x04\x12\x0e\n\x06pooled\x18\x08 \x01(\x04\x12\x15\n\rtrained_steps\x18\t \x01(\x04\x12\x16\n\x0etrained_tokens\x18\n \x01(\x04\x12)\n\x05\x66\x61tes\x18\x0b \x03(\x0b\x32\x1a.dart.v1.Counts.FatesEntry\x12+\n\tstaleness\x18\x0c \x01(\x0b\x32\x18.dart.v1.StalenessCounts\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fStalenessCounts\x12\x0b\n\x03sum\x18\x01 \x01(\x04\x12\x0b\n\x03max\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\"\xc5\x01\n\x05Usage\x12\x17\n\x0f\x65nv_utilisation\x18\x01 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\x02 \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\x03 \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x04 \x01(\x01\x12\"\n\x1asampled_actions_per_minute\x18\x05 \x01(\x01\x12!\n\x19trained_tokens_per_minute\x18\x06 \x01(\x01\"\xea\x01\n\x07\x46igures\x12\x1f\n\x06\x63ounts\x18\x01 \x01(\x0b\x32\x0f.dart.v1.Counts\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.dart.v1.Usage\x12\x14\n\x0csuccess_rate\x18\x03 \x01(\x01\x12<\n\x0fsuccess_by_task\x18\x04 \x03(\x0b\x32#.dart.v1.Figures.SuccessByTaskEntry\x12\x15\n\rtrain_seconds\x18\x05 \x01(\x01\x1a\x34\n\x12SuccessByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xf5\x05\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x01(\x04\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x07 \x01(\x01\x12\x17\n\x0f\x65nv_utilisation\x18\x08 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\t \x01(\x01\x12\x34\n\x05\x66\x61tes\x18\n \x03(\x0b\x32%.dart.v1.GetStatusResponse.FatesEntry\x12&\n\x07workers\x18\x0b \x03(\x0b\x32\x15.dart.v1.WorkerStatus\x12\x17\n\x0f\x65lapsed_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\r \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x0e \x01(\x01\x12$\n\x08\x65nv_time\x18\x0f \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0crollout_time\x18\x10 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0ctrainer_time\x18\x11 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12!\n\x07\x66igures\x18\x12 \x01(\x0b\x32\x10.dart.v1.Figures\x12\x10\n\x08\x61\x63tivity\x18\x13 \x01(\t\x12\x12\n\nshare_done\x18\x14 \x01(\x01\x12\x34\n\x05\x64oing\x18\x15 \x03(\x0b\x32%.dart.v1.GetStatusResponse.DoingEntry\x12\x17\n\x0f\x63ontrol_address\x18\x16 \x01(\t\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nDoingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x12WatchEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Y\n\x13WatchEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"S\n\x17ListTrajectoriesRequest\x12\x11\n\ttask_name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x9f\x01\n\x11TrajectorySummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x01\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x0c\n\x04\x66\x61te\x18\x07 \x01(\t\x12\x1d\n\x15\x66inished_unix_seconds\x18\x08 \x01(\x01\"e\n\x18ListTrajectoriesResponse\x12\x30\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1a.dart.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x14GetTrajectoryRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bwith_images\x18\x02 \x01(\x08\"]\n\x15GetTrajectoryResponse\x12\'\n\ntrajectory\x18\x01 \x01(\x0b\x32\x13.dart.v1.Trajectory\x12\x1b\n\x13screenshots_removed\x18\x02 \x01(\x08\"2\n\x12SubmitTasksRequest\x12\x1c\n\x05tasks\x18\x01 \x03(\x0b\x32\r.dart.v1.Task\"\'\n\x13SubmitTasksResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43heckpointRequest\":\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\x32\x85\x05\n\x0e\x43ontrolService\x12\x42\n\tGetStatus\x12\x19.dart.v1.GetStatusRequest\x1a\x1a.dart.v1.GetStatusResponse\x12J\n\x0bWatchEvents\x12\x1b.dart.v1.WatchEventsRequest\x1a\x1c.dart.v1.WatchEventsResponse0\x01\x12W\n\x10ListTrajectories\x12 .dart.v1.ListTrajectoriesRequest\x1a!.dart.v1.ListTrajectoriesResponse\x12N\n\rGetTrajectory\x12\x1d.dart.v1.GetTrajectoryRequest\x1a\x1e.dart.v1.GetTrajectoryResponse\x12H\n\x0bSubmitTasks\x12\x1b.dart.v1.SubmitTasksRequest\x1a\x1c.dart.v1.SubmitTasksResponse\x12\x36\n\x05Pause\x12\x15.dart.v1.PauseRequest\x1a\x16.dart.v1.PauseResponse\x12\x39\n\x06Resume\x12\x16.dart.v1.ResumeRequest\x1a\x17.dart.v1.ResumeResponse\x12\x36\n\x05\x44rain\x12\x15.dart.v1.DrainRequest\x1a\x16.dart.v1.DrainResponse\x12\x45\n\nCheckpoint\x12\x1a.dart.v1.CheckpointRequest\x1a\x1b.dart.v1.CheckpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rt/v1/control.proto\x12\x07\x64\x61rt.v1\x1a\x15\x64\x61rt/v1/session.proto\x1a\x18\x64\x61rt/v1/trajectory.proto\"\xae\x01\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1b\n\x04role\x18\x02 \x01(\x0e\x32\r.dart.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0c\n\x04\x62usy\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12\r\n\x05\x64oing\x18\x08 \x01(\t\"\xd1\x02\n\tTimeSpent\x12\x30\n\x07seconds\x18\x01 \x03(\x0b\x32\x1f.dart.v1.TimeSpent.SecondsEntry\x12\x39\n\x0cidle_because\x18\x02 \x03(\x0b\x32#.dart.v1.TimeSpent.IdleBecauseEntry\x12=\n\x0equeued_because\x18\x03 \x03(\x0b\x32%.dart.v1.TimeSpent.QueuedBecauseEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10IdleBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12QueuedBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x02\n\x06\x43ounts\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x14\n\x0cweight_syncs\x18\x05 \x01(\x04\x12\x1f\n\x17infrastructure_failures\x18\x06 \x01(\x04\x12\x12\n\nunparsable\x18\x07 \x01(\x04\x12\x0e\n\x06pooled\x18\x08 \x01(\x04\x12\x15\n\rtrained_steps\x18\t \x01(\x04\x12\x16\n\x0etrained_tokens\x18\n \x01(\x04\x12)\n\x05\x66\x61tes\x18\x0b \x03(\x0b\x32\x1a.dart.v1.Counts.FatesEntry\x12+\n\tstaleness\x18\x0c \x01(\x0b\x32\x18.dart.v1.StalenessCounts\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fStalenessCounts\x12\x0b\n\x03sum\x18\x01 \x01(\x04\x12\x0b\n\x03max\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\"\xc5\x01\n\x05Usage\x12\x17\n\x0f\x65nv_utilisation\x18\x01 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\x02 \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\x03 \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x04 \x01(\x01\x12\"\n\x1asampled_actions_per_minute\x18\x05 \x01(\x01\x12!\n\x19trained_tokens_per_minute\x18\x06 \x01(\x01\"\xea\x01\n\x07\x46igures\x12\x1f\n\x06\x63ounts\x18\x01 \x01(\x0b\x32\x0f.dart.v1.Counts\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.dart.v1.Usage\x12\x14\n\x0csuccess_rate\x18\x03 \x01(\x01\x12<\n\x0fsuccess_by_task\x18\x04 \x03(\x0b\x32#.dart.v1.Figures.SuccessByTaskEntry\x12\x15\n\rtrain_seconds\x18\x05 \x01(\x01\x1a\x34\n\x12SuccessByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8e\x01\n\x05Stall\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05waits\x18\x02 \x01(\t\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ulprit\x18\x05 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\x12\x12\n\ndeliberate\x18\x08 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xf9\x06\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x01(\x04\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x07 \x01(\x01\x12\x17\n\x0f\x65nv_utilisation\x18\x08 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\t \x01(\x01\x12\x34\n\x05\x66\x61tes\x18\n \x03(\x0b\x32%.dart.v1.GetStatusResponse.FatesEntry\x12&\n\x07workers\x18\x0b \x03(\x0b\x32\x15.dart.v1.WorkerStatus\x12\x17\n\x0f\x65lapsed_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\r \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x0e \x01(\x01\x12$\n\x08\x65nv_time\x18\x0f \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0crollout_time\x18\x10 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0ctrainer_time\x18\x11 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12!\n\x07\x66igures\x18\x12 \x01(\x0b\x32\x10.dart.v1.Figures\x12\x10\n\x08\x61\x63tivity\x18\x13 \x01(\t\x12\x12\n\nshare_done\x18\x14 \x01(\x01\x12\x34\n\x05\x64oing\x18\x15 \x03(\x0b\x32%.dart.v1.GetStatusResponse.DoingEntry\x12\x17\n\x0f\x63ontrol_address\x18\x16 \x01(\t\x12\x34\n\x05quiet\x18\x17 \x03(\x0b\x32%.dart.v1.GetStatusResponse.QuietEntry\x12\x1e\n\x06stalls\x18\x18 \x03(\x0b\x32\x0e.dart.v1.Stall\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nDoingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nQuietEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"+\n\x12WatchEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Y\n\x13WatchEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"S\n\x17ListTrajectoriesRequest\x12\x11\n\ttask_name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x9f\x01\n\x11TrajectorySummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x01\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x0c\n\x04\x66\x61te\x18\x07 \x01(\t\x12\x1d\n\x15\x66inished_unix_seconds\x18\x08 \x01(\x01\"e\n\x18ListTrajectoriesResponse\x12\x30\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1a.dart.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x14GetTrajectoryRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bwith_images\x18\x02 \x01(\x08\"]\n\x15GetTrajectoryResponse\x12\'\n\ntrajectory\x18\x01 \x01(\x0b\x32\x13.dart.v1.Trajectory\x12\x1b\n\x13screenshots_removed\x18\x02 \x01(\x08\"2\n\x12SubmitTasksRequest\x12\x1c\n\x05tasks\x18\x01 \x03(\x0b\x32\r.dart.v1.Task\"\'\n\x13SubmitTasksResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43heckpointRequest\":\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\x32\x85\x05\n\x0e\x43ontrolService\x12\x42\n\tGetStatus\x12\x19.dart.v1.GetStatusRequest\x1a\x1a.dart.v1.GetStatusResponse\x12J\n\x0bWatchEvents\x12\x1b.dart.v1.WatchEventsRequest\x1a\x1c.dart.v1.WatchEventsResponse0\x01\x12W\n\x10ListTrajectories\x12 .dart.v1.ListTrajectoriesRequest\x1a!.dart.v1.ListTrajectoriesResponse\x12N\n\rGetTrajectory\x12\x1d.dart.v1.GetTrajectoryRequest\x1a\x1e.dart.v1.GetTrajectoryResponse\x12H\n\x0bSubmitTasks\x12\x1b.dart.v1.SubmitTasksRequest\x1a\x1c.dart.v1.SubmitTasksResponse\x12\x36\n\x05Pause\x12\x15.dart.v1.PauseRequest\x1a\x16.dart.v1.PauseResponse\x12\x39\n\x06Resume\x12\x16.dart.v1.ResumeRequest\x1a\x17.dart.v1.ResumeResponse\x12\x36\n\x05\x44rain\x12\x15.dart.v1.DrainRequest\x1a\x16.dart.v1.DrainResponse\x12\x45\n\nCheckpoint\x12\x1a.dart.v1.CheckpointRequest\x1a\x1b.dart.v1.CheckpointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,6 +47,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_FATESENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSRESPONSE_DOINGENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSTATUS']._serialized_start=84
   _globals['_WORKERSTATUS']._serialized_end=258
   _globals['_TIMESPENT']._serialized_start=261
@@ -69,48 +71,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FIGURES']._serialized_end=1460
   _globals['_FIGURES_SUCCESSBYTASKENTRY']._serialized_start=1408
   _globals['_FIGURES_SUCCESSBYTASKENTRY']._serialized_end=1460
-  _globals['_GETSTATUSREQUEST']._serialized_start=1462
-  _globals['_GETSTATUSREQUEST']._serialized_end=1480
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1483
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2240
+  _globals['_STALL']._serialized_start=1463
+  _globals['_STALL']._serialized_end=1605
+  _globals['_GETSTATUSREQUEST']._serialized_start=1607
+  _globals['_GETSTATUSREQUEST']._serialized_end=1625
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1628
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2517
   _globals['_GETSTATUSRESPONSE_FATESENTRY']._serialized_start=912
   _globals['_GETSTATUSRESPONSE_FATESENTRY']._serialized_end=956
-  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_start=2196
-  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_end=2240
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=2242
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=2285
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2287
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2376
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=2378
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2461
-  _globals['_TRAJECTORYSUMMARY']._serialized_start=2464
-  _globals['_TRAJECTORYSUMMARY']._serialized_end=2623
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=2625
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=2726
-  _globals['_GETTRAJECTORYREQUEST']._serialized_start=2728
-  _globals['_GETTRAJECTORYREQUEST']._serialized_end=2783
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=2785
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=2878
-  _globals['_SUBMITTASKSREQUEST']._serialized_start=2880
-  _globals['_SUBMITTASKSREQUEST']._serialized_end=2930
-  _globals['_SUBMITTASKSRESPONSE']._serialized_start=2932
-  _globals['_SUBMITTASKSRESPONSE']._serialized_end=2971
-  _globals['_PAUSEREQUEST']._serialized_start=2973
-  _globals['_PAUSEREQUEST']._serialized_end=2987
-  _globals['_PAUSERESPONSE']._serialized_start=2989
-  _globals['_PAUSERESPONSE']._serialized_end=3004
-  _globals['_RESUMEREQUEST']._serialized_start=3006
-  _globals['_RESUMEREQUEST']._serialized_end=3021
-  _globals['_RESUMERESPONSE']._serialized_start=3023
-  _globals['_RESUMERESPONSE']._serialized_end=3039
-  _globals['_DRAINREQUEST']._serialized_start=3041
-  _globals['_DRAINREQUEST']._serialized_end=3055
-  _globals['_DRAINRESPONSE']._serialized_start=3057
-  _globals['_DRAINRESPONSE']._serialized_end=3072
-  _globals['_CHECKPOINTREQUEST']._serialized_start=3074
-  _globals['_CHECKPOINTREQUEST']._serialized_end=3093
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=3095
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=3153
-  _globals['_CONTROLSERVICE']._serialized_start=3156
-  _globals['_CONTROLSERVICE']._serialized_end=3801
+  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_start=2427
+  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_end=2471
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_start=2473
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_end=2517
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2519
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2562
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2564
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2653
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=2655
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2738
+  _globals['_TRAJECTORYSUMMARY']._serialized_start=2741
+  _globals['_TRAJECTORYSUMMARY']._serialized_end=2900
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=2902
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=3003
+  _globals['_GETTRAJECTORYREQUEST']._serialized_start=3005
+  _globals['_GETTRAJECTORYREQUEST']._serialized_end=3060
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=3062
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=3155
+  _globals['_SUBMITTASKSREQUEST']._serialized_start=3157
+  _globals['_SUBMITTASKSREQUEST']._serialized_end=3207
+  _globals['_SUBMITTASKSRESPONSE']._serialized_start=3209
+  _globals['_SUBMITTASKSRESPONSE']._serialized_end=3248
+  _globals['_PAUSEREQUEST']._serialized_start=3250
+  _globals['_PAUSEREQUEST']._serialized_end=3264
+  _globals['_PAUSERESPONSE']._serialized_start=3266
+  _globals['_PAUSERESPONSE']._serialized_end=3281
+  _globals['_RESUMEREQUEST']._serialized_start=3283
+  _globals['_RESUMEREQUEST']._serialized_end=3298
+  _globals['_RESUMERESPONSE']._serialized_start=3300
+  _globals['_RESUMERESPONSE']._serialized_end=3316
+  _globals['_DRAINREQUEST']._serialized_start=3318
+  _globals['_DRAINREQUEST']._serialized_end=3332
+  _globals['_DRAINRESPONSE']._serialized_start=3334
+  _globals['_DRAINRESPONSE']._serialized_end=3349
+  _globals['_CHECKPOINTREQUEST']._serialized_start=3351
+  _globals['_CHECKPOINTREQUEST']._serialized_end=3370
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=3372
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=3430
+  _globals['_CONTROLSERVICE']._serialized_start=3433
+  _globals['_CONTROLSERVICE']._serialized_end=4078
 # @@protoc_insertion_point(module_scope)

@@ -141,12 +141,32 @@ class Figures(_message.Message):
     train_seconds: float
     def __init__(self, counts: _Optional[_Union[Counts, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., success_rate: _Optional[float] = ..., success_by_task: _Optional[_Mapping[str, float]] = ..., train_seconds: _Optional[float] = ...) -> None: ...
 
+class Stall(_message.Message):
+    __slots__ = ("kind", "waits", "waits_for", "seconds", "culprit", "failure", "advice", "deliberate")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CULPRIT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    DELIBERATE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    waits: str
+    waits_for: str
+    seconds: float
+    culprit: str
+    failure: str
+    advice: str
+    deliberate: bool
+    def __init__(self, kind: _Optional[str] = ..., waits: _Optional[str] = ..., waits_for: _Optional[str] = ..., seconds: _Optional[float] = ..., culprit: _Optional[str] = ..., failure: _Optional[str] = ..., advice: _Optional[str] = ..., deliberate: _Optional[bool] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time", "figures", "activity", "share_done", "doing", "control_address")
+    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time", "figures", "activity", "share_done", "doing", "control_address", "quiet", "stalls")
     class FatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +181,13 @@ class GetStatusResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class QuietEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +210,8 @@ class GetStatusResponse(_message.Message):
     SHARE_DONE_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     update: int
@@ -205,7 +234,9 @@ class GetStatusResponse(_message.Message):
     share_done: float
     doing: _containers.ScalarMap[str, str]
     control_address: str
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., activity: _Optional[str] = ..., share_done: _Optional[float] = ..., doing: _Optional[_Mapping[str, str]] = ..., control_address: _Optional[str] = ...) -> None: ...
+    quiet: _containers.ScalarMap[str, float]
+    stalls: _containers.RepeatedCompositeFieldContainer[Stall]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., activity: _Optional[str] = ..., share_done: _Optional[float] = ..., doing: _Optional[_Mapping[str, str]] = ..., control_address: _Optional[str] = ..., quiet: _Optional[_Mapping[str, float]] = ..., stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("from_sequence",)

@@ -196,6 +196,11 @@ class CoordinatorEnd:
             self._close(entry.key, now)
         return Overdue(why, [entry.key for entry in late])
 
+    def oldest(self, now: float) -> tuple[str, float]:
+        """(kind, seconds) of the command that somebody has waited for longest; ("", 0.0) where nobody waits."""
+        oldest = min((one for one in self._sent.values() if one.awaited), key=lambda one: one.since, default=None)
+        return (oldest.kind, now - oldest.since) if oldest else ("", 0.0)
+
     def validate(self) -> None:
         """Raises AssertionError when what always holds does not. For tests."""
         assert self._open == {entry.work: key for key, entry in self._sent.items()}

@@ -31,7 +31,7 @@ def test_imports_are_light(what: str) -> None:
 def test_help_names_every_command() -> None:
     done = dart("--help")
     assert done.returncode == 0
-    for command in ("train", "coordinator", "worker", "eval", "collect", "status", "runs", "export", "doctor"):
+    for command in ("train", "coordinator", "worker", "eval", "collect", "status", "why", "runs", "export", "doctor"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE), command
 
 

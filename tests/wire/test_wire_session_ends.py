@@ -222,6 +222,16 @@ def test_overdue_commands_fail_and_let_the_next_go() -> None:
     assert end.overdue(55.0, 30.0).hangs, "half of what it owes"
 
 
+def test_the_oldest_debt_is_the_one_that_somebody_waits_for() -> None:
+    end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
+    assert end.oldest(5.0) == ("", 0.0)
+    given_up = end.issue([pb.Act(assignment=work("a"))], 0.0)
+    end.issue([pb.Generate(assignment=work("b"))], 10.0)
+    end.issue([pb.Reset(assignment=work("c"))], 20.0)
+    end.abandon(given_up)
+    assert end.oldest(25.0) == ("generate", 15.0)
+
+
 def test_a_message_that_is_too_large_closes_its_command() -> None:
     pair = Pair()
     key = pair.call(pb.Act(assignment=work()))

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Action
 from dart.core.curation.orders import Order
+from dart.core.pace import Pace
 from dart.core.types import Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
@@ -49,6 +50,7 @@ class EnvPool:
         now = time.monotonic()
         self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.RESTING, EnvState.LOST}, now)
         self.usage.blame(EnvState.RESTING, "one attempt after the other failed", now)
+        self.pace = Pace()
         self.slots = 0
         self.underway = Underway()
         self._failures: Counter[str] = Counter()
@@ -58,6 +60,10 @@ class EnvPool:
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
+
+    def failures(self, worker_id: str | None = None) -> int:
+        """Attempts that have failed since the last good one of this worker, or of each; of all together."""
+        return self._failures.total() if worker_id is None else self._failures[worker_id]
 
     async def acquire(self) -> Worker:
         """A worker with a free environment, which is now held; give it back with `release`."""
@@ -132,11 +138,13 @@ class EnvSession:
     def __init__(self, pool: EnvPool, worker: Worker, order: Order) -> None:
         self._pool, self._worker = pool, worker
         self._state = EnvState.IDLE
+        self._answered = time.monotonic()
         self._assignment = pb.Assignment(assignment_id=order.trajectory_id, attempt=order.attempt)
 
     async def reset(self, task: Task) -> Observation:
         self.enter(EnvState.RESETTING)
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        self._count_answer()
         self.enter(EnvState.GENERATING)
         return observation_from_proto(reply)
 
@@ -148,6 +156,7 @@ class EnvSession:
         write_action(command.action, action)
         command.last = last
         reply = await self._worker.call(message)
+        self._count_answer()
         self.enter(EnvState.GENERATING)
         return observation_from_proto(reply)
 
@@ -155,6 +164,11 @@ class EnvSession:
         """What the scripted oracle would do next; None when it finds no way on."""
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
+
+    def _count_answer(self) -> None:
+        now = time.monotonic()
+        self._pool.pace.answered(now - self._answered)
+        self._answered = now
 
     def enter(self, state: EnvState) -> None:
         """Account for the environment's time."""

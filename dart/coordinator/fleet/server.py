@@ -157,6 +157,7 @@ class Server:
         self._settings = settings
         self._server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()
+        self._services: tuple[str, ...] = ()
         self.port = 0
 
     @property
@@ -196,8 +197,14 @@ class Server:
                 "stop the other program or set server.port to 0 for any free port"
             ) from None
         await self._server.start()
-        for name in ("", *names):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._services = ("", *names)
+        await self.serving(True)
+
+    async def serving(self, well: bool) -> None:
+        """What health checks are told: SERVING, or NOT_SERVING while the run makes no progress."""
+        told = health_pb2.HealthCheckResponse.SERVING if well else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._services:
+            await self._health.set(name, told)
 
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()

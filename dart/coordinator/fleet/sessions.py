@@ -61,6 +61,9 @@ class Worker:
     last_heard: float = 0.0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     said_goodbye: bool = False
+    why_lost: str = ""
+    last_failure: str = ""
+    """How its last call that failed did, in the worker's own words."""
     screenshots: Held[bool] = field(default_factory=lambda: Held(0))
     """The digests of those that the worker keeps: noted when they are sent, as the worker notes them."""
     connections: int = 0
@@ -147,7 +150,7 @@ class Worker:
         return self.hung_up
 
     def lose(self, why: str) -> None:
-        self.state = "lost"
+        self.state, self.why_lost = "lost", why
         self.lost.set()
         self.hung_up.set()
         for key in self._waiting:
@@ -164,6 +167,7 @@ class Worker:
         return Outbox(has(self.hello, BATCHES), self._too_large)
 
     def _fail(self, key: Key, error: InfrastructureError) -> None:
+        self.last_failure = str(error)
         if (waiting := self._waiting.get(key)) is not None and not waiting.done():
             waiting.set_exception(error)
 

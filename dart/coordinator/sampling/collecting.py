@@ -58,6 +58,10 @@ class Collection:
             for name, tally in self._quota.tallies.items()
         )
 
+    @property
+    def finished_attempts(self) -> int:
+        return sum(tally.finished for tally in self._quota.tallies.values())
+
     async def next(self) -> Order | None:
         while True:
             if self._again:

@@ -45,7 +45,7 @@ class Journal:
         self._unwritten: list[Event] = []
         self._news = asyncio.Event()
 
-    def event(self, kind: str, **fields: object) -> None:
+    def event(self, kind: str, /, **fields: object) -> None:
         """Record an event. Raises TypeError where a field is nothing that JSON has."""
         now = time.time()
         event = Event(self._next, now, kind, to_json(fields))

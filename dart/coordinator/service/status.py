@@ -11,6 +11,7 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.service.watching import Watch
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
 from dart.core.status import Figures, Status, WorkerStatus
@@ -43,10 +44,12 @@ class StatusBoard:
         figures: Callable[[], Figures],
         activity: Callable[[], Activity],
         address: Callable[[], str],
+        watch: Watch,
     ) -> None:
         self._run_id, self._stop, self._progress, self._accounting = run_id, stop, progress, accounting
         self._fleet, self._envs, self._policy, self._sync = fleet, envs, policy, sync
         self._figures, self._activity, self._address = figures, activity, address
+        self._watch = watch
         self._began = time.monotonic()
 
     def status(self) -> Status:
@@ -65,6 +68,8 @@ class StatusBoard:
             workers=self._workers(now),
             doing={name: self._accounting.all_doing(role) for role, name in ROLE_NAMES.items()},
             control_address=self._address(),
+            quiet=self._watch.quiet(),
+            stalls=self._watch.stalls,
         )
 
     def _way(self, figures: Figures) -> float:
@@ -97,7 +102,12 @@ class StatusBoard:
                 busy=busy,
                 weight_version=version,
                 seconds_since_heard=now - worker.last_heard,
-                doing=self._accounting.doing(worker),
+                doing=self._doing(worker),
             )
 
         return tuple([told(worker) for worker in ordered])
+
+    def _doing(self, worker: Worker) -> str:
+        doing, failed = self._accounting.doing(worker), worker.last_failure
+        resting = worker.role == pb.ROLE_ENV and failed and self._envs.failures(worker.id)
+        return f"{doing}; the last attempt failed with: {failed}" if resting else doing

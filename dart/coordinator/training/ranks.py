@@ -91,6 +91,11 @@ class TrainerRanks:
     def rank0(self) -> Worker:
         return self._ranks[0]
 
+    @property
+    def are_complete(self) -> bool:
+        """Every rank is ready."""
+        return self._complete.is_set()
+
     async def complete(self) -> None:
         """Wait until every rank is ready."""
         await self._complete.wait()

@@ -62,6 +62,8 @@ class Training:
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
         self._accounting = accounting
         self._drained = False
+        self.sampling = False
+        """Roll-outs are wanted."""
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
         self._last_update: dict[str, float] = {}
@@ -106,7 +108,9 @@ class Training:
             sampling = None
             if isinstance(self._data, DataManager):
                 sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
+            self.sampling = sampling is not None
             await self._updates()
+            self.sampling = False
             if sampling is not None:
                 sampling.cancel()
 

@@ -1,0 +1,175 @@
+"""The watchdog's hands: it takes the run's pulse, and says in the journal, to health checks and in the status what
+does not move. Where the config says so, it ends a run that has not moved for long.
+
+`core.watchdog` decides what is overdue, `core.culprits` who is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from dart import config
+from dart.coordinator.fleet.environments import EnvPool
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.service.accounting import Accounting
+from dart.coordinator.service.journal import Journal
+from dart.coordinator.training.ranks import TRAINER
+from dart.coordinator.training.syncing import WeightSync
+from dart.core.culprits import Owed, Scene, explain
+from dart.core.progress import Progress
+from dart.core.status import Stall, Status
+from dart.core.usage import EnvState, TrainerState
+from dart.core.watchdog import Limits, Pulse, Watchdog
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+LOOKS_PER_BOUND = 4
+BUSY = (EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING)
+
+
+class Stalled(UserError):
+    """The run has not moved for `watchdog.end_after_seconds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`going_on`: episodes are wanted now. `beside`: episodes that have finished beside those of training."""
+
+    going_on: bool
+    beside: int = 0
+    paused: bool = False
+
+
+class Watch:
+    """`wanted`: by role, workers without which the run does not go on. `health`: told whenever that changes."""
+
+    def __init__(
+        self,
+        settings: config.Config,
+        wanted: Mapping[str, int],
+        fleet: Fleet,
+        envs: EnvPool,
+        sync: WeightSync,
+        accounting: Accounting,
+        progress: Progress,
+        journal: Journal,
+        *,
+        sampled: Callable[[], Sampled],
+        status: Callable[[], Status],
+        health: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        bounds = settings.watchdog
+        self._settings, self._wanted = settings, wanted
+        self._envs, self._fleet, self._sync, self._accounting = envs, fleet, sync, accounting
+        self._progress, self._journal = progress, journal
+        self._sampled, self._status, self._health = sampled, status, health
+        seconds = bounds.start_seconds, bounds.sampling_seconds, bounds.update_seconds, bounds.weights_seconds
+        self._watchdog = Watchdog(Limits(*seconds, bounds.factor), time.monotonic())
+        ends = [bounds.end_after_seconds] if bounds.end_after_seconds else []
+        self._pause = min(LOOK_SECONDS, min((*seconds, *ends)) / LOOKS_PER_BOUND)
+        self._ready = 0
+        self._lost: dict[str, str] = {}
+        self.stalls: tuple[Stall, ...] = ()
+        """As of the last look."""
+        fleet.on_ready.append(self._joined)
+        fleet.on_lost.append(self._left)
+
+    def quiet(self) -> dict[str, float]:
+        """Seconds since each kind of progress."""
+        return {name: round(seconds, 1) for name, seconds in self._watchdog.quiet(time.monotonic()).items()}
+
+    async def run(self) -> None:
+        """Runs until cancelled. Raises Stalled where the config wants the run to end."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._pause)
+
+    async def look(self) -> None:
+        now, before = time.monotonic(), self.stalls
+        overdue = self._watchdog.look(self._pulse(now), now)
+        scene = self._scene(now) if overdue else None
+        self.stalls = tuple([explain(one, scene) for one in overdue]) if scene else ()
+        self._tell(before)
+        if (serving := _serving(self.stalls)) != _serving(before):
+            await self._health(serving)
+        self._end_when_long()
+
+    def _tell(self, before: tuple[Stall, ...]) -> None:
+        known, now = {_name(stall) for stall in before}, {_name(stall) for stall in self.stalls}
+        for stall in self.stalls:
+            if _name(stall) not in known:
+                log.warning("no progress for %.0f s: %s waits for %s", stall.seconds, stall.waits, stall.waits_for)
+                self._journal.event("stalled", **asdict(stall))
+        for stall in before:
+            if _name(stall) not in now:
+                self._journal.event("moving", kind=stall.kind, culprit=stall.culprit)
+
+    def _end_when_long(self) -> None:
+        bounds = self._settings.watchdog
+        longest = max((one for one in self.stalls if not one.deliberate), key=lambda one: one.seconds, default=None)
+        if bounds.end_after_seconds and longest and longest.seconds >= bounds.end_after_seconds:
+            last = f", whose last failure was: {longest.failure}" if longest.failure else ""
+            raise Stalled(
+                f"no progress for {longest.seconds:.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
+                f"{longest.advice}; what had finished is kept, and --resume goes on with it",
+                exit_code=bounds.exit_code,
+            )
+
+    # ---- facts ----
+
+    def _pulse(self, now: float) -> Pulse:
+        progress, sampled, pace = self._progress, self._sampled(), self._envs.pace
+        states = self._envs.usage.counts()
+        trainer = self._accounting.trainer.counts(TRAINER)
+        return Pulse(
+            phase=progress.phase,
+            ready=self._ready,
+            answers=pace.answers,
+            episodes=progress.counts.trajectories + sampled.beside,
+            failures=self._envs.failures(),
+            updates=progress.counts.updates,
+            trainer=next((str(s) for s in (TrainerState.TRAINING, TrainerState.SAVING) if trainer.get(s)), ""),
+            version=progress.counts.version,
+            versions=self._sync.versions,
+            environments=self._envs.slots,
+            sampling=sampled.going_on,
+            busy=any(states.get(state) for state in BUSY),
+            held_back=self._envs.usage.cause(EnvState.IDLE),
+            paused=sampled.paused,
+            trajectories_per_update=self._settings.trainer.trajectories_per_update,
+            slowest_trajectory=progress.slowest_trajectory or pace.mean * self._settings.curation.step_limit,
+            slowest_update=progress.slowest_update,
+            seconds_per_step=pace.slowest,
+        )
+
+    def _scene(self, now: float) -> Scene:
+        owed = {worker.id: self._owed(worker, now) for worker in self._fleet.workers.values()}
+        return Scene(self._status(), self._wanted, owed, dict(self._lost), self._envs.usage.cause(EnvState.IDLE))
+
+    def _owed(self, worker: Worker, now: float) -> Owed:
+        command, seconds = worker.end.oldest(now)
+        label = f"{worker.id} (rank {worker.hello.rank})" if worker.role == pb.ROLE_TRAIN else worker.id
+        return Owed(label, command, seconds, self._envs.failures(worker.id), worker.last_failure)
+
+    def _joined(self, worker: Worker) -> None:
+        self._ready += 1
+        self._lost.pop(worker.id, None)
+
+    def _left(self, worker: Worker) -> None:
+        if not worker.said_goodbye:
+            self._lost[worker.id] = worker.why_lost
+
+
+def _name(stall: Stall) -> tuple[str, str]:
+    return stall.kind, stall.culprit
+
+
+def _serving(stalls: tuple[Stall, ...]) -> bool:
+    return all(stall.deliberate for stall in stalls)

@@ -1,0 +1,171 @@
+"""Who keeps the run from moving: from what is overdue, and a look at every worker, to a `Stall` in plain words.
+
+The rules, in this order: who is missing; whose attempts all fail, and its last failure in its own words; who owes an
+answer for the longest time; else what the environments themselves wait for. Pure: `core.watchdog` says when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dart.core.status import Stall, Status, WorkerStatus
+from dart.core.watchdog import Kind, Overdue
+
+SAMPLERS = ("env", "rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What the coordinator knows of a worker beside its status."""
+
+    label: str
+    """Its name, and its rank where it has one."""
+    command: str = ""
+    """The kind of its oldest command without an answer; empty: it owes nothing."""
+    seconds: float = 0.0
+    """How long it has owed it."""
+    failures: int = 0
+    """Its attempts that have failed since the last good one."""
+    last_failure: str = ""
+    """In its own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that a stall may have to do with, as of now."""
+
+    status: Status
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    """By role: workers without which the run does not go on."""
+    owed: Mapping[str, Owed] = field(default_factory=dict)
+    """By worker."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Workers that were lost and have not come back, and why, by name."""
+    held_back: str = ""
+
+    def workers(self, *roles: str) -> list[WorkerStatus]:
+        return [worker for worker in self.status.workers if worker.role in roles]
+
+    def of(self, worker: WorkerStatus) -> Owed:
+        return self.owed.get(worker.worker_id, Owed(worker.worker_id))
+
+    def ready(self, role: str) -> int:
+        return sum(worker.state in ("ready", "syncing") for worker in self.workers(role))
+
+
+def explain(overdue: Overdue, scene: Scene) -> Stall:
+    """What waits, for whom, since when, why, and what a person can do."""
+    match overdue.kind:
+        case Kind.START:
+            return _missing(overdue, scene, "the start of the run", _lacking(scene))
+        case Kind.STEP | Kind.EPISODE:
+            return _sampling(overdue, scene)
+        case Kind.BATCH:
+            return _dropped(overdue, scene)
+        case Kind.TRAINER:
+            return _trainer(overdue, scene)
+        case Kind.WEIGHTS:
+            return _weights(overdue, scene)
+        case Kind.HELD:
+            return Stall(
+                overdue.kind, "sampling", f"the trainer: {scene.held_back}", overdue.seconds, "the trainer",
+                advice="this is a fault of the coordinator: report it with coordinator.log, then go on with --resume",
+            )  # fmt: skip
+        case Kind.PAUSED:
+            return Stall(
+                overdue.kind, "sampling", "a person: the run was paused", overdue.seconds, "a person",
+                advice="resume it with Control's Resume", deliberate=True,
+            )  # fmt: skip
+
+
+def _lacking(scene: Scene) -> list[str]:
+    return [role for role, number in scene.wanted.items() if scene.ready(role) < number]
+
+
+def _missing(overdue: Overdue, scene: Scene, what: str, roles: Sequence[str]) -> Stall:
+    """Workers that are not there, or not ready."""
+    waits_for = " and ".join(_absent(scene, role) for role in roles) or "the next worker"
+    gone = "; ".join(f"{name} is lost: {why}" for name, why in scene.lost.items())
+    failed = gone or next((f.last_failure for w in scene.workers(*roles) if (f := scene.of(w)).last_failure), "")
+    address = scene.status.control_address or "ADDRESS"
+    start = " or ".join(f"dart worker --role {role} --coordinator {address}" for role in roles)
+    advice = f"look at its log (logs/ in the run directory, for a worker of this machine), or start one with: {start}"
+    return Stall(overdue.kind, what, waits_for, overdue.seconds, ", ".join(roles), failed, advice)
+
+
+def _absent(scene: Scene, role: str) -> str:
+    wanted, ready = scene.wanted[role], scene.ready(role)
+    starting = ", ".join(worker.worker_id for worker in scene.workers(role) if worker.state == "starting")
+    how = f"{starting} dialled in and still prepares" if starting else "not dialled in"
+    return f"{wanted - ready} of {wanted} {role} workers ({how})"
+
+
+def _sampling(overdue: Overdue, scene: Scene) -> Stall:
+    what = f"sampling ({'no environment answers' if overdue.kind is Kind.STEP else 'no episode finishes'})"
+    if gone := [role for role in SAMPLERS if scene.wanted.get(role) and not scene.ready(role)]:
+        return _missing(overdue, scene, what, gone)
+    environments = scene.workers("env")
+    failing = max(environments, key=lambda worker: scene.of(worker).failures, default=None)
+    if failing is not None and (facts := scene.of(failing)).failures and facts.failures >= failing.slots:
+        return Stall(
+            overdue.kind, what, f"an attempt that ends well: the last {facts.failures} on {facts.label} all failed",
+            overdue.seconds, facts.label, facts.last_failure,
+            f"look at the log of {facts.label}, and run `dart doctor` on its machine",
+        )  # fmt: skip
+    if debtor := _debtor(scene, SAMPLERS):
+        return _unanswered(overdue, what, debtor, "it is begun anew when it owes half of its answers for "
+                           "server.reply_timeout_seconds; end it to have that now")  # fmt: skip
+    doing = scene.status.doing.get("env", "")
+    return Stall(overdue.kind, what, f"replicas: the environments are {doing}", overdue.seconds, "the queue of turns",
+                 advice="add replicas, or look at the replicas' logs")  # fmt: skip
+
+
+def _trainer(overdue: Overdue, scene: Scene) -> Stall:
+    debtors = [scene.of(worker) for worker in scene.workers("train") if scene.of(worker).command]
+    saves = any(one.command == "save_checkpoint" for one in debtors)
+    what = "a checkpoint" if saves else f"update {scene.status.figures.counts.updates + 1}"
+    advice = "look at logs/train-*.log; if it hangs, end that process and go on with --resume"
+    if not debtors:
+        return Stall(overdue.kind, what, "the trainer", overdue.seconds, "train", advice=advice)
+    worst = max(debtors, key=lambda one: one.seconds)
+    return _unanswered(overdue, what, debtors if len(debtors) > 1 else [worst], advice)
+
+
+def _weights(overdue: Overdue, scene: Scene) -> Stall:
+    version = scene.status.figures.counts.version
+    worker = next((one for one in scene.workers("rollout") if one.worker_id == overdue.subject), None)
+    facts = scene.of(worker) if worker else Owed(overdue.subject)
+    has = f", which has version {worker.weight_version}" if worker else ""
+    owes = f" and has not answered {facts.command} for {facts.seconds:.0f} s" if facts.command else ""
+    return Stall(
+        overdue.kind, f"version {version}", f"replica {facts.label}{has}{owes}", overdue.seconds, facts.label,
+        facts.last_failure, f"look at the log of {facts.label}, and whether it reaches the trainer's machine "
+        "(docs/machines.md); end it if it hangs: another takes its place",
+    )  # fmt: skip
+
+
+def _dropped(overdue: Overdue, scene: Scene) -> Stall:
+    fates = scene.status.figures.counts.fates
+    worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
+    return Stall(
+        overdue.kind, "the next update", f"groups that can be trained on; most trajectories were {worst}",
+        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose others "
+        "(environment.tasks), begin with a policy that succeeds at times, or use curation.pool",
+    )  # fmt: skip
+
+
+def _debtor(scene: Scene, roles: Sequence[str]) -> list[Owed]:
+    """The worker that has owed an answer for the longest time, if any."""
+    owing = [scene.of(worker) for worker in scene.workers(*roles) if scene.of(worker).command]
+    return [max(owing, key=lambda one: one.seconds)] if owing else []
+
+
+def _unanswered(overdue: Overdue, what: str, debtors: Sequence[Owed], advice: str) -> Stall:
+    names = ", ".join(one.label for one in debtors)
+    owed = max(debtors, key=lambda one: one.seconds)
+    have = "have" if len(debtors) > 1 else "has"
+    return Stall(
+        overdue.kind, what, f"{names}, which {have} not answered {owed.command} for {owed.seconds:.0f} s",
+        overdue.seconds, names, owed.last_failure, advice,
+    )  # fmt: skip

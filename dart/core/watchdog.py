@@ -1,0 +1,199 @@
+"""Is the run still moving, and if not, who is to blame? Pure: facts and the time go in, `Stall`s come out.
+
+`Watchdog.look` compares a `Pulse`, cheap enough to take every few seconds, with the ones before it, and says what has
+made no progress for longer than its bound. The bounds follow the run's own time scale: `factor` times the slowest
+recent trajectory or update, and never less than `Limits` say, so that a desktop's trajectory of eight minutes is no
+stall. Only then is a `Scene` needed, from which `explain` (`core.culprits`) finds the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+FAILING_SECONDS = 60.0
+"""When every attempt fails, nobody has to wait for `Limits.sampling`."""
+GROUPS_OF_BATCHES = 4
+"""Batches whose trajectories may finish without one update, before that is a stall: groups without a difference in
+reward are dropped, and some tasks have many of them."""
+
+
+class Kind(StrEnum):
+    START = "start"
+    """A worker that the run needs to begin has not come."""
+    STEP = "step"
+    """No environment has answered a reset or an action."""
+    EPISODE = "episode"
+    """Environments answer, and no episode finishes."""
+    BATCH = "batch"
+    """Trajectories finish, and all are dropped, so that no update begins."""
+    TRAINER = "trainer"
+    """An update or a checkpoint does not end."""
+    WEIGHTS = "weights"
+    """A replica does not get the newest weights."""
+    HELD = "held"
+    """Sampling is held back, and the trainer, which it is held back for, has nothing to do."""
+    PAUSED = "paused"
+    """A person paused the run: no fault, and told all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds without progress. Those of sampling and updates are longer where the run's own pace is slower."""
+
+    start: float = 600.0
+    sampling: float = 300.0
+    update: float = 600.0
+    weights: float = 600.0
+    factor: float = 4.0
+    """Times the slowest recent trajectory, step or update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What shows whether the run moves: counts that only grow, and what is expected of it now."""
+
+    phase: str
+    ready: int = 0
+    """Workers that have become ready so far."""
+    answers: int = 0
+    """Resets and actions that environments have answered."""
+    episodes: int = 0
+    """Trajectories that have finished, of training or of what else is sampled."""
+    failures: int = 0
+    """Attempts that have failed since each worker's last good one, of all workers together."""
+    updates: int = 0
+    trainer: str = ""
+    """ "training" or "saving"; empty while it has nothing to do."""
+    version: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Of each replica."""
+    environments: int = 0
+    sampling: bool = False
+    """Episodes are wanted in this phase."""
+    busy: bool = False
+    """An episode is under way."""
+    held_back: str = ""
+    """Why no episode may begin; empty where one may."""
+    paused: bool = False
+    trajectories_per_update: int = 0
+    """0 where nothing is trained on."""
+    slowest_trajectory: float = 0.0
+    """Seconds; an estimate from the pace of steps before any has finished."""
+    slowest_update: float = 0.0
+    seconds_per_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """`seconds`: since its last progress. `subject`: the replica, where it is one that is overdue."""
+
+    kind: Kind
+    seconds: float
+    subject: str = ""
+
+
+@dataclass(slots=True)
+class _Mark:
+    """What was seen last of something that should change, and since when it has been so."""
+
+    seen: object = None
+    since: float = 0.0
+
+    def overdue(self, seen: object, now: float, bound: float) -> float | None:
+        """Seconds that it has been the same, where that is longer than `bound`."""
+        if seen != self.seen:
+            self.seen, self.since = seen, now
+        seconds = now - self.since
+        return seconds if seconds >= bound else None
+
+    def restart(self, now: float) -> None:
+        self.since = now
+
+
+class Watchdog:
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._phase = ""
+        self._marks = {kind: _Mark(since=now) for kind in Kind}
+        self._replicas: dict[str, _Mark] = {}
+        self._episodes_at_update = (0, 0)
+        """Updates so far, and the episodes there were at the last one."""
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def quiet(self, now: float) -> dict[str, float]:
+        """Seconds since each kind of progress was made: "step", "episode", "update", "worker"; none that never was."""
+        return {name: now - at for name, (_, at) in self._last.items()}
+
+    def look(self, pulse: Pulse, now: float) -> list[Overdue]:
+        """What has made no progress for longer than its bound. Every call has a later `now` than the one before."""
+        self._note(pulse, now)
+        if pulse.phase != self._phase:
+            self._phase = pulse.phase
+            for mark in (*self._marks.values(), *self._replicas.values()):
+                mark.restart(now)
+        found = [
+            Overdue(kind, seconds)
+            for kind, seen, bound, expected in self._expectations(pulse)
+            if (seconds := self._checked(kind, seen, bound, expected, now)) is not None
+        ]
+        if any(one.kind is Kind.STEP for one in found):  # which is why no episode finishes
+            found = [one for one in found if one.kind is not Kind.EPISODE]
+        return found + self._behind(pulse, now)
+
+    def _expectations(self, pulse: Pulse) -> list[tuple[Kind, object, float, bool]]:
+        """(kind, what should change, the bound, whether it is expected to change now)."""
+        limits = self._limits
+        sampling = pulse.sampling and not pulse.paused and (pulse.busy or not pulse.held_back)
+        failing = pulse.failures >= 2 * max(1, pulse.environments)
+        least = min(FAILING_SECONDS, limits.sampling) if failing else limits.sampling
+        pace = 0.0 if failing else limits.factor
+        step, episode = max(least, pace * pulse.seconds_per_step), max(least, pace * pulse.slowest_trajectory)
+        update = max(limits.update, limits.factor * pulse.slowest_update)
+        held = pulse.sampling and bool(pulse.held_back) and not (pulse.paused or pulse.busy or pulse.trainer)
+        moves = (pulse.answers, pulse.updates, pulse.trainer, pulse.held_back)
+        return [
+            (Kind.START, pulse.ready, limits.start, pulse.phase == "starting"),
+            (Kind.STEP, pulse.answers, step, sampling),
+            (Kind.EPISODE, pulse.episodes, episode, sampling),
+            (Kind.BATCH, pulse.updates, update, sampling and not pulse.trainer and self._all_dropped(pulse)),
+            (Kind.TRAINER, (pulse.updates, pulse.trainer), update, bool(pulse.trainer)),
+            (Kind.HELD, moves, limits.sampling, held),
+            (Kind.PAUSED, pulse.paused, limits.sampling, pulse.paused),
+        ]
+
+    def _checked(self, kind: Kind, seen: object, bound: float, expected: bool, now: float) -> float | None:
+        if not expected and kind is not Kind.BATCH:
+            self._marks[kind].restart(now)
+        seconds = self._marks[kind].overdue(seen, now, bound)
+        return seconds if expected else None
+
+    def _all_dropped(self, pulse: Pulse) -> bool:
+        """Many batches' worth of trajectories have finished since the last update."""
+        updates, episodes = self._episodes_at_update
+        if pulse.updates != updates or pulse.episodes < episodes:
+            self._episodes_at_update = pulse.updates, pulse.episodes
+            return False
+        enough = GROUPS_OF_BATCHES * pulse.trajectories_per_update
+        return 0 < enough <= pulse.episodes - episodes
+
+    def _behind(self, pulse: Pulse, now: float) -> list[Overdue]:
+        """Replicas that have had the same old weights for too long."""
+        found = []
+        for name in self._replicas.keys() - pulse.versions.keys():
+            del self._replicas[name]
+        for name, version in pulse.versions.items():
+            mark = self._replicas.setdefault(name, _Mark(since=now))
+            if version >= pulse.version:
+                mark.restart(now)
+            if (seconds := mark.overdue(version, now, self._limits.weights)) is not None:
+                found.append(Overdue(Kind.WEIGHTS, seconds, name))
+        return found
+
+    def _note(self, pulse: Pulse, now: float) -> None:
+        counts = {"worker": pulse.ready, "step": pulse.answers, "episode": pulse.episodes, "update": pulse.updates}
+        for name, count in counts.items():
+            before, _ = self._last.get(name, (0, 0.0))
+            if count != before:
+                self._last[name] = count, now

@@ -1,0 +1,245 @@
+"""The watchdog on the real coordinator: a run that cannot go on says who keeps it, to people, programs and health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from fleet_samples import World, replica
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dart import config
+from dart.commands.status import StatusOptions
+from dart.commands.why import why
+from dart.coordinator.fleet.sessions import Worker
+from dart.coordinator.job import Train
+from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.service.watching import Stalled
+from dart.coordinator.start import Start
+from dart.core.status import Stall
+from dart.rundir import RunDirectory
+from dart.v1 import session_pb2 as pb
+
+BOUND = 0.4
+Answer = Callable[[object], object]
+
+
+def settings(replicas: int = 1, **watchdog: float) -> config.Config:
+    """Every bound is `BOUND`, and a worker is never lost for its silence."""
+    bounds = {f"{name}_seconds": BOUND for name in ("start", "sampling", "update", "weights")}
+    return config.parse(
+        {
+            "model": {"path": "builtin:tiny-qwen3vl"},
+            "environment": {"tasks": {"names": ["click-test"]}},
+            "rollout": {"replicas": replicas},
+            "curation": {"rollouts": 2, "dynamic_rollouts": {"enabled": False}, "pool": {"enabled": False}},
+            "trainer": {"trajectories_per_update": 2},
+            "evaluation": {"episodes": 0},
+            "stop": {"updates": 100},
+            "server": {"lost_after_seconds": 1e9},
+            "watchdog": bounds | watchdog,
+        }
+    )
+
+
+class Scene:
+    """A run, and workers that answer with what a function returns; None: no answer, behind a session that lives on."""
+
+    def __init__(self, run: Run, tasks: asyncio.TaskGroup) -> None:
+        self.run, self._tasks = run, tasks
+        self.serving: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    def join(self, name: str, role: pb.Role, answer: Answer) -> Worker:
+        hello = pb.Hello(worker_id=name, instance_id=name, role=role, world_size=1)
+        worker, _ = self.run.fleet.admit(hello)
+        self.run.fleet.became_ready(worker, pb.Ready(slots=4, image_cache_entries=8))
+        self.serving.append(self._tasks.create_task(self._serve(worker, answer)))
+        return worker
+
+    async def _serve(self, worker: Worker, answer: Answer) -> None:
+        while True:
+            message = await worker.outbox.get()
+            kind = message.WhichOneof("body") or ""
+            if kind == "bye":
+                worker.said_goodbye = True
+                self.run.fleet.lose(worker, "goodbye")
+                return
+            command = getattr(message, kind)
+            reply = pb.Released() if kind == "release" else answer(command)
+            if isinstance(reply, (pb.Observed, pb.Generated, pb.Trained, pb.Released, pb.Failure)):
+                reply.assignment.CopyFrom(command.assignment)
+                message_back = pb.SessionRequest(**{type(reply).__name__.lower(): reply})  # type: ignore[arg-type]
+                self.run.fleet.receive(worker, message_back)
+
+    async def stall(self, kind: str) -> Stall:
+        async with asyncio.timeout(20):
+            while True:
+                if found := [stall for stall in self.run.status().stalls if stall.kind == kind]:
+                    return found[0]
+                await asyncio.sleep(0.05)
+
+    async def health(self, wanted: str) -> None:
+        """Waits until the health service says so."""
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(self.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while True:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service="dart.v1.ControlService"))
+                if health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) == wanted:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def why(self, capsys: pytest.CaptureFixture[str]) -> str:
+        """What `dart why` prints of the live run."""
+        await asyncio.to_thread(why, StatusOptions(address=self.address))
+        return capsys.readouterr().out
+
+
+@asynccontextmanager
+async def running(directory: Path, made: config.Config) -> AsyncIterator[Scene]:
+    """The run's server and phases; in the end it is interrupted, if it has not ended itself."""
+    folder = RunDirectory(directory)
+    async with await folder.open_to_work(create=True) as database:
+        await database.start_run(directory.name, "test", {}, started=1.0)
+        run = Run(made, folder, database, Train(), Start())
+        async with asyncio.TaskGroup() as tasks:
+            scene = Scene(run, tasks)
+            life = tasks.create_task(_life(run))
+            scene.address = await run.address
+            try:
+                yield scene
+            finally:
+                run.interrupt()
+                await life
+                for task in scene.serving:
+                    task.cancel()
+
+
+async def _life(run: Run) -> None:
+    with contextlib.suppress(Interrupted):
+        await run.execute()
+
+
+def mixed() -> Answer:
+    """Replies of a policy whose clicks hit every other time, so that groups can be trained on."""
+    turns = iter(range(10**9))
+
+    def answer(command: object) -> object:
+        reply = replica(command)
+        if isinstance(reply, pb.Generated) and next(turns) % 2:
+            reply.text = "Action: click(start_box='(150,020)')"
+        return reply
+
+    return answer
+
+
+def events(directory: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def ended(directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `dart why` prints of the run that is over."""
+    why(StatusOptions(run=directory))
+    return capsys.readouterr().out
+
+
+async def test_a_hung_trainer_behind_a_session_that_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[pb.TrainBatch] = []
+
+    def hangs(command: object) -> None:
+        if isinstance(command, pb.TrainBatch):
+            asked.append(command)
+
+    async with running(tmp_path, settings()) as scene:
+        scene.join("env-0", pb.ROLE_ENV, World())
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, mixed())
+        trainer = scene.join("train-0", pb.ROLE_TRAIN, hangs)
+        stall = await scene.stall("trainer")
+        assert (stall.waits, stall.culprit) == ("update 1", "train-0 (rank 0)")
+        assert stall.waits_for.startswith("train-0 (rank 0), which has not answered train_batch for ")
+        await scene.health("NOT_SERVING")
+        said = await scene.why(capsys)
+        assert "update 1 waits for train-0 (rank 0), which has not answered train_batch for" in said
+        # It wakes up after all: the run goes on, and says so.
+        trained = pb.Trained(assignment=asked[-1].assignment, update=1, weight_version=1, seconds=1.0)
+        scene.run.fleet.receive(trainer, pb.SessionRequest(trained=trained))
+        async with asyncio.timeout(10):
+            async for event in scene.run.journal.watch(0):
+                if event.kind == "moving" and json.loads(event.json)["kind"] == "trainer":
+                    break
+        assert scene.run.progress.counts.updates == 1
+    told = events(tmp_path)
+    assert next(e["culprit"] for e in told if e["event"] == "stalled" and e["kind"] == "trainer") == "train-0 (rank 0)"
+
+
+async def test_a_worker_that_never_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(tmp_path, settings(replicas=2)) as scene:
+        scene.join("env-0", pb.ROLE_ENV, World())
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+        stall = await scene.stall("start")
+        assert (stall.culprit, stall.waits_for) == ("rollout", "1 of 2 rollout workers (not dialled in)")
+        await scene.health("NOT_SERVING")
+        said = await scene.why(capsys)
+        assert "the start of the run waits for 1 of 2 rollout workers" in said
+        assert f"dart worker --role rollout --coordinator {scene.address}" in said
+        # It comes: the run begins.
+        scene.join("rollout-1", pb.ROLE_ROLLOUT, replica)
+        await scene.health("SERVING")
+        assert not [stall for stall in scene.run.status().stalls if stall.kind == "start"]
+
+
+async def test_a_world_whose_every_reset_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(command: object) -> object:
+        return pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the desktop image /srv/vm.qcow2 is not there")
+
+    async with running(tmp_path, settings()) as scene:
+        scene.join("env-0", pb.ROLE_ENV, broken)
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+        stall = await scene.stall("step")
+        assert stall.culprit == "env-0" and stall.failure == "env-0: the desktop image /srv/vm.qcow2 is not there"
+        await scene.health("NOT_SERVING")
+        assert "its last failure: env-0: the desktop image /srv/vm.qcow2 is not there" in await scene.why(capsys)
+        (row,) = [worker for worker in scene.run.status().workers if worker.role == "env"]
+        assert row.doing.endswith("the last attempt failed with: env-0: the desktop image /srv/vm.qcow2 is not there")
+    said = await asyncio.to_thread(ended, tmp_path, capsys)
+    assert "interrupted while it was training" in said and "it was stopped from outside" in said
+    assert "stalled" in said and "the desktop image /srv/vm.qcow2 is not there" in said
+
+
+async def test_a_pause_is_told_and_is_no_fault(tmp_path: Path) -> None:
+    async with running(tmp_path, settings()) as scene:
+        scene.join("env-0", pb.ROLE_ENV, World())
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+        async with asyncio.timeout(10):
+            while scene.run.progress.phase != "training":
+                await asyncio.sleep(0.02)
+        scene.run.pause(True)
+        assert (await scene.stall("paused")).deliberate
+        await scene.health("SERVING")
+
+
+async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunDirectory(tmp_path)
+    async with await folder.open_to_work(create=True) as database:
+        await database.start_run(tmp_path.name, "test", {}, started=1.0)
+        run = Run(settings(end_after_seconds=2 * BOUND, exit_code=42), folder, database, Train(), Start())
+        with pytest.raises(Stalled, match=r"the start of the run waits for .*; what had finished is kept"):
+            try:
+                async with asyncio.timeout(20):
+                    await run.execute()
+            except Stalled as error:
+                assert error.exit_code == 42
+                raise
+    said = await asyncio.to_thread(ended, tmp_path, capsys)
+    assert "failed while it was starting" in said and "it ended because: no progress for" in said
