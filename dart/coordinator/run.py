@@ -19,7 +19,7 @@ from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
-from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
 from dart.coordinator.sampling.collecting import Collection, teacher
@@ -129,10 +129,13 @@ class Run:
         )  # fmt: skip
         self._stop = asyncio.Event()
         self._fleet_changed = asyncio.Event()
+        self._missing: dict[str, str] = {}
+        """Worker → why it has fewer environments than it wants, as far as the journal says."""
         self._began = time.monotonic()
         self._tensors_versions: dict[str, str] = {}
         self.fleet.on_ready.append(self._note_worker)
         self.fleet.on_lost.append(self._note_worker)
+        self.fleet.on_slots.append(self._note_slots)
 
     # ---- levers ----
 
@@ -351,6 +354,18 @@ class Run:
         self.journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
                            shares_screenshots=worker.shares_blobs)  # fmt: skip
         self._tensors_versions |= dict(worker.ready.versions)
+        self._notify()
+
+    def _note_slots(self, worker: Worker, slots: pb.Slots) -> None:
+        """Environments come and go with every episode; why some are missing is news."""
+        if slots.reason and slots.reason != self._missing.get(worker.id):
+            self.journal.event("environments", worker=worker.id, environments=slots.count, wanted=worker.ready.slots,
+                               reason=slots.reason)  # fmt: skip
+        self._missing[worker.id] = slots.reason
+        self._notify()
+
+    def _notify(self) -> None:
+        """The fleet has changed."""
         self._fleet_changed.set()
         self._fleet_changed = asyncio.Event()
 

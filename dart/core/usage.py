@@ -28,7 +28,7 @@ from enum import StrEnum
 
 
 class EnvState(StrEnum):
-    """Of one environment. All but `IDLE`, `RESTING` and `LOST` are within an episode."""
+    """Of one environment. `RESETTING`, `ACTING`, `QUEUED` and `GENERATING` are within an episode."""
 
     RESETTING = "resetting"
     ACTING = "acting"
@@ -39,6 +39,10 @@ class EnvState(StrEnum):
     IDLE = "idle"
     RESTING = "resting"
     """Its worker's attempts have failed one after the other: the next has to wait (`rest_seconds`)."""
+    BOOTING = "booting"
+    """It is being started, and nothing can be begun on it."""
+    RENEWING = "renewing"
+    """Its last episode is over, and it is made ready for the next one."""
     LOST = "lost"
     """Its worker is gone and has not come back."""
 
@@ -153,6 +157,11 @@ class Ledger:
         at = now - self._origin
         self._all.move(old, new, slots, at)
         account.move(old, new, slots, at)
+
+    def resize(self, worker: str, state: State, slots: int, now: float) -> None:
+        """The worker has so many slots in `state` from now on; others come from nowhere, or are gone."""
+        if worker in self._workers:
+            self._add(worker, state, slots - self._workers[worker].counts.get(state, 0), now)
 
     def counts(self, worker: str | None = None) -> Mapping[State, int]:
         """Slots now in each state; `worker` None: of all."""

@@ -59,6 +59,15 @@ class _Thread:
         self._jobs.put(work)
         return await result
 
+    def put(self, job: Callable[[], object]) -> None:
+        """A job that nobody waits for."""
+
+        def work() -> None:
+            with contextlib.suppress(Exception):  # there is nobody left to tell
+                job()
+
+        self._jobs.put(work)
+
     def end(self) -> None:
         """After the jobs that are there."""
         self._jobs.put(None)
@@ -109,10 +118,8 @@ class Threaded(Env):
 
     async def close(self) -> None:
         """Waits for the environment's own closing, unless its thread hangs: then that happens when it hangs no more."""
-        hangs = self._thread.waiting > 0
-        closing = asyncio.ensure_future(self._thread.call(self.env.close))
+        if self._thread.waiting:
+            self._thread.put(self.env.close)
+        else:
+            await self._thread.call(self.env.close)
         self._thread.end()
-        if hangs:
-            closing.cancel()
-            return
-        await closing

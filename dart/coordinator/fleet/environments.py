@@ -1,12 +1,14 @@
 """The environments as a resource: `EnvPool.acquire` waits for a free one, first come first served.
 
-`EnvPool` owns which environments are free; `EnvSession` is one episode's hold on one. The line has no bound of its own:
-at most one entry stands in it for each loop that samples.
+`EnvPool` owns which environments are free; `EnvSession` is one episode's hold on one. How many a worker has is its own
+to say, at any time (`core.credits`): environments boot, are renewed after each episode, and may fail to come back. The
+line has no bound of its own: at most one entry stands in it for each loop that samples.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter, deque
@@ -15,12 +17,18 @@ from contextlib import contextmanager
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Action
+from dart.core.credits import Credits
 from dart.core.curation.orders import Order
 from dart.core.pace import Pace
 from dart.core.types import Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import SLOTS, has
 from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_action
+
+log = logging.getLogger(__name__)
+
+NOT_BUSY = {EnvState.IDLE, EnvState.RESTING, EnvState.LOST, EnvState.BOOTING, EnvState.RENEWING}
 
 
 class Underway:
@@ -48,17 +56,23 @@ class Underway:
 class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
         now = time.monotonic()
-        self.usage = Ledger(set(EnvState) - {EnvState.IDLE, EnvState.RESTING, EnvState.LOST}, now)
+        self.usage = Ledger(set(EnvState) - NOT_BUSY, now)
         self.usage.blame(EnvState.RESTING, "one attempt after the other failed", now)
         self.pace = Pace()
         self.slots = 0
+        """Environments of all workers, free or not."""
         self.underway = Underway()
+        self._fleet = fleet
         self._failures: Counter[str] = Counter()
         """Of each worker, since an attempt on it ended well."""
+        self._resting: Counter[str] = Counter()
         self._live: dict[str, Worker] = {}
+        self._credits: dict[str, Credits] = {}
+        """Of each worker that is live."""
         self._free: deque[Worker] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         fleet.on_ready.append(self._joined)
+        fleet.on_slots.append(self._offered)
         fleet.on_lost.append(self._left)
 
     def failures(self, worker_id: str | None = None) -> int:
@@ -66,10 +80,12 @@ class EnvPool:
         return self._failures.total() if worker_id is None else self._failures[worker_id]
 
     async def acquire(self) -> Worker:
-        """A worker with a free environment, which is now held; give it back with `release`."""
+        """A worker with a free environment, which is now held: `EnvSession` is for it, or `give_back`."""
         while self._free:
             worker = self._free.popleft()
-            if worker.state == "ready":
+            credits = self._credits_of(worker)
+            if credits is not None and credits.free > 0:  # else it was lost, or took this one back
+                credits.take()
                 return worker
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
@@ -77,29 +93,58 @@ class EnvPool:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.release(waiter.result())
+                self.give_back(waiter.result())
             raise
 
-    def release(self, worker: Worker, failed: bool = False) -> None:
-        """The environment that `acquire` gave is free. `failed`: its attempt did; then it may have to rest first."""
-        if worker.state != "ready":
-            return
-        self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
-        if seconds := rest_seconds(self._failures[worker.id], worker.slots):
+    def give_back(self, worker: Worker) -> None:
+        """No episode was begun on the environment that `acquire` gave: it is free again."""
+        if credits := self._credits_of(worker):
+            credits.give_back()
+            self._give(worker)
+
+    def begun(self, worker: Worker) -> None:
+        """An episode begins on the environment that `acquire` gave."""
+        if credits := self._credits_of(worker):
+            credits.begin()
+
+    def ended(self, worker: Worker, failed: bool) -> None:
+        """An episode is over. Its environment is free again now, or when its worker says so."""
+        if credits := self._credits_of(worker):
+            self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
+            for _ in range(credits.end()):
+                self._freed(worker)
+
+    def after_an_episode(self, worker: Worker) -> EnvState:
+        credits = self._credits_of(worker)
+        return EnvState.RENEWING if credits and credits.elastic else EnvState.IDLE
+
+    def _credits_of(self, worker: Worker) -> Credits | None:
+        """None once the worker is lost."""
+        return self._credits.get(worker.id) if self._live.get(worker.id) is worker else None
+
+    def _freed(self, worker: Worker) -> None:
+        """An environment is free; where its worker's attempts have failed, it has to rest first."""
+        if seconds := rest_seconds(self._failures[worker.id], max(1, worker.slots)):
+            self._resting[worker.id] += 1
             self.move(worker, EnvState.IDLE, EnvState.RESTING)
             asyncio.get_running_loop().call_later(seconds, self._rested, worker)
         else:
             self._give(worker)
 
     def _rested(self, worker: Worker) -> None:
-        if worker.state == "ready":
+        if self._credits_of(worker):
+            self._resting[worker.id] -= 1
             self.move(worker, EnvState.RESTING, EnvState.IDLE)
             self._give(worker)
 
     def _give(self, worker: Worker) -> None:
+        credits = self._credits_of(worker)
+        if credits is None or credits.free <= 0:
+            return
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
+                credits.take()
                 waiter.set_result(worker)
                 return
         self._free.append(worker)
@@ -109,39 +154,74 @@ class EnvPool:
         if self._live.get(worker.id) is worker:
             self.usage.move(worker.id, old, new, time.monotonic())
 
+    # ---- workers ----
+
     def _joined(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
-        self.slots += worker.slots
+        if (other := self._live.get(worker.id)) is not None:
+            self._left(other)
         now = time.monotonic()
         if self.usage.counts(worker.id):
             self.usage.left(worker.id, now)
-        self._live[worker.id] = worker
-        self.usage.joined(worker.id, EnvState.IDLE, worker.slots, now)
-        for _ in range(worker.slots):
+        credits = Credits(elastic=has(worker.hello, SLOTS))
+        self._live[worker.id], self._credits[worker.id] = worker, credits
+        slots = 0 if credits.elastic else worker.slots
+        self.slots += slots
+        self.usage.joined(worker.id, EnvState.IDLE, slots, now)
+        for _ in range(credits.offered(slots, slots, 0)):
             self._give(worker)
+
+    def _offered(self, worker: Worker, slots: pb.Slots) -> None:
+        """The worker has other environments than before, or others of them are ready."""
+        credits = self._credits_of(worker)
+        if credits is None or not credits.elastic:
+            return
+        before = credits.count
+        try:
+            more = credits.offered(slots.count, slots.granted, slots.booting)
+        except ValueError as error:
+            self._fleet.lose(worker, str(error))
+            return
+        self.slots += credits.count - before
+        if slots.reason and credits.count < before:
+            log.warning("worker %s has %d of %d environments: %s", worker.id, slots.count, worker.slots, slots.reason)
+        now = time.monotonic()
+        self.usage.blame(EnvState.BOOTING, slots.reason, now)
+        for state, number in (
+            (EnvState.IDLE, max(0, credits.idle - self._resting[worker.id])),
+            (EnvState.RENEWING, credits.renewing),
+            (EnvState.BOOTING, credits.booting),
+        ):
+            self.usage.resize(worker.id, state, number, now)
+        for _ in range(more):
+            self._freed(worker)
 
     def _left(self, worker: Worker) -> None:
         if worker.role != pb.ROLE_ENV:
             return
-        self.slots -= worker.slots
-        self._failures.pop(worker.id, None)
-        if self._live.get(worker.id) is worker:
-            del self._live[worker.id]
+        if credits := self._credits_of(worker):
+            self.slots -= credits.count
+            del self._live[worker.id], self._credits[worker.id]
+            del self._failures[worker.id], self._resting[worker.id]
             self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)
         self._free = deque(w for w in self._free if w is not worker)
 
 
 class EnvSession:
-    """One episode's hold on an environment (`dart.agent.episode.Env`)."""
+    """One episode's hold on an environment that `EnvPool.acquire` gave (`dart.agent.episode.Env`)."""
 
     def __init__(self, pool: EnvPool, worker: Worker, order: Order) -> None:
         self._pool, self._worker = pool, worker
         self._state = EnvState.IDLE
         self._answered = time.monotonic()
+        self._begun = self._closed = False
         self._assignment = pb.Assignment(assignment_id=order.trajectory_id, attempt=order.attempt)
 
     async def reset(self, task: Task) -> Observation:
+        if not self._begun:
+            self._begun = True
+            self._pool.begun(self._worker)
         self.enter(EnvState.RESETTING)
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
         self._count_answer()
@@ -175,8 +255,15 @@ class EnvSession:
         self._pool.move(self._worker, self._state, state)
         self._state = state
 
-    def close(self) -> None:
-        """The environment is free again; also when the episode was cancelled, so nothing is awaited."""
-        self.enter(EnvState.IDLE)
+    def close(self, failed: bool = False) -> None:
+        """The episode is over, also when it was cancelled or never began: nothing is awaited. Once."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._begun:
+            self._pool.give_back(self._worker)
+            return
+        self.enter(self._pool.after_an_episode(self._worker))
         self._worker.tell(pb.Release(assignment=self._assignment))
         self._worker.end_assignment(self._assignment.assignment_id, self._assignment.attempt)
+        self._pool.ended(self._worker, failed)

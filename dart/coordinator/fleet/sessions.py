@@ -58,6 +58,7 @@ class Worker:
     epoch: int
     state: str = "starting"
     ready: pb.Ready = field(default_factory=pb.Ready)
+    offered: pb.Slots | None = None
     last_heard: float = 0.0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     said_goodbye: bool = False
@@ -92,7 +93,8 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        return self.ready.slots
+        """Of an env worker that says how many environments it has, those; else as it said in Ready."""
+        return self.ready.slots if self.offered is None else self.offered.count
 
     @property
     def shares_blobs(self) -> bool:
@@ -210,6 +212,7 @@ class Fleet:
         """By instance id; the lost ones are gone."""
         self._places: dict[tuple[pb.Role, str | int], Worker] = {}
         self.on_ready: list[Listener] = []
+        self.on_slots: list[Callable[[Worker, pb.Slots], None]] = []
         self.on_lost: list[Listener] = []
 
     def of_role(self, role: pb.Role) -> list[Worker]:
@@ -254,6 +257,8 @@ class Fleet:
         match message.WhichOneof("body"):
             case "ready":
                 self.became_ready(worker, message.ready)
+            case "slots":
+                self._offered(worker, message.slots)
             case "heartbeat":
                 pass
             case _:
@@ -266,6 +271,14 @@ class Fleet:
         worker.screenshots = Held(ready.image_cache_entries)
         for listener in self.on_ready:
             listener(worker)
+
+    def _offered(self, worker: Worker, slots: pb.Slots) -> None:
+        """Before Ready it says nothing: the worker says it again then."""
+        if worker.state != "ready":
+            return
+        worker.offered = slots
+        for listener in self.on_slots:
+            listener(worker, slots)
 
     def lose(self, worker: Worker, why: str) -> None:
         if worker.state == "lost":

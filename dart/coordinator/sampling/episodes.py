@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
@@ -57,6 +58,10 @@ Writer = Callable[[EnvSession], Policy]
 """Who writes the turns of an episode in this environment."""
 
 
+def _close(env: EnvSession, _: asyncio.Task[None]) -> None:
+    env.close()
+
+
 async def sample(
     source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
 ) -> None:
@@ -64,8 +69,7 @@ async def sample(
     grammar = make_grammar(config.agent)
     vocabulary = vocabulary_size(config.model.folder)
 
-    async def episode(worker: Worker, order: Order) -> None:
-        env = EnvSession(envs, worker, order)
+    async def episode(env: EnvSession, worker: Worker, order: Order) -> None:
         spec = EpisodeSpec(
             trajectory_id=order.trajectory_id,
             group_id=order.group_id,
@@ -87,17 +91,16 @@ async def sample(
             source.failed(order.failed(worker.id), InfrastructureError(str(error)))
             return
         finally:
-            env.close()
-            envs.release(worker, failed)
+            env.close(failed)
         try:
             await source.finished(order, trajectory)
         except BlobError as error:
             log.warning("%s cannot be stored: %s", order.trajectory_id, error)
             source.failed(order.failed(worker.id), InfrastructureError(str(error)))
 
-    async def underway(worker: Worker, order: Order) -> None:
+    async def underway(env: EnvSession, worker: Worker, order: Order) -> None:
         with envs.underway.episode():
-            await episode(worker, order)
+            await episode(env, worker, order)
 
     async with asyncio.TaskGroup() as episodes:
         while True:
@@ -105,9 +108,11 @@ async def sample(
             try:
                 order = await source.next()
             except asyncio.CancelledError:
-                envs.release(worker)
+                envs.give_back(worker)
                 raise
             if order is None:
-                envs.release(worker)
+                envs.give_back(worker)
                 return
-            episodes.create_task(underway(worker, order))
+            env = EnvSession(envs, worker, order)
+            task = episodes.create_task(underway(env, worker, order))
+            task.add_done_callback(partial(_close, env))  # one that was cancelled before it began closes nothing itself

@@ -1,0 +1,172 @@
+"""The pool of environments, and workers whose environments come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dart.coordinator.fleet.environments import EnvPool, EnvSession
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.core.curation.orders import Order
+from dart.core.types import Task
+from dart.core.usage import EnvState
+from dart.v1 import session_pb2 as pb
+
+TASK = Task("s", "a", 1)
+
+
+class Rig:
+    """A pool and one worker, whose words are `say`'s arguments."""
+
+    def __init__(self, *capabilities: str, slots: int = 4) -> None:
+        self.fleet = Fleet(60.0)
+        self.pool = EnvPool(self.fleet)
+        self.worker = self.join("env-0", *capabilities, slots=slots)
+
+    def join(self, name: str, *capabilities: str, slots: int = 4) -> Worker:
+        hello = pb.Hello(worker_id=name, instance_id=f"{name}-{id(self)}", role=pb.ROLE_ENV, capabilities=capabilities)
+        worker, _ = self.fleet.admit(hello)
+        self.fleet.receive(worker, pb.SessionRequest(ready=pb.Ready(slots=slots)))
+        return worker
+
+    def say(self, count: int, granted: int, booting: int = 0, reason: str = "") -> None:
+        slots = pb.Slots(count=count, granted=granted, booting=booting, reason=reason)
+        self.fleet.receive(self.worker, pb.SessionRequest(slots=slots))
+
+    async def begin(self, number: int = 1) -> EnvSession:
+        """An episode whose Reset has been sent, and has no answer."""
+        session = EnvSession(self.pool, await self.pool.acquire(), Order(f"t{number}", "g", TASK, 3))
+        resetting = asyncio.ensure_future(session.reset(TASK))
+        await asyncio.sleep(0)
+        resetting.cancel()
+        return session
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {str(state): number for state, number in self.pool.usage.counts().items()}
+
+
+async def acquired(pool: EnvPool) -> Worker | None:
+    """None where one has to wait for it."""
+    taking = asyncio.ensure_future(pool.acquire())
+    await asyncio.sleep(0)
+    if taking.done():
+        return taking.result()
+    taking.cancel()
+    await asyncio.wait({taking})
+    return None
+
+
+async def test_nothing_is_free_before_the_worker_says_so() -> None:
+    rig = Rig("slots")
+    assert rig.pool.slots == 0
+    assert await acquired(rig.pool) is None
+    waiting = asyncio.ensure_future(rig.pool.acquire())
+    rig.say(count=1, granted=1, booting=3)
+    assert await waiting is rig.worker
+    assert (rig.pool.slots, rig.counts) == (1, {"idle": 1, "booting": 3})
+    assert await acquired(rig.pool) is None
+    rig.say(count=4, granted=4)
+    assert (rig.pool.slots, rig.counts) == (4, {"idle": 4})
+
+
+async def test_an_episode_withdraws_the_credit_until_the_environment_is_renewed() -> None:
+    rig = Rig("slots")
+    rig.say(count=1, granted=1)
+    session = await rig.begin()
+    assert rig.counts == {"resetting": 1}
+    session.close()
+    assert rig.counts == {"renewing": 1}
+    assert await acquired(rig.pool) is None
+    rig.say(count=1, granted=1)  # said before the Release arrived
+    assert (rig.counts, await acquired(rig.pool)) == ({"renewing": 1}, None)
+    rig.say(count=1, granted=2)
+    assert rig.counts == {"idle": 1}
+    assert await acquired(rig.pool) is rig.worker
+
+
+async def test_one_that_cannot_be_renewed_is_gone_with_a_reason() -> None:
+    rig = Rig("slots")
+    rig.say(count=2, granted=2)
+    (await rig.begin()).close()
+    rig.say(count=1, granted=2, booting=1, reason="the snapshot is gone")
+    assert (rig.pool.slots, rig.counts) == (1, {"idle": 1, "booting": 1})
+    assert rig.pool.usage.cause(EnvState.BOOTING) == "the snapshot is gone"
+    rig.say(count=2, granted=3)
+    assert (rig.pool.slots, rig.counts, rig.pool.usage.cause(EnvState.BOOTING)) == (2, {"idle": 2}, "")
+
+
+async def test_what_is_taken_back_is_not_given_out() -> None:
+    rig = Rig("slots")
+    rig.say(count=2, granted=2)
+    rig.say(count=1, granted=1)
+    assert await acquired(rig.pool) is rig.worker
+    assert await acquired(rig.pool) is None
+    rig.say(count=2, granted=2)
+    assert await acquired(rig.pool) is rig.worker
+    assert await acquired(rig.pool) is None
+
+
+async def test_saying_it_twice_changes_nothing() -> None:
+    rig = Rig("slots")
+    for _ in range(3):
+        rig.say(count=2, granted=2)
+    assert rig.counts == {"idle": 2}
+    assert [await acquired(rig.pool) for _ in range(3)] == [rig.worker, rig.worker, None]
+
+
+async def test_a_worker_that_grants_more_than_it_has_is_lost_alone() -> None:
+    rig = Rig("slots")
+    other = rig.join("env-1")
+    rig.say(count=1, granted=1)
+    rig.say(count=1, granted=2)
+    assert rig.worker.state == "lost"
+    assert rig.pool.slots == 4
+    assert [await acquired(rig.pool) for _ in range(5)] == [*[other] * 4, None]
+
+
+async def test_one_that_says_nothing_has_what_its_ready_said() -> None:
+    rig = Rig(slots=2)
+    rig.say(count=1, granted=1)
+    assert (rig.pool.slots, rig.counts) == (2, {"idle": 2})
+    session = await rig.begin()
+    assert rig.counts == {"idle": 1, "resetting": 1}
+    session.close()
+    session.close()
+    assert rig.counts == {"idle": 2}
+    assert [await acquired(rig.pool) for _ in range(3)] == [rig.worker, rig.worker, None]
+
+
+@pytest.mark.parametrize("capabilities", [(), ("slots",)])
+async def test_an_episode_that_never_began_gives_it_back(capabilities: tuple[str, ...]) -> None:
+    rig = Rig(*capabilities, slots=1)
+    rig.say(count=1, granted=1)
+    session = EnvSession(rig.pool, await rig.pool.acquire(), Order("t", "g", TASK, 3))
+    assert await acquired(rig.pool) is None
+    session.close()
+    assert await acquired(rig.pool) is rig.worker
+    assert not rig.worker.outbox, "nothing was begun, so nothing is released"
+
+
+async def test_a_worker_that_comes_back_has_none_until_it_says_so() -> None:
+    rig = Rig("slots")
+    rig.say(count=3, granted=3, booting=1)
+    rig.fleet.lose(rig.worker, "silent")
+    assert (rig.pool.slots, rig.counts) == (0, {"lost": 4})
+    rig.worker = rig.join("env-0", "slots")
+    assert (rig.pool.slots, rig.counts) == (0, {})
+    rig.say(count=2, granted=2)
+    assert (rig.pool.slots, rig.counts) == (2, {"idle": 2})
+
+
+async def test_environments_of_a_worker_whose_attempts_fail_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dart.coordinator.fleet.environments.rest_seconds", lambda failures, _: 0.01 * failures)
+    rig = Rig("slots", slots=1)
+    rig.say(count=1, granted=1)
+    (await rig.begin()).close(failed=True)
+    rig.say(count=1, granted=2)
+    assert rig.counts == {"resting": 1}
+    rig.say(count=1, granted=2)
+    assert rig.counts == {"resting": 1}
+    assert await rig.pool.acquire() is rig.worker

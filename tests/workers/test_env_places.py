@@ -1,0 +1,411 @@
+"""The env worker as the host of any world: boots, leases, renewals, verdicts and failures, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from dart.config import Environment, EnvWorkerConfig
+from dart.core import action as a
+from dart.errors import UserError
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import action_to_proto, task_to_proto
+from dart.wire.role import CommandError
+from dart.workers.env import places
+from dart.workers.env.role import EnvRole
+from dart.worlds import (
+    Action,
+    Env,
+    Full,
+    Observation,
+    SyncEnv,
+    Task,
+    Timeouts,
+    Verdict,
+    World,
+    WorldOptions,
+    from_pixels,
+)
+
+PICTURE = from_pixels(bytes(3), 1, 1)
+
+
+@dataclass
+class Script:
+    """What the next environments do, and what was done to them."""
+
+    leases: list[Exception | None] = field(default_factory=list)
+    """What each lease raises, in turn; none when it is empty."""
+    alive: bool = True
+    renews: bool = True
+    reward: float = 0.5
+    raises: Exception | None = None
+    """From `act`."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """`act` waits for it."""
+    log: list[str] = field(default_factory=list)
+
+
+script = Script()
+
+
+class Stage(World):
+    timeouts = Timeouts(act=0.3, lease=5.0)
+    actions = frozenset({"click", "wait"})
+
+    class Options(WorldOptions):
+        colour: str = "red"
+
+    async def lease(self) -> Env:
+        if script.leases and (error := script.leases.pop(0)) is not None:
+            raise error
+        script.log.append("lease")
+        return Actor(self.Options(), (1, 1))
+
+    async def dispose(self, env: Env) -> None:
+        script.log.append("dispose")
+
+
+class Actor(Env):
+    async def reset(self, task: Task) -> Observation:
+        if task.name == "none":
+            raise UserError("there is no task none: use a")
+        script.log.append("reset")
+        return Observation(PICTURE, f"do {task.name}")
+
+    async def act(self, action: Action) -> Observation:
+        script.log.append(f"act {type(action).__name__}")
+        if script.raises is not None:
+            raise script.raises
+        await script.gate.wait()
+        script.log.append("acted")
+        return Observation(PICTURE, done=isinstance(action, a.Wait))
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        script.log.append(f"judge {type(last).__name__} {at_limit}")
+        return Verdict(script.reward, {"seen": "twice"})
+
+    async def probe(self) -> bool:
+        return script.alive
+
+    async def renew(self) -> bool:
+        script.log.append("renew")
+        return script.renews
+
+
+class Threads(SyncEnv):
+    """Notes the threads that it is called on; hangs in `act` until `hang` is set."""
+
+    made: list[Threads] = []  # noqa: RUF012
+    timeouts = Timeouts(act=0.3)
+    hang = threading.Event()
+
+    def __init__(self, options: object, screen: tuple[int, int]) -> None:
+        self.threads = {threading.get_ident()}
+        self.closed = 0
+        self.options, self.screen = WorldOptions(), screen
+        self.made.append(self)
+
+    def reset(self, task: Task) -> Observation:
+        self.threads.add(threading.get_ident())
+        return Observation(PICTURE, task.name)
+
+    def act(self, action: Action) -> Observation:
+        self.threads.add(threading.get_ident())
+        if isinstance(action, a.Wait):
+            self.hang.wait(30)
+        return Observation(PICTURE)
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        self.threads.add(threading.get_ident())
+        return Verdict(1.0)
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.script", Script())
+    monkeypatch.setattr(places, "FIRST_DELAY_SECONDS", 0.01)
+    script.gate.set()
+    Threads.made.clear()
+    Threads.hang.clear()
+
+
+class Host:
+    """The role, and what it says of its slots."""
+
+    def __init__(self) -> None:
+        self.role = EnvRole()
+        self.said: list[pb.Slots] = []
+        self._changed = asyncio.Event()
+
+    def say(self, slots: pb.Slots) -> None:
+        self.said.append(slots)
+        self._changed.set()
+
+    async def until(self, count: int, granted: int, booting: int = 0) -> pb.Slots:
+        async with asyncio.timeout(10):
+            while not self.said or (self.now.count, self.now.granted, self.now.booting) != (count, granted, booting):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.now
+
+    @property
+    def now(self) -> pb.Slots:
+        return self.said[-1]
+
+    async def reset(self, name: str, task: str = "a", suite: str | None = None) -> pb.Observed:
+        asked = task_to_proto(Task(suite or self.role._suite, task, 1))
+        reply = await self.role.handle(pb.Reset(assignment=_assignment(name), task=asked))
+        assert isinstance(reply, pb.Observed)
+        return reply
+
+    async def act(self, name: str, action: Action, last: bool = False) -> pb.Observed:
+        command = pb.Act(assignment=_assignment(name), action=action_to_proto(action), last=last)
+        reply = await self.role.handle(command)
+        assert isinstance(reply, pb.Observed)
+        return reply
+
+    async def release(self, name: str) -> None:
+        assert isinstance(await self.role.handle(pb.Release(assignment=_assignment(name))), pb.Released)
+
+
+def _assignment(name: str) -> pb.Assignment:
+    return pb.Assignment(assignment_id=name, attempt=1)
+
+
+@asynccontextmanager
+async def hosted(world: type = Stage, slots: int = 1, **changes: object) -> AsyncIterator[Host]:
+    raw = {"kind": f"{__name__}:{world.__name__}", "tasks": {"names": ["a"]}, "slots": slots, **changes}
+    host = Host()
+    try:
+        ready = await host.role.prepare(EnvWorkerConfig(environment=Environment.model_validate(raw)).model_dump_json())
+        assert ready.slots == slots
+        running = asyncio.create_task(host.role.run(host.say))
+        yield host
+        running.cancel()
+        await asyncio.wait({running})
+    finally:
+        await host.role.close()
+
+
+# ---- episodes ----
+
+
+async def test_an_episode_that_the_world_ends() -> None:
+    async with hosted() as host:
+        await host.until(1, 1)
+        seen = await host.reset("e")
+        assert (seen.instruction, seen.image.data, seen.done) == ("do a", PICTURE.data, False)
+        assert not (await host.act("e", a.Click(None))).done
+        over = await host.act("e", a.Wait(1.0))
+        assert (over.done, over.reward, over.image.data) == (True, 0.5, b"")
+        assert json.loads(over.evidence_json) == {"seen": "twice"}
+        await host.release("e")
+        await host.until(1, 2)
+    assert script.log == ["lease", "reset", "act Click", "acted", "act Wait", "acted", "judge Wait False", "renew"]
+
+
+@pytest.mark.parametrize(
+    ("last", "log"),
+    [
+        (a.Finish(answer="7"), ["judge Finish False"]),
+        (a.Click(None), ["act Click", "acted", "judge Click True"]),
+        (a.Code("sh", "rm -r /"), ["act Observe", "acted", "judge Code True"]),
+    ],
+)
+async def test_the_last_action(last: Action, log: list[str]) -> None:
+    """A finish is the judge's; at the limit the action counts; what the world does not offer is not carried out."""
+    async with hosted() as host:
+        await host.reset("e")
+        script.log.clear()
+        assert (await host.act("e", last, last=True)).done
+    assert script.log == log
+
+
+async def test_a_zero_is_believed_only_of_one_that_is_alive() -> None:
+    script.reward = 0.0
+    async with hosted() as host:
+        await host.reset("e")
+        assert (await host.act("e", a.Finish(), last=True)).reward == 0.0
+        await host.release("e")
+        await host.reset("f")
+        script.alive = False
+        with pytest.raises(CommandError, match="verdict of 0 is not believed") as failed:
+            await host.act("f", a.Finish(), last=True)
+    assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(KeyError("x"), "act failed: KeyError: 'x'"), (UserError("no"), "act failed: UserError"), (None, "than 0.3 s")],
+)
+async def test_what_a_world_raises_costs_the_attempt_alone(error: Exception | None, message: str) -> None:
+    script.raises = error
+    if error is None:
+        script.gate.clear()  # it hangs
+    async with hosted() as host:
+        await host.reset("e")
+        with pytest.raises(CommandError, match=message) as failed:
+            await host.act("e", a.Click(None))
+        assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
+        await host.release("e")
+        assert (await host.reset("f")).instruction == "do a"
+
+
+async def test_a_verdict_that_is_none_is_the_worlds_failure() -> None:
+    script.reward = float("nan")
+    async with hosted() as host:
+        await host.reset("e")
+        with pytest.raises(CommandError, match="a reward is a number in") as failed:
+            await host.act("e", a.Finish(), last=True)
+    assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
+
+
+async def test_what_the_command_has_wrong() -> None:
+    async with hosted() as host:
+        for wrong, message in (
+            (host.reset("e", suite="other"), "is of suite 'other', this worker runs"),
+            (host.reset("e", task="none"), "there is no task none: use a"),
+            (host.act("f", a.Click(None)), "send Reset first"),
+            (host.role.handle(pb.Suggest(assignment=_assignment("e"))), "send Reset first"),
+        ):
+            with pytest.raises(CommandError, match=message) as refused:
+                await wrong
+            assert refused.value.code == pb.FAILURE_CODE_INVALID
+        await host.reset("e")
+        with pytest.raises(CommandError, match="has no oracle: collect from a policy or an endpoint"):
+            await host.role.handle(pb.Suggest(assignment=_assignment("e")))
+
+
+# ---- what there is ----
+
+
+async def test_a_release_never_overtakes_a_verb_that_is_running() -> None:
+    script.gate.clear()
+    async with hosted() as host:
+        await host.reset("e")
+        acting = asyncio.ensure_future(host.act("e", a.Click(None)))
+        while "act Click" not in script.log:
+            await asyncio.sleep(0)
+        await host.release("e")
+        await host.until(1, 1)
+        assert "renew" not in script.log
+        script.gate.set()
+        await acting
+        await host.until(1, 2)
+    assert script.log[-2:] == ["acted", "renew"]
+
+
+async def test_each_environment_is_offered_when_it_has_booted_and_answered_its_probe() -> None:
+    script.alive = False
+    async with hosted(slots=3) as host:
+        while len(host.said) < 9:
+            await asyncio.sleep(0.005)
+        assert host.now.count == host.now.granted == 0
+        assert "did not answer its probe" in host.now.reason
+        script.alive = True
+        told = await host.until(3, 3)
+        assert told.reason == ""
+
+
+async def test_no_room_is_no_failure_and_is_asked_for_again() -> None:
+    script.leases = [None, Full("429: 1 of 1 in use"), Full("429: 1 of 1 in use"), None]
+    async with hosted(slots=2) as host:
+        await host.until(1, 1)
+        assert any(told.reason == "429: 1 of 1 in use" for told in host.said)
+        await host.until(2, 2)
+        assert host.now.reason == ""
+
+
+async def test_one_that_cannot_be_renewed_is_replaced() -> None:
+    script.renews = False
+    async with hosted() as host:
+        await host.reset("e")
+        script.leases = [OSError("no address left")]
+        await host.release("e")
+        await host.until(1, 2)
+    reasons = [told.reason for told in host.said]
+    assert "an environment could not be renewed" in reasons
+    assert any("OSError: no address left" in reason for reason in reasons)
+    assert script.log == ["lease", "reset", "renew", "dispose", "lease"]
+
+
+async def test_a_world_that_cannot_be_used_at_all_ends_the_worker() -> None:
+    script.leases = [UserError("no image: name one in environment.options.image")]
+    with pytest.raises(ExceptionGroup, match="unhandled") as ended:
+        async with hosted() as host:
+            await host.role.run(host.say)
+    assert isinstance(ended.value.exceptions[0], UserError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": {"color": "blue"}}, r"environment\.options\.color is not a known field.*did you mean colour\?"),
+        ({"options": {"colour": 3}}, r"environment\.options\.colour \(it is 3\)"),
+        ({"kind": "no_such_module_anywhere:World"}, "no_such_module_anywhere cannot be imported"),
+        ({"kind": f"{__name__}:Script"}, "Script is no World, Env or SyncEnv of dart.worlds"),
+        ({"kind": f"{__name__}:Nothing"}, "Nothing does not exist in"),
+        ({"kind": "dart.worlds:SyncEnv"}, "SyncEnv lacks act, judge, reset"),
+        ({"kind": "osworld"}, "dart's env workers run miniwob or a class of yours"),
+    ],
+)
+async def test_a_bad_config_is_one_message(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        async with hosted(**changes):  # type: ignore[arg-type]
+            pass
+
+
+# ---- threads ----
+
+
+async def test_a_plain_environment_lives_on_one_thread() -> None:
+    async with hosted(Threads, slots=2) as host:
+        await asyncio.gather(host.reset("e"), host.reset("f"))
+        for name in ("e", "f"):
+            await host.act(name, a.Click(None))
+            await host.act(name, a.Finish(), last=True)
+            await host.release(name)
+        await host.until(2, 4)
+    one, other = Threads.made
+    assert (len(one.threads), len(other.threads)) == (1, 1)
+    assert one.threads != other.threads and threading.get_ident() not in one.threads
+    assert (one.closed, other.closed) == (1, 1)
+
+
+async def test_one_that_hangs_is_replaced_and_keeps_nobody_waiting() -> None:
+    began = time.monotonic()
+    async with hosted(Threads) as host:
+        await host.reset("e")
+        with pytest.raises(CommandError, match="act took longer"):
+            await host.act("e", a.Wait(1.0))
+        await host.release("e")
+        await host.until(1, 2)
+        await host.reset("f")
+    assert time.monotonic() - began < 20, "hang guard: it hangs for 30 s"
+    assert len(Threads.made) == 2
+    Threads.hang.set()
+
+
+# ---- records ----
+
+
+def test_evidence_is_bounded_and_is_always_json() -> None:
+    assert Verdict(1.0).evidence_json() == ""
+    assert json.loads(Verdict(1.0, {"a": "ö", "b": [1, None]}).evidence_json()) == {"a": "ö", "b": [1, None]}
+    for odd in ({"a": float("nan")}, {"a": {1, 2}}, {("a", 1): 2}):
+        json.loads(Verdict(0.0, odd).evidence_json())  # type: ignore[arg-type]
+    long = Verdict(0.0, {"log": '"\\ö' * 100_000}).evidence_json()
+    assert len(long.encode()) <= 64 << 10
+    assert json.loads(long)["bytes"] > 64 << 10
