@@ -93,7 +93,7 @@ class Database(Reader):
         self,
         run_id: str,
         name: str,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         *,
         started: float,
         kind: r.RunKind = r.RunKind.TRAINING,
@@ -122,10 +122,10 @@ class Database(Reader):
     async def set_control_address(self, control_address: str) -> None:
         await self._update_run(control_address=control_address)
 
-    async def finish_run(self, summary: Mapping[str, Any], finished: float) -> None:
+    async def finish_run(self, summary: Mapping[str, object], finished: float) -> None:
         await self._update_run(state=r.RunState.FINISHED, finished=finished, summary_json=to_json(summary))
 
-    async def _update_run(self, **values: Any) -> None:
+    async def _update_run(self, **values: object) -> None:
         await self._execute(update(t.runs).where(t.runs.c.id == self.run_id).values(**values))
 
     # ---- tasks, groups, trajectories ----
@@ -153,7 +153,7 @@ class Database(Reader):
 
     def _group_row(
         self, group_id: str, task: Task, planned: int, opened: float, *, kind: r.GroupKind, plan: str = ""
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {
             "id": group_id,
             "run_id": self.run_id,
@@ -335,7 +335,7 @@ class Database(Reader):
     async def append_events(self, events: Sequence[r.Event]) -> None:
         await self._insert(t.events, [asdict(event) for event in events])
 
-    async def _replace(self, table: Table, same: ColumnElement[bool], row: dict[str, Any]) -> None:
+    async def _replace(self, table: Table, same: ColumnElement[bool], row: dict[str, object]) -> None:
         run_id = self.run_id
 
         def write(connection: Connection) -> None:
@@ -344,6 +344,6 @@ class Database(Reader):
 
         await self.write(write)
 
-    async def _insert(self, table: Table, rows: list[dict[str, Any]]) -> None:
+    async def _insert(self, table: Table, rows: list[dict[str, object]]) -> None:
         if rows:
             await self._execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])

@@ -9,7 +9,6 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dart.core.action_json import action_to_json
 from dart.core.types import Trajectory
@@ -57,7 +56,7 @@ async def write_dataset(run: Reader, path: Path, source: str) -> int:
     return rows
 
 
-def _rows(trajectory: Trajectory, source: str) -> Iterator[dict[str, Any]]:
+def _rows(trajectory: Trajectory, source: str) -> Iterator[dict[str, object]]:
     said: list[str] = []
     for step in trajectory.steps:
         image = step.images[-1]

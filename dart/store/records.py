@@ -183,7 +183,7 @@ def _unpack(typecode: str, data: bytes) -> array[Any]:
     return values
 
 
-def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict[str, Any]:
+def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict[str, object]:
     task = trajectory.task
     sampled = [span.version for step in trajectory.steps for span in step.generation.versions]
     return {
@@ -210,7 +210,7 @@ def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict
     }
 
 
-def step_to_row(step: Step, trajectory_id: str) -> dict[str, Any]:
+def step_to_row(step: Step, trajectory_id: str) -> dict[str, object]:
     g = step.generation
     return {
         "trajectory_id": trajectory_id,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dart.errors import UserError
 from dart.workers.env.devtools import (
     Connection,
-    Event,
+    Message,
     PageCrashed,
     PageTimeout,
     ProtocolError,
@@ -27,7 +27,7 @@ from dart.worlds.contract import EnvironmentFailure
 __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout", "ProtocolError"]
 
 T = TypeVar("T")
-Call = tuple[str, dict[str, Any]]
+Call = tuple[str, Mapping[str, object]]
 
 _TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
 # An element that is not laid out for a moment loses its popup, and nothing else.
@@ -131,11 +131,11 @@ class Page:
     def broken(self) -> bool:
         return self.failure is not None
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    async def call(self, method: str, **parameters: object) -> Message:
         """One DevTools command."""
         return await self._bounded(self._send(method, parameters), method)
 
-    async def calls(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    async def calls(self, calls: Sequence[Call]) -> list[Message]:
         """Several commands, sent at once and carried out in order."""
         futures = [self._send(method, parameters) for method, parameters in calls]
         return await self._bounded(asyncio.gather(*futures), calls[-1][0])
@@ -170,9 +170,9 @@ class Page:
             await self._bounded(asyncio.gather(*futures), batch[-1][0])
         await self._close_popups()
 
-    async def _frames_until_done(self, futures: Sequence[asyncio.Future[dict[str, Any]]], scrolls: bool) -> None:
+    async def _frames_until_done(self, futures: Sequence[asyncio.Future[Message]], scrolls: bool) -> None:
         await self._close_popups()
-        pending: set[asyncio.Future[dict[str, Any]]] = set(futures)
+        pending: set[asyncio.Future[Message]] = set(futures)
         while pending:
             await self._frame()
             _, pending = await asyncio.wait(pending, timeout=INPUT_FRAME_SECONDS)
@@ -216,10 +216,10 @@ class Page:
                 await self._dispose()
         self._connection.forget(self._session, self.failure)
 
-    def _dispose(self) -> asyncio.Future[dict[str, Any]]:
+    def _dispose(self) -> asyncio.Future[Message]:
         return self._connection.send("Target.disposeBrowserContext", {"browserContextId": self._context})
 
-    async def _frame(self, **parameters: Any) -> dict[str, Any]:
+    async def _frame(self, **parameters: object) -> Message:
         """Draw one frame. To be called when the page has just answered: all others wait for it.
 
         The lock is given back when the frame has ended, whatever becomes of the caller.
@@ -245,7 +245,7 @@ class Page:
         failure = self.failure = self.failure or PageTimeout(f"no frame within {limit:g} s")
         self._dispose().add_done_callback(lambda _: self._connection.forget(self._session, failure))
 
-    def _send(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
+    def _send(self, method: str, parameters: Mapping[str, object]) -> asyncio.Future[Message]:
         if self.failure is not None:
             raise self.failure
         return self._connection.send(method, parameters, self._session)
@@ -258,7 +258,7 @@ class Page:
             self.failure = PageTimeout(f"{what}: no answer within {self.timeout:g} s")
             raise self.failure from None
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: Message) -> None:
         match event["method"]:
             case "Page.loadEventFired":
                 if self._loaded is not None and not self._loaded.done():

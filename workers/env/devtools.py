@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ FLAGS = (
 FRAMES_ON_DEMAND = ("--enable-begin-frame-control", "--run-all-compositor-stages-before-draw")
 FRAMES_UNLIMITED = ("--disable-frame-rate-limit",)
 
-Event = dict[str, Any]
+Message = dict[str, Any]
+"""The object in a DevTools message: parameters, a result or an event. Their shapes are Chromium's."""
 LAUNCH_SECONDS = 30.0
 
 
@@ -111,8 +112,8 @@ class Connection(asyncio.Protocol):
         # Held while a frame is being drawn on demand: frames of two pages at once upset Chromium's GPU process.
         self.drawing = asyncio.Lock()
         self._ids = itertools.count(1)
-        self._pending: dict[int, tuple[str | None, asyncio.Future[dict[str, Any]]]] = {}
-        self._listeners: dict[str, Callable[[Event], None]] = {}
+        self._pending: dict[int, tuple[str | None, asyncio.Future[Message]]] = {}
+        self._listeners: dict[str, Callable[[Message], None]] = {}
         self._buffer = bytearray()
         self._writer: asyncio.WriteTransport | None = None
         self._reader: asyncio.ReadTransport | None = None
@@ -174,14 +175,14 @@ class Connection(asyncio.Protocol):
 
     # ---- calls ----
 
-    def send(self, method: str, params: dict[str, Any], session: str | None = None) -> asyncio.Future[dict[str, Any]]:
+    def send(self, method: str, params: Mapping[str, object], session: str | None = None) -> asyncio.Future[Message]:
         """Send one command now; the future holds its result. Commands are carried out in the order sent."""
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self.lost.is_set() or self._writer is None:
             _set_failure(future, PageCrashed("Chromium is gone"))
             return future
         number = next(self._ids)
-        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        message: Message = {"id": number, "method": method, "params": params}
         if session is not None:
             message["sessionId"] = session
         self._pending[number] = (session, future)
@@ -189,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._writer.write(json.dumps(message).encode() + b"\0")
         return future
 
-    def listen(self, session: str, callback: Callable[[Event], None]) -> None:
+    def listen(self, session: str, callback: Callable[[Message], None]) -> None:
         """Send the session's events to `callback`."""
         self._listeners[session] = callback
 
@@ -220,7 +221,7 @@ class Connection(asyncio.Protocol):
         for callback in list(self._listeners.values()):
             callback({"method": "Inspector.targetCrashed"})
 
-    def _dispatch(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: Message) -> None:
         number = message.get("id")
         if number is None:
             if message["method"] == "Target.detachedFromTarget":
@@ -252,7 +253,7 @@ class Connection(asyncio.Protocol):
         await asyncio.shield(asyncio.to_thread(_reap, pid, profile))
 
 
-def _set_failure(future: asyncio.Future[Any], error: EnvironmentFailure) -> None:
+def _set_failure(future: asyncio.Future[Message], error: EnvironmentFailure) -> None:
     future.set_exception(error)
     future.exception()  # a pipelined call whose caller has gone must not be reported as forgotten
 

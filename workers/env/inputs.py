@@ -5,14 +5,13 @@ An `InputDevices` keeps what real devices keep: where the pointer is, which butt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from dart.core.action import Action, Button, Click, Drag, Keys, Move, Point, Scroll, TypeText
 from dart.workers.env import keyboard
 
-Call = tuple[str, dict[str, Any]]
+Call = tuple[str, Mapping[str, object]]
 
 _BUTTON_BITS = {"left": 1, "right": 2, "middle": 4}
 NOTCH_PIXELS = 53  # what Chromium on Linux scrolls by for one notch of the wheel
@@ -97,7 +96,7 @@ class InputDevices:
         if dx or dy:
             yield self._mouse("mouseWheel", deltaX=dx * NOTCH_PIXELS, deltaY=dy * NOTCH_PIXELS)
 
-    def _mouse(self, kind: str, **parameters: Any) -> Call:
+    def _mouse(self, kind: str, **parameters: object) -> Call:
         x, y = self._pointer
         base = {"type": kind, "x": x, "y": y, "buttons": self._buttons, "modifiers": self._modifiers}
         return "Input.dispatchMouseEvent", {**base, **parameters}
@@ -136,7 +135,7 @@ class InputDevices:
             yield self._key("keyUp", keyboard.SHIFT_KEY, 0)
 
     def _key(self, kind: str, key: keyboard.Key, modifiers: int, text: str = "") -> Call:
-        parameters: dict[str, Any] = {
+        parameters: dict[str, object] = {
             "type": kind,
             "key": key.key,
             "code": key.code,

@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from dart import manifest
 from dart.errors import UserError
@@ -26,7 +26,7 @@ def save(
     path: Path,
     *,
     source: Path,
-    model: Any,
+    model: PreTrainedModel,
     weights: dict[str, torch.Tensor],
     dtype: torch.dtype,
     optimizer: torch.optim.Optimizer,
@@ -60,7 +60,7 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def resume(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Load optimiser state (and float32 weights) into what was made from `folder`. Returns updates and version."""
     file = folder / STATE
     if not file.is_file():

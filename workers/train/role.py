@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -34,6 +34,9 @@ from dart.workers.train.errors import (
 from dart.workers.train.senders import Senders, Snapshots
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -129,7 +132,7 @@ class TrainRole:
         trainer = self._loaded()
         started = time.perf_counter()
 
-        def update() -> tuple[dict[str, float], dict[str, Any]]:
+        def update() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
             metrics = trainer.update(samples, page.total_samples, page.total_tokens, images)
             return metrics, trainer.snapshot() if self.rank == 0 else {}
 

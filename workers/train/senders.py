@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,7 +36,7 @@ class Senders:
         self._open: OrderedDict[str, Sender] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def send(self, group: wpb.TransferGroup, weights: dict[str, Any]) -> int:
+    async def send(self, group: wpb.TransferGroup, weights: dict[str, torch.Tensor]) -> int:
         """Send all weights to the group's replica; the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             if group.group_id not in self._open:

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedModel
 
 from dart.algo import objectives
 from dart.algo.loss import Recipe
@@ -65,7 +65,7 @@ class Trainer:
             # Checkpointing is only done in training mode; these models have no dropout unless their config says so.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
-        self.reference: Any = None
+        self.reference: PreTrainedModel | None = None
         if settings.loss.kl_coefficient > 0:
             # In float32 under the same autocast, so that the KL to it is exactly 0 at the start.
             self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
@@ -372,7 +372,7 @@ class Trainer:
             raise SampleError(f"{blamed[0].name}: {error}", _trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout).to(self.device)
 
-    def _forward(self, model: Any, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, model: PreTrainedModel, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             entropy_gradient = self.recipe.entropy_coefficient > 0
             return forward(model, inputs, self.config.temperature, self._banned, entropy_gradient=entropy_gradient)
