@@ -1,7 +1,7 @@
 """A folder that is known to be whole: `manifest.json`, written last, names its files with their sizes and SHA-256.
 
-Used for checkpoints: the trainer seals one before it moves it into place, and whoever is about to go on from one asks
-`problem` first. A folder from before there were manifests is looked at as far as its files tell by themselves.
+Used for checkpoints: the trainer writes one through `written`, and whoever is about to go on from one asks `problem`
+first. A folder from before there were manifests is looked at as far as its files tell by themselves.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+from dart.failpoints import failpoint
+
 NAME = "manifest.json"
-_ASIDE = ".old"
+_ASIDE, _UNFINISHED = ".old", ".tmp"
 _THREADS = 4
 """Hashing leaves the interpreter alone, so several files are hashed at once."""
 
@@ -45,6 +50,34 @@ def problem(folder: Path) -> str | None:
         return _problem(folder)
     except OSError as error:
         return f"it cannot be read ({error})"
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[Path]:
+    """Write a sealed folder: into the one that this gives, which takes `folder`'s place when the block has ended.
+
+    A reader sees the old folder or the new one, never a part, also after a power failure. One process alone writes
+    beside it; what it left when it was killed is removed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in (*folder.parent.glob(f".*{_UNFINISHED}"), *folder.parent.glob(f".*{_ASIDE}")):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}{_UNFINISHED}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        failpoint("folder-written")
+        seal(temporary)
+        failpoint("folder-sealed")
+        previous = aside(folder)
+        if folder.exists():
+            folder.rename(previous)
+            failpoint("folder-aside")
+        temporary.rename(folder)
+        to_disk(folder.parent)
+        shutil.rmtree(previous, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def aside(folder: Path) -> Path:

@@ -122,15 +122,17 @@ class SimulatedReplica(SimulatedWorker):
 
     role = pb.ROLE_ROLLOUT
 
-    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int) -> None:
+    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int, version: int = 0) -> None:
         self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
         self._line: list[tuple[float, int, pb.Generate]] = []
         self._numbers = itertools.count()
         self._passes, self._at = 0.0, asyncio.get_running_loop().time()
         self._timer: asyncio.TimerHandle | None = None
-        self._version = 0
+        self._version = version
         self._load: Callable[[], None] | None = None
-        super().__init__(fleet, name, timings.replica.slots, image_cache_entries=4096, engine_ranks=1)
+        super().__init__(
+            fleet, name, timings.replica.slots, image_cache_entries=4096, engine_ranks=1, weight_version=version
+        )
 
     def generate(self, command: pb.Generate) -> None:
         self._go_by()
@@ -186,9 +188,9 @@ class SimulatedReplica(SimulatedWorker):
 class SimulatedTrainer(SimulatedWorker):
     role = pb.ROLE_TRAIN
 
-    def __init__(self, fleet: Fleet, timings: Timings) -> None:
+    def __init__(self, fleet: Fleet, timings: Timings, version: int = 0) -> None:
         self._timings = timings
-        self._version = 0
+        self._version = version
         self._links = [0.0] * timings.sync.at_once
         """Until when each link sends weights, soonest first."""
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")

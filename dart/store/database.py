@@ -21,6 +21,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindpa
 
 from dart.core.json_text import to_json
 from dart.core.types import Task, Trajectory
+from dart.failpoints import failpoint
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
@@ -182,6 +183,7 @@ class Database(Reader):
         Raises BlobMissing where an image has no bytes here and none in the blob store.
         """
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
+        failpoint("screenshots-put")
         await self.write(lambda connection: self._insert_trajectory(connection, trajectory, attempt))
 
     def _insert_trajectory(self, connection: Connection, trajectory: Trajectory, attempt: int) -> None:

@@ -29,7 +29,7 @@ DROPPED = "dropped"
 EVALUATED = "evaluated"
 STORY = frozenset(
     {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "released_again",
-     "pool_filled", "collected", "paused", "resumed", "failed"}
+     "trainer_lost", "pool_filled", "collected", "paused", "resumed", "failed"}
 )  # fmt: skip
 """Kinds of events that are kept for as long as the run is: what it came to, and when."""
 UNKEPT = f"{DROPPED}: its screenshots are no longer kept"

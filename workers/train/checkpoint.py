@@ -7,7 +7,6 @@ state, update count, weight version and, where the model's dtype is narrower, fl
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from transformers import PreTrainedModel
 
 from dart import manifest
 from dart.errors import UserError
-from dart.failpoints import failpoint
 
 STATE = "trainer_state.pt"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
@@ -33,31 +31,17 @@ def save(
     updates: int,
     version: int,
 ) -> None:
-    """Write to a folder beside `path`, seal it (`dart.manifest`), then rename it.
-
-    A reader sees the old checkpoint or the new one, never a part, also after a power failure.
-    """
-    path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _clear_up(path.parent)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    temporary.mkdir()
-    try:
+    """Write a folder that is whole or not there (`dart.manifest`)."""
+    with manifest.written(path.absolute()) as folder:
         for file in source.iterdir():
             if file.is_file() and not file.name.endswith(NOT_COPIED):
-                shutil.copyfile(file, temporary / file.name)
-        model.save_pretrained(temporary, state_dict=weights)
-        _write_dtype(temporary / "config.json", dtype)
+                shutil.copyfile(file, folder / file.name)
+        model.save_pretrained(folder, state_dict=weights)
+        _write_dtype(folder / "config.json", dtype)
         state = {"optimizer": optimizer.state_dict(), "updates": updates, "version": version}
         if dtype != torch.float32:
             state["weights"] = {name: p.detach().cpu() for name, p in model.named_parameters()}
-        torch.save(state, temporary / STATE)
-        failpoint("checkpoint-written")
-        manifest.seal(temporary)
-        failpoint("checkpoint-sealed")
-        _replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        torch.save(state, folder / STATE)
 
 
 def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
@@ -81,23 +65,6 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
             for name, value in state["weights"].items():
                 parameters[name].copy_(value)
     return int(state["updates"]), int(state["version"])
-
-
-def _clear_up(folder: Path) -> None:
-    """Remove what a process that was killed has left; this one alone writes here."""
-    for left in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """The database's row survives a power failure, so what it names has to: the folder above is synced, too."""
-    previous = manifest.aside(path)
-    if path.exists():
-        path.rename(previous)
-        failpoint("checkpoint-moved-aside")
-    temporary.rename(path)
-    manifest.to_disk(path.parent)
-    shutil.rmtree(previous, ignore_errors=True)
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -40,6 +40,7 @@ from dart.core.progress import Progress
 from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
 from dart.errors import UserError
+from dart.failpoints import failpoint
 from dart.store.blobs import BlobError
 from dart.store.database import Database
 from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState, StoredGroup
@@ -121,10 +122,12 @@ class DataManager:
         order, opened = self._lifecycle.next(self._envs.slots)
         if opened is not None:
             await self._database.open_group(opened.id, opened.task, opened.planned, time.time(), plan=opened.why)
+            failpoint("group-opened")
         return order
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
+        failpoint("trajectory-stored")
         self._lifecycle.finished(trajectory)
         self._progress.trajectory_finished(trajectory)
         self._planner.record(trajectory)
@@ -182,6 +185,7 @@ class DataManager:
             verdict.detail if verdict.released else dropped(verdict.detail),
             fate, advantages, time.time(), fates=replaced, pooled=verdict.pooled,
         )  # fmt: skip
+        failpoint("group-closed")
         self._lifecycle.decided(verdict)
         if (pooled := verdict.pooled) is not None:
             self._progress.success_pooled()

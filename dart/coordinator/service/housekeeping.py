@@ -55,11 +55,12 @@ class Sweep:
     removed: int = 0
     freed: int = 0
 
-    def took(self, freed: int) -> None:
-        if freed:
-            self.removed += 1
-            self.freed += freed
-            self.bytes -= freed
+    def took(self, freed: Sequence[int]) -> int:
+        """Files were removed, of these lengths; how many."""
+        self.removed += len(freed)
+        self.freed += sum(freed)
+        self.bytes -= sum(freed)
+        return len(freed)
 
 
 class Housekeeping:
@@ -153,10 +154,8 @@ class Housekeeping:
         self, directory: ScreenshotDirectory, files: Sequence[StoredFile], before: float, done: Sweep
     ) -> None:
         old = [file.digest for file in files if file.touched < before]
-        for digest in await self._upkeep.unreferenced(old) if old else ():
-            freed = await asyncio.to_thread(directory.remove, digest, before)
-            done.unused += bool(freed)
-            done.took(freed)
+        if old and (unused := await self._upkeep.unreferenced(old)):
+            done.unused += done.took(await asyncio.to_thread(_removed, directory, unused, before))
 
     async def _make_room(self, directory: ScreenshotDirectory, enough: float, done: Sweep) -> None:
         before = self._untouched_since(LEAST_AGE_SECONDS)
@@ -167,8 +166,7 @@ class Housekeeping:
             if not forgotten.trajectories:
                 return
             done.trajectories += forgotten.trajectories
-            for digest in forgotten.digests:
-                done.took(await asyncio.to_thread(directory.remove, digest, before))
+            done.took(await asyncio.to_thread(_removed, directory, forgotten.digests, before))
 
     def _tell(self, done: Sweep) -> None:
         if done.removed:
@@ -205,6 +203,11 @@ class Housekeeping:
         await asyncio.to_thread(lines.fold, metrics, tells_the_story)
         if await asyncio.to_thread(_size, self._guard.directory.write_ahead_log) > WAL_BYTES:
             await self._database.fold_wal()
+
+
+def _removed(directory: ScreenshotDirectory, digests: Sequence[bytes], before: float) -> list[int]:
+    """Lengths of the files that were removed."""
+    return [freed for digest in digests if (freed := directory.remove(digest, before))]
 
 
 def tells_the_story(line: str) -> bool:

@@ -28,6 +28,7 @@ from dart.coordinator.training.syncing import WeightSync
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
+from dart.failpoints import failpoint
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 from dart.v1 import session_pb2 as pb
@@ -127,13 +128,16 @@ class Training:
         version = self._progress.counts.version + (self._in_flight is not None)
         path = self._checkpoints / f"v{version:06d}"
         saved = await self._ranks.save(path.resolve())
+        failpoint("checkpoint-saved")
         record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._progress.success_rate)
         await self._database.add_checkpoint(record)
+        failpoint("checkpoint-recorded")
         self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
             if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
                 continue  # a replica that starts again begins with it
             await self._database.drop_checkpoint(old.path)
+            failpoint("checkpoint-dropped")
             await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
         return str(path), saved.weight_version
 
@@ -228,7 +232,9 @@ class Training:
         before = self._progress.counts.version
         self._progress.version_made(made, metrics.get("round_trip_seconds"))
         self._last_update, update = metrics, self._progress.counts.updates
+        failpoint("batch-trained")
         await self._data.consumed(batch, update, before)
+        failpoint("batch-consumed")
         await self._database.add_version(made, update, metrics, time.time())
         self._log_update(batch)
 

@@ -1,0 +1,121 @@
+"""The coordinator is killed between two durable steps, each in turn, and goes on: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import killed_run
+import pytest
+
+from dart import manifest
+from dart.failpoints import VARIABLE
+from dart.rundir import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+HANG_SECONDS = 240
+
+FAILPOINTS = [
+    "screenshots-put:20",
+    "group-opened:6",
+    "trajectory-stored:20",
+    "group-closed:5",
+    "batch-trained:3",
+    "batch-consumed:3",
+    "folder-written:2",
+    "folder-sealed:2",
+    "checkpoint-saved:2",
+    "checkpoint-recorded:2",
+    "checkpoint-dropped:1",
+    "screenshots-forgotten:2",
+    "screenshot-aside:3",
+]
+
+
+def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
+    return subprocess.run(
+        [sys.executable, killed_run.__file__, str(run.path), str(updates)],
+        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+
+
+def told(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+
+
+def trained_groups(lines: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """Update → the groups that it was last made with. A resumed run has forgotten what came after its checkpoint."""
+    made: dict[int, list[str]] = {}
+    for line in lines:
+        if "resumed" in line:
+            made = {update: groups for update, groups in made.items() if update <= line["resumed"]}
+        if "trained" in line:
+            made[line["trained"]] = line["groups"]
+    return made
+
+
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    more = failpoint.startswith("screenshot") and not failpoint.startswith("screenshots-put")
+    killed = process(run, 60 if more else 8, failpoint)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
+    last = max((line["trained"] for line in told(run) if "trained" in line), default=0)
+    with closing(sqlite3.connect(run.database)) as connection:
+        (stored,) = connection.execute("SELECT count(*) FROM trajectories WHERE pooled_from = ''").fetchone()
+    went_on = process(run, last + 2)
+    assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
+    summary = json.loads(went_on.stdout.splitlines()[-1])
+    assert summary["updates"] == last + 2
+    lines = told(run)
+    resumed = next(number for number, line in enumerate(lines) if "resumed" in line)
+    assert summary["trajectories"] == stored + sum("stored" in line for line in lines[resumed:]), "each counted once"
+    check(run, lines, summary["trained"])
+
+
+def check(run: RunDirectory, lines: list[dict[str, Any]], trained: int) -> None:
+    with closing(sqlite3.connect(run.database)) as connection:
+
+        def rows(query: str) -> list[Any]:
+            return connection.execute(query).fetchall()
+
+        assert rows("PRAGMA integrity_check") == [("ok",)]
+        assert rows("PRAGMA foreign_key_check") == []
+
+        there = Counter(name for (name,) in rows("SELECT id FROM trajectories WHERE pooled_from = ''"))
+        confirmed = Counter(line["stored"] for line in lines if "stored" in line)
+        assert confirmed.keys() <= there.keys(), "nothing that was confirmed is lost"
+        assert set(confirmed.values()) == {1}, "no trajectory was made again"
+
+        consumed: dict[int, list[str]] = {}
+        for update, group in rows("SELECT consumed_by_update, id FROM groups WHERE state = 'consumed' ORDER BY id"):
+            consumed.setdefault(update, []).append(group)
+        assert consumed == trained_groups(lines), "each update is recorded with what it trained on, once"
+        assert [v for (v,) in rows('SELECT "update" FROM versions ORDER BY version')] == sorted(consumed)
+        assert rows("SELECT count(*) FROM trajectories WHERE fate = 'trained'") == [(trained,)]
+
+        sizes = "SELECT g.id, g.planned, count(t.id) FROM groups g LEFT JOIN trajectories t ON t.group_id = g.id AND "
+        sizes += "t.pooled_from = '' WHERE g.state != 'open' GROUP BY g.id"
+        assert all(planned >= number for _, planned, number in rows(sizes))
+        numbers = sorted(int(group[1:]) for (group,) in rows("SELECT id FROM groups"))
+        assert numbers == list(range(1, len(numbers) + 1)), "no group is missing"
+
+        kept = rows("SELECT hex(s.sha256) FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id")
+        assert all((run.blobs / digest[:2].lower() / digest.lower()).exists() for (digest,) in kept)
+        assert rows("SELECT count(*) FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id "
+                    "WHERE NOT t.screenshots_kept") == [(0,)]  # fmt: skip
+        for (path,) in rows("SELECT path FROM checkpoints WHERE kept"):
+            assert manifest.problem(run.checkpoint(path)) is None
+    folders = [folder.name for folder in run.checkpoints.iterdir()]
+    assert not [name for name in folders if name.startswith(".")], "nothing unfinished is left"
