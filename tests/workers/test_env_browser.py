@@ -39,7 +39,7 @@ async def test_no_chromium_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match="apt-get install chromium-headless-shell"):
         async with Browser.launch():
             pass
-    with pytest.raises(UserError, match=r"environment\.browser is '/no/chromium'"):
+    with pytest.raises(UserError, match=r"environment\.options\.browser is '/no/chromium'"):
         async with Browser.launch("/no/chromium"):
             pass
 
