@@ -1,0 +1,91 @@
+"""What a run works on is taken away while it goes on: its database locked by a backup, its files removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import killed_run
+import pytest
+
+from dart.rundir import RunDirectory
+from dart.store.lock import is_held
+
+ROOT = Path(__file__).parents[2]
+HANG_SECONDS = 240
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.path.mkdir()
+    return made
+
+
+@pytest.fixture
+def process(run: RunDirectory) -> Iterator[subprocess.Popen[str]]:
+    """A run that goes on for longer than any of these tests, once it has stored something."""
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
+    started = subprocess.Popen(
+        [sys.executable, killed_run.__file__, str(run.path), "100000"],
+        env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait(lambda: stored(run) > 5, started)
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def wait(until: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    give_up = time.monotonic() + HANG_SECONDS
+    while not until():
+        assert time.monotonic() < give_up, "hang guard"
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.05)
+
+
+def stored(run: RunDirectory) -> int:
+    told = run.path / "told.jsonl"
+    return told.read_text().count('"stored"') if told.exists() else 0
+
+
+def events(run: RunDirectory, kind: str) -> list[dict[str, object]]:
+    lines = run.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in found if event["event"] == kind]
+
+
+def test_a_removed_database_ends_the_run_and_is_named(run: RunDirectory, process: subprocess.Popen[str]) -> None:
+    run.database.unlink()
+    output, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 1
+    assert "run.db was removed or replaced while the run went on" in output
+    (failed,) = events(run, "failed")
+    assert "put the run directory back from a copy" in str(failed["why"])
+
+
+def test_a_removed_lock_is_made_again(run: RunDirectory, process: subprocess.Popen[str]) -> None:
+    run.lock_file.unlink()
+    assert is_held(run.lock_file), "by its directory"
+    wait(run.lock_file.exists, process)
+    assert is_held(run.lock_file)
+
+
+def test_a_backup_that_locks_the_database_is_waited_for(run: RunDirectory, process: subprocess.Popen[str]) -> None:
+    with closing(sqlite3.connect(run.database, isolation_level=None, timeout=60)) as backup:
+        backup.execute("BEGIN IMMEDIATE")
+        wait(lambda: bool(events(run, "database_locked")), process)
+        before = stored(run)
+        backup.execute("ROLLBACK")
+    wait(lambda: stored(run) > before + 5, process)
+    wait(lambda: bool(events(run, "database_unlocked")), process)
+    assert "locked by another process for" in str(events(run, "database_locked")[0]["why"])
