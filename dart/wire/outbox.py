@@ -71,7 +71,12 @@ class Outbox(Generic[Message]):
 
     async def take(self) -> tuple[bytes, bool]:
         """(the next messages, encoded as one, whether the last says goodbye)."""
-        message, first = await self._next()
+        taken, self._encoded = self._encoded, None
+        while taken is None:
+            message = self._waiting.popleft() if self._waiting else await self.get()
+            if (content := self._encode(message)) is not None:
+                taken = message, content
+        message, first = taken
         encoded = [first]
         size = len(first)
         while self._batches and self._waiting and not _goodbye(message):
@@ -86,15 +91,6 @@ class Outbox(Generic[Message]):
             message = following
             encoded.append(content)
         return (encoded[0] if len(encoded) == 1 else _joined(encoded)), _goodbye(message)
-
-    async def _next(self) -> tuple[Message, bytes]:
-        if self._encoded is not None:
-            taken, self._encoded = self._encoded, None
-            return taken
-        while True:
-            message = await self.get()
-            if (encoded := self._encode(message)) is not None:
-                return message, encoded
 
     def _encode(self, message: Message) -> bytes | None:
         """None when the message is too large, which has been told then."""

@@ -69,20 +69,37 @@ def assignment_of(message: pb.SessionRequest | pb.SessionResponse) -> pb.Assignm
 
 
 @dataclass(slots=True)
-class Unanswered:
+class _Command:
     """A command (all its pages) that the worker owes an answer to, or will when it is sent."""
 
     key: Key
     kind: str
     messages: Sequence[pb.SessionResponse]
     since: float
-    """When it was sent first (monotonic seconds)."""
-    awaited: bool = True
+    """When it was issued, or let go after a wait (monotonic seconds)."""
+    awaited: bool
     """Somebody waits for the reply. A Release goes out until it is answered all the same."""
+    place: int = 0
+    """Of all commands that were sent, it was the so-manieth."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One piece of work: its numbering, and its commands."""
+
+    sequence: int = 0
+    open: _Command | None = None
+    """The one at the worker."""
+    held: tuple[_Command, ...] = ()
+    """Those that wait for it, oldest first."""
+    finished: bool = False
+    """No more will be issued."""
 
     @property
-    def work(self) -> Work:
-        return self.key[:2]
+    def wanted(self) -> bool:
+        """Somebody needs the open command to be carried out."""
+        command = self.open
+        return command is not None and (command.awaited or command.kind == "release" or bool(self.held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,60 +119,72 @@ class CoordinatorEnd:
     outbox: Sink[pb.SessionResponse]
     stale: int = 0
     """Replies of another epoch, or to a command that nobody has open."""
-    _sent: dict[Key, Unanswered] = field(default_factory=dict)
-    _open: dict[Work, Key] = field(default_factory=dict)
-    """The command of each piece of work that is at the worker."""
-    _held: dict[Work, list[Unanswered]] = field(default_factory=dict)
-    """Those that wait for the one at the worker, oldest first."""
-    _sequences: dict[Work, int] = field(default_factory=dict)
+    _work: dict[Work, _Work] = field(default_factory=dict)
+    _sent: int = 0
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that the worker owes an answer to."""
+        return sum(state.open is not None for state in self._work.values())
 
     def issue(self, commands: Sequence[Command | pb.SessionResponse], now: float, awaited: bool = True) -> Key:
         """Number a command, or the pages of one, and send it as soon as its work allows; what its reply is known by.
 
         A command may come in its message already: a body that is put into a message is copied.
         """
-        numbered = [self._number(command) for command in commands]
-        message, key = numbered[-1]
-        kind = message.WhichOneof("body") or ""
-        entry = Unanswered(key, kind, [message for message, _ in numbered], now, awaited)
+        messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
+        kind = messages[0].WhichOneof("body") or ""
+        first: pb.Assignment = getattr(messages[0], kind).assignment
+        work = (first.assignment_id, first.attempt)
+        if (state := self._work.get(work)) is None:
+            state = self._work[work] = _Work()
+        for message in messages:
+            assignment: pb.Assignment = getattr(message, kind).assignment
+            state.sequence += 1
+            assignment.sequence, assignment.epoch = state.sequence, self.epoch
+        key = (*work, state.sequence)
         if kind == "abort":
-            self.outbox.put(message)  # it has no reply, and is for the command that it would have to wait for
-        elif entry.work in self._open:
-            self._held.setdefault(entry.work, []).append(entry)
+            self.outbox.put(messages[0])  # it has no reply, and is for the command that it would have to wait for
+            return key
+        command = _Command(key, kind, messages, now, awaited)
+        if state.open is None:
+            self._send(state, command)
         else:
-            self._send(entry)
+            state.held = (*state.held, command)
         return key
 
     def abandon(self, key: Key) -> None:
         """Nobody waits for this reply any more. The command stays open while another waits behind it."""
-        if (entry := self._sent.get(key)) is not None:
-            entry.awaited = False
-        elif waiting := self._held.get(key[:2]):
-            self._held[key[:2]] = [entry for entry in waiting if entry.key != key]
+        if (state := self._work.get(key[:2])) is None:
+            return
+        if state.open is not None and state.open.key == key:
+            state.open.awaited = False
+        elif state.held:
+            state.held = tuple(command for command in state.held if command.key != key)
 
     def finish(self, work: Work) -> None:
         """No more commands of this work will be issued: forget its numbering, and a command that nobody wants."""
-        self._sequences.pop(work, None)
-        if (key := self._open.get(work)) is not None and not self._wanted(self._sent[key]):
-            self._close(key)
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that the worker owes an answer to."""
-        return len(self._sent)
+        if (state := self._work.get(work)) is not None:
+            state.finished = True
+            if not state.wanted:
+                self._close(work, state)
 
     def kind_of(self, assignment: pb.Assignment) -> str:
         """The kind of the open command that a reply with this assignment answers, such as "act"; else ""."""
-        entry = self._sent.get((assignment.assignment_id, assignment.attempt, assignment.sequence))
-        return entry.kind if entry is not None and assignment.epoch == self.epoch else ""
+        state = self._work.get((assignment.assignment_id, assignment.attempt))
+        if state is None or state.open is None or not self._answers(assignment, state.open):
+            return ""
+        return state.open.kind
 
     def answered(self, assignment: pb.Assignment) -> Key | None:
         """The command that a reply closes; None when the reply is stale, which is counted."""
-        key = (assignment.assignment_id, assignment.attempt, assignment.sequence)
-        if assignment.epoch != self.epoch or key not in self._sent:
+        work = (assignment.assignment_id, assignment.attempt)
+        state = self._work.get(work)
+        if state is None or state.open is None or not self._answers(assignment, state.open):
             self.stale += 1
             return None
-        self._close(key)
+        key = state.open.key
+        self._close(work, state)
         return key
 
     def refused(self, message: pb.SessionResponse) -> Key | None:
@@ -164,20 +193,23 @@ class CoordinatorEnd:
         if assignment is None:
             return None
         work = (assignment.assignment_id, assignment.attempt)
-        key = self._open.get(work)
-        if key is None or not any(page is message for page in self._sent[key].messages):
+        state = self._work.get(work)
+        if state is None or state.open is None or not any(page is message for page in state.open.messages):
             return None
-        self._close(key)
+        key = state.open.key
+        self._close(work, state)
         return key
 
     def resume(self, outbox: Sink[pb.SessionResponse]) -> None:
         """The same instance has a new stream: what it owes an answer to goes out again, in the old order."""
         self.outbox = outbox
-        for entry in list(self._sent.values()):
-            if self._wanted(entry):
-                self._put(entry)
+        for command in sorted(self._open(), key=lambda command: command.place):
+            work = command.key[:2]
+            state = self._work[work]
+            if state.wanted:
+                self._put(command)
             else:
-                self._close(entry.key)
+                self._close(work, state)
 
     def overdue(self, now: float, seconds: float) -> Overdue:
         """Commands without an answer for `seconds` have failed, and are closed.
@@ -185,16 +217,17 @@ class CoordinatorEnd:
         When they are at least half of what the worker has, its engine or its browser hangs, though its heartbeats go
         on; then nothing is closed, because the worker is to be given up.
         """
-        waiting = [entry for entry in self._sent.values() if entry.kind in BOUNDED]
-        late = [entry for entry in waiting if now - entry.since >= seconds]
+        waiting = [command for command in self._open() if command.kind in BOUNDED]
+        late = [command for command in waiting if now - command.since >= seconds]
         if not late:
             return Overdue()
-        why = f"no answer to {', '.join(sorted({entry.kind for entry in late}))} for {seconds:.0f} s"
+        why = f"no answer to {', '.join(sorted({command.kind for command in late}))} for {seconds:.0f} s"
         if 2 * len(late) >= len(waiting):
             return Overdue(why, hangs=True)
-        for entry in late:
-            self._close(entry.key, now)
-        return Overdue(why, [entry.key for entry in late])
+        for command in late:
+            work = command.key[:2]
+            self._close(work, self._work[work], now)
+        return Overdue(why, [command.key for command in late])
 
     def oldest(self, now: float) -> tuple[str, float]:
         """(kind, seconds) of the command that somebody has waited for longest; ("", 0.0) where nobody waits."""
@@ -203,46 +236,40 @@ class CoordinatorEnd:
 
     def validate(self) -> None:
         """Raises AssertionError when what always holds does not. For tests."""
-        assert self._open == {entry.work: key for key, entry in self._sent.items()}
-        for work, waiting in self._held.items():
-            assert waiting and work in self._open, f"{work} waits for nothing"
-            keys = [self._open[work], *(entry.key for entry in waiting)]
+        for work, state in self._work.items():
+            commands = [*([state.open] if state.open else []), *state.held]
+            keys = [command.key for command in commands]
+            assert all(key[:2] == work for key in keys)
             assert keys == sorted(keys), f"{keys} are out of order"
+            assert state.open or not state.held, f"{work} waits for nothing"
+            assert state.wanted or not state.finished, f"{work} is over"
 
-    def _wanted(self, entry: Unanswered) -> bool:
-        return entry.awaited or entry.kind == "release" or bool(self._held.get(entry.work))
+    def _open(self) -> list[_Command]:
+        return [state.open for state in self._work.values() if state.open is not None]
 
-    def _send(self, entry: Unanswered) -> None:
-        self._sent[entry.key] = entry
-        self._open[entry.work] = entry.key
-        self._put(entry)
+    def _answers(self, assignment: pb.Assignment, command: _Command) -> bool:
+        return assignment.sequence == command.key[2] and assignment.epoch == self.epoch
 
-    def _put(self, entry: Unanswered) -> None:
-        for message in entry.messages:
+    def _send(self, state: _Work, command: _Command) -> None:
+        self._sent += 1
+        command.place = self._sent
+        state.open = command
+        self._put(command)
+
+    def _put(self, command: _Command) -> None:
+        for message in command.messages:
             self.outbox.put(message)
 
-    def _close(self, key: Key, now: float | None = None) -> None:
-        """The worker owes no answer to this any more; the next command of its work may go."""
-        entry = self._sent.pop(key)
-        del self._open[entry.work]
-        waiting = self._held.pop(entry.work, [])
-        if waiting:
-            following, *rest = waiting
-            if rest:
-                self._held[entry.work] = rest
-            following.since = max(following.since, now or 0.0)
-            self._send(following)
-
-    def _number(self, command: Command | pb.SessionResponse) -> tuple[pb.SessionResponse, Key]:
-        """The message, with its epoch and sequence, and what its reply is known by."""
-        message = command if isinstance(command, pb.SessionResponse) else _wrapped_command(command)
-        assignment = assignment_of(message)
-        assert assignment is not None, "only commands are issued"
-        work = (assignment.assignment_id, assignment.attempt)
-        sequence = self._sequences.get(work, 0) + 1
-        self._sequences[work] = sequence
-        assignment.epoch, assignment.sequence = self.epoch, sequence
-        return message, (*work, sequence)
+    def _close(self, work: Work, state: _Work, now: float = 0.0) -> None:
+        """The worker owes no answer to the open command any more; the next one of this work may go."""
+        state.open = None
+        if state.held:
+            following, *rest = state.held
+            state.held = tuple(rest)
+            following.since = max(following.since, now)
+            self._send(state, following)
+        elif state.finished:
+            del self._work[work]
 
 
 def _wrapped_command(command: Command) -> pb.SessionResponse:

@@ -153,7 +153,7 @@ def test_release_does_not_overtake_an_act_that_nobody_waits_for() -> None:
     pair.cut()
     assert kinds(pair.down) == ["release"], "sent until it is answered"
     pair.settle()
-    assert not pair.coordinator._sent and not pair.coordinator._held and not pair.coordinator._sequences
+    assert not pair.coordinator._work
 
 
 def test_abort_overtakes_and_an_abandoned_generation_is_not_sent_again() -> None:
@@ -325,8 +325,8 @@ def test_whatever_happens_each_command_is_carried_out_once_and_answered(seed: in
     assert len(story.closed) == len(set(story.closed))
     assert set(story.waiting.values()) <= set(story.closed), "everybody who waits has an answer"
     assert set(story.released) <= set(story.carried_out), "every environment is free again"
-    assert not story.coordinator._sent
-    assert not story.coordinator._sequences.keys() - {(name, 1) for name in story.waiting}
+    assert not story.coordinator.unanswered
+    assert story.coordinator._work.keys() == {(name, 1) for name in story.waiting}
 
 
 @pytest.mark.parametrize("message", [pb.SessionResponse(), pb.SessionResponse(bye=pb.Bye())])

@@ -25,7 +25,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import BATCHES, has
 from dart.wire.outbox import Outbox, too_large
 from dart.wire.role import Command
-from dart.wire.session import CoordinatorEnd, Key, assignment_of
+from dart.wire.session import CoordinatorEnd, Key
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +129,14 @@ class Worker:
 
     def receive(self, message: pb.SessionRequest) -> None:
         """A reply from the worker: wakes the call that waits for it, or is counted as stale."""
-        assignment = assignment_of(message)
+        reply = getattr(message, message.WhichOneof("body") or "", None)
+        assignment = getattr(reply, "assignment", None)
         if assignment is None or (key := self.end.answered(assignment)) is None:
             return
-        if message.HasField("failure"):
-            failure = message.failure
-            self._fail(key, CommandFailed(failure.code, f"{self.id}: {failure.message}", tuple(failure.trajectory_ids)))
+        if isinstance(reply, pb.Failure):
+            self._fail(key, CommandFailed(reply.code, f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)))
         elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
-            waiting.set_result(getattr(message, message.WhichOneof("body") or ""))
+            waiting.set_result(reply)
 
     def resume(self) -> None:
         """The same instance is back: what it owes an answer to goes out again."""
