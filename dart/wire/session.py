@@ -80,7 +80,7 @@ class _Command:
     awaited: bool
     """Somebody waits for the reply. A Release goes out until it is answered all the same."""
     place: int = 0
-    """Of all commands that were sent, it was the so-manieth."""
+    """How many commands had been sent when it was, itself included."""
 
 
 @dataclass(slots=True)
@@ -231,7 +231,7 @@ class CoordinatorEnd:
 
     def oldest(self, now: float) -> tuple[str, float]:
         """(kind, seconds) of the command that somebody has waited for longest; ("", 0.0) where nobody waits."""
-        oldest = min((one for one in self._sent.values() if one.awaited), key=lambda one: one.since, default=None)
+        oldest = min((one for one in self._open() if one.awaited), key=lambda one: one.since, default=None)
         return (oldest.kind, now - oldest.since) if oldest else ("", 0.0)
 
     def validate(self) -> None:
