@@ -139,14 +139,12 @@ def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ..
     """The stalls that nothing ended, newest first; both lists are newest first."""
     over: dict[tuple[str, str], int] = {}
     for event in moving:
-        told = json.loads(event.json)
-        over.setdefault((str(told.get("kind")), str(told.get("culprit"))), event.sequence)
+        over.setdefault(Stall.from_json(json.loads(event.json)).name, event.sequence)
     found: dict[tuple[str, str], Stall] = {}
     for event in stalled:
         stall = Stall.from_json(json.loads(event.json))
-        name = stall.kind, stall.culprit
-        if over.get(name, 0) < event.sequence:
-            found.setdefault(name, stall)
+        if over.get(stall.name, 0) < event.sequence:
+            found.setdefault(stall.name, stall)
     return tuple(found.values())
 
 

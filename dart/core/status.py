@@ -105,6 +105,11 @@ class Stall:
     deliberate: bool = False
     """A person wants it so: it is no fault."""
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """What stays the same while it lasts: its kind, and the replica where it is about one. Culprits may change."""
+        return self.kind, self.culprit if self.kind == "weights" else ""
+
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Stall:
         """What `asdict` made; what is missing is empty."""

@@ -102,13 +102,13 @@ class Watch:
         self._end_when_long()
 
     def _tell(self, before: tuple[Stall, ...]) -> None:
-        known, now = {_name(stall) for stall in before}, {_name(stall) for stall in self.stalls}
+        known, now = {stall.name: stall.culprit for stall in before}, {stall.name for stall in self.stalls}
         for stall in self.stalls:
-            if _name(stall) not in known:
+            if known.get(stall.name) != stall.culprit:
                 log.warning("no progress for %.0f s: %s waits for %s", stall.seconds, stall.waits, stall.waits_for)
                 self._journal.event("stalled", **asdict(stall))
         for stall in before:
-            if _name(stall) not in now:
+            if stall.name not in now:
                 self._journal.event("moving", kind=stall.kind, culprit=stall.culprit)
 
     def _end_when_long(self) -> None:
@@ -165,10 +165,6 @@ class Watch:
     def _left(self, worker: Worker) -> None:
         if not worker.said_goodbye:
             self._lost[worker.id] = worker.why_lost
-
-
-def _name(stall: Stall) -> tuple[str, str]:
-    return stall.kind, stall.culprit
 
 
 def _serving(stalls: tuple[Stall, ...]) -> bool:

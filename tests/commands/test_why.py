@@ -1,0 +1,100 @@
+"""`dart why` of a run that is over: from its events alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dart.commands.status import StatusOptions
+from dart.commands.status_text import quiet_line, stall_lines
+from dart.commands.why import why
+from dart.core.json_text import JSON, to_json
+from dart.core.status import Stall
+from dart.rundir import RunDirectory
+from dart.store.records import Event, RunState
+
+HUNG = {
+    "kind": "trainer",
+    "waits": "update 3",
+    "waits_for": "train-0 (rank 0), which has not answered train_batch for 700 s",
+    "seconds": 702.0,
+    "culprit": "train-0 (rank 0)",
+    "advice": "look at its log",
+}
+RESETS = {"kind": "step", "waits": "sampling (no environment answers)", "waits_for": "env-0", "seconds": 61.0,
+          "culprit": "env-0", "failure": "env-0: \x1b[31mno disk", "advice": "look at its log"}  # fmt: skip
+
+
+async def left_behind(
+    directory: Path, events: Sequence[tuple[str, dict[str, JSON]]], state: RunState | None = None
+) -> Path:
+    """A run directory with these events; no state: its process was killed."""
+    async with await RunDirectory(directory).open_to_work(create=True) as database:
+        await database.start_run("run-1", "test", {}, started=1.0)
+        rows = [Event(number, 1000.0 + number, kind, to_json(told)) for number, (kind, told) in enumerate(events, 1)]
+        await database.append_events(rows)
+        if state is not None:
+            await database.set_run_state(state, 2000.0)
+    return directory
+
+
+def told(directory: Path, capsys: pytest.CaptureFixture[str], *, as_json: bool = False) -> str:
+    why(StatusOptions(run=directory, as_json=as_json))
+    return capsys.readouterr().out
+
+
+async def in_thread(directory: Path, capsys: pytest.CaptureFixture[str], *, as_json: bool = False) -> str:
+    return await asyncio.to_thread(told, directory, capsys, as_json=as_json)
+
+
+async def test_a_process_that_was_killed_while_an_update_hung(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[tuple[str, dict[str, JSON]]] = [
+        ("phase", {"phase": "training"}), ("update", {"update": 2}), ("stalled", RESETS),
+        ("moving", {"kind": "step", "culprit": "env-0"}), ("stalled", HUNG),
+    ]  # fmt: skip
+    said = await in_thread(await left_behind(tmp_path, events), capsys)
+    assert said.startswith("run-1: interrupted while it was training\nits process is gone without a word")
+    assert (
+        "stalled for 11:42: update 3 waits for train-0 (rank 0), which has not answered train_batch for 700 s" in said
+    )
+    assert "sampling" not in said, "that stall was over"
+    assert "the last update was at" in said and "the last event, stalled, was at" in said and "--resume" in said
+
+
+async def test_a_run_that_failed_says_what_it_said_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[tuple[str, dict[str, JSON]]] = [
+        ("phase", {"phase": "training"}), ("stalled", RESETS), ("attempt_failed", {"why": "env-0: no disk"}),
+        ("failed", {"why": "32 attempts in a row failed"}), ("phase", {"phase": "failed"}),
+    ]  # fmt: skip
+    directory = await left_behind(tmp_path, events, RunState.FAILED)
+    said = await in_thread(directory, capsys)
+    assert "failed while it was training\nit ended because: 32 attempts in a row failed" in said
+    assert "its last failure: env-0: [31mno disk" in said, "no worker's words move the cursor"
+    assert "an attempt failed at" in said
+    document = json.loads(await in_thread(directory, capsys, as_json=True))
+    assert (document["state"], document["why"]) == ("failed", "32 attempts in a row failed")
+    assert [stall["culprit"] for stall in document["stalls"]] == ["env-0"]
+
+
+async def test_a_finished_run_has_nothing_to_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[tuple[str, dict[str, JSON]]] = [("stalled", HUNG), ("phase", {"phase": "finished"})]
+    said = await in_thread(await left_behind(tmp_path, events, RunState.FINISHED), capsys)
+    assert said.startswith("run-1: finished\n") and "stalled for" not in said and "--resume" not in said
+
+
+def test_a_stall_on_lines() -> None:
+    stall = Stall.from_json(RESETS)
+    assert list(stall_lines(stall)) == [
+        "stalled for 01:01: sampling (no environment answers) waits for env-0",
+        "  its last failure: env-0: [31mno disk",
+        "  what to do: look at its log",
+    ]
+    paused = Stall("paused", "sampling", "a person", 5.0, "a person", deliberate=True)
+    assert list(stall_lines(paused)) == ["waiting for 00:05: sampling waits for a person"]
+    assert quiet_line({"step": 2.2, "episode": 40.0}) == "last episode 40 s ago, last step 2 s ago"
