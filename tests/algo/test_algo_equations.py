@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -11,39 +10,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from loss_samples import close, double, gradient, logs, recipe, steps  # noqa: E402
+
 from dart.algo import importance  # noqa: E402
 from dart.algo.aggregation import constant_mean, step_mean, token_mean  # noqa: E402
 from dart.algo.kl import ESTIMATORS, k1, k2, k3  # noqa: E402
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs  # noqa: E402
-from dart.algo.loss import Recipe, policy_loss  # noqa: E402
+from dart.algo.loss import policy_loss  # noqa: E402
 from dart.algo.objectives import (  # noqa: E402
-    OBJECTIVES,
-    Tokens,
     clipped_importance,
     clipped_surrogate,
-    find,
 )
-from dart.algo.ratio import RATIOS, sequence_ratio, sequence_token_ratio, token_ratio  # noqa: E402
+from dart.algo.ratio import sequence_ratio, sequence_token_ratio, token_ratio  # noqa: E402
 from dart.algo.selection import entropy_thresholds, high_entropy_steps  # noqa: E402
 from dart.algo.steps import Steps, Totals  # noqa: E402
-from dart.config import LOSS_KINDS, Loss  # noqa: E402
-
-
-def close(actual: Any, expected: list[float]) -> None:
-    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-6, atol=1e-6)
-
-
-def logs(*probabilities: float) -> Any:
-    return torch.tensor(probabilities).log()
-
-
-def steps(*lengths: int) -> Steps:
-    tensor = torch.tensor(lengths)
-    return Steps(torch.repeat_interleave(torch.arange(len(lengths)), tensor), tensor)
-
-
-def gradient(value: Any, by: Any) -> Any:
-    return torch.autograd.grad(value, by, retain_graph=True)[0]
 
 
 def test_logprobs_are_those_of_the_tempered_distribution() -> None:
@@ -258,10 +238,6 @@ def test_ties_stay_and_of_each_group_something_stays() -> None:
         high_entropy_steps(torch.tensor([math.nan]), torch.tensor([0]), 0.2)
 
 
-def double(*shape: int, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -296,217 +272,3 @@ def test_the_whole_loss_has_the_gradient_of_differences() -> None:
 
     new = (old + 0.2 * double(12, seed=1)).requires_grad_()
     assert torch.autograd.gradcheck(loss, (new, double(12, seed=5).abs().requires_grad_()))
-
-
-def recipe(**changes: Any) -> Recipe:
-    """The paper's, without KL, in the configuration's own words."""
-    loss = Loss(**{"kl_coefficient": 0.0, **changes}).model_dump(exclude={"kind", "entropy_quantile"})
-    return Recipe(objective=OBJECTIVES[changes.get("kind", "grpo")], **loss)
-
-
-def arguments(changes: dict[str, Any] | None = None, **choices: Any) -> dict[str, Any]:
-    """Ratios 1.5, 1, 1 over steps of 2 and 1 tokens; π_old / π_behaviour is 2, 0.5 and 1."""
-    values: dict[str, Any] = {
-        "recipe": recipe(**choices), "new": logs(0.3, 0.2, 0.5), "old": logs(0.2, 0.2, 0.5),
-        "behaviour": logs(0.1, 0.4, 0.5), "advantages": torch.tensor([1.0, 1.0, -2.0]), "steps": steps(2, 1),
-        "totals": Totals(2, 3, 3),
-    }  # fmt: skip
-    return values | (changes or {})
-
-
-def test_policy_loss_by_hand() -> None:
-    terms = policy_loss(**arguments())
-    # Ratio 1.5 is cut to 1.28, w is 1, 0.5, 1; steps: (1·1.28 + 0.5·1)/2 and −2; J is their mean.
-    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5) / 2 - 2) / 2)
-    metrics = {name: float(value) for name, value in terms.metrics.items()}
-    assert metrics["clip_fraction"] == pytest.approx(1 / 3)
-    assert metrics["ratio"] == pytest.approx(3.5 / 3)
-    assert metrics["importance_weight"] == pytest.approx(2.5 / 3)
-    assert metrics["importance_truncated"] == pytest.approx(1 / 3)
-    assert metrics["kl_old"] == pytest.approx((1.5 - math.log(1.5) - 1) / 3)
-
-
-@pytest.mark.parametrize(
-    ("choices", "expected"),
-    [
-        # The surrogates are 1.28, 1, −2, and w is 1, 0.5, 1 unless said otherwise.
-        ({"aggregation": "token_mean"}, (1.28 + 0.5 - 2) / 3),
-        ({"aggregation": "constant", "constant_length": 4}, ((1.28 + 0.5) / 4 - 2 / 4) / 2),
-        ({"importance": "none"}, ((1.28 + 1) / 2 - 2) / 2),
-        ({"importance_cap": 3.0}, ((2 * 1.28 + 0.5) / 2 - 2) / 2),
-        ({"importance": "masked", "importance_floor": 0.6, "importance_cap": 2.1}, (2 * 1.28 / 2 - 2) / 2),
-        # Over the first step 2 · 0.5 = 1.
-        ({"importance_level": "sequence"}, ((1.28 + 1) / 2 - 2) / 2),
-        # s = √1.5 = 1.224745 is not clipped; of both tokens.
-        ({"ratio": "sequence"}, (1.224745 * (1 + 0.5) / 2 - 2) / 2),
-        ({"ratio": "sequence", "clip_high": 0.1}, (1.1 * (1 + 0.5) / 2 - 2) / 2),
-        # 1.28 · ln 0.3 and 0.5 · ln 0.2 in the first step, −2 · ln 0.5 in the second.
-        ({"kind": "cispo"}, ((1.28 * math.log(0.3) + 0.5 * math.log(0.2)) / 2 - 2 * math.log(0.5)) / 2),
-    ],
-)
-def test_choices_by_hand(choices: dict[str, Any], expected: float) -> None:
-    assert float(policy_loss(**arguments(**choices)).loss) == pytest.approx(-expected, rel=1e-6)
-
-
-def test_steps_that_selection_left_out_stay_in_the_denominator() -> None:
-    terms = policy_loss(**arguments({"totals": Totals(steps=5, tokens=9, trained_tokens=3)}))
-    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5) / 2 - 2) / 5)
-    assert float(terms.metrics["ratio"]) == pytest.approx(3.5 / 3)
-
-
-def test_kl_is_not_weighted_by_importance() -> None:
-    reference = logs(0.3, 0.4, 0.5)
-    terms = policy_loss(**arguments({"reference": reference}, kl_coefficient=0.1))
-    kl = 1 - math.log(2)
-    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5 - 0.1 * kl) / 2 - 2) / 2)
-    assert float(terms.metrics["kl_reference"]) == pytest.approx(kl / 3)
-    terms = policy_loss(**arguments({"reference": reference}, kl_coefficient=0.1, kl_estimator="k1"))
-    assert float(terms.loss) == pytest.approx(-((1.28 + 0.5 + 0.1 * math.log(2)) / 2 - 2) / 2)
-
-
-def test_entropy_is_a_bonus_and_not_weighted_either() -> None:
-    entropy = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
-    terms = policy_loss(**arguments({"entropy": entropy}, entropy_coefficient=0.1))
-    assert float(terms.loss.detach()) == pytest.approx(-((1.28 + 0.5 + 0.05 + 0.1) / 2 - 2 + 0.2) / 2)
-    # −c / (T_step · |D|)
-    close(gradient(terms.loss, entropy), [-0.025, -0.025, -0.05])
-
-
-def test_what_a_term_needs_must_be_there() -> None:
-    with pytest.raises(ValueError, match="reference"):
-        policy_loss(**arguments(kl_coefficient=0.1))
-    with pytest.raises(ValueError, match="entropies"):
-        policy_loss(**arguments(entropy_coefficient=0.1))
-
-
-def test_gradient_at_the_first_step_is_the_policy_gradient() -> None:
-    """−w · A / (T_step · |D|), with every kind and ratio: at π = π_old they are one."""
-    for choices in ({}, {"ratio": "sequence"}, {"kind": "cispo"}, {"kind": "cispo", "ratio": "sequence"}):
-        new = logs(0.2, 0.2, 0.5).requires_grad_()
-        loss = policy_loss(**arguments({"new": new, "old": new.detach()}, **choices)).loss
-        close(gradient(loss, new), [-1 / 4, -0.5 / 4, 2 / 2])
-
-
-@pytest.mark.parametrize("aggregation", ["step_mean", "token_mean", "constant"])
-def test_parts_add_up_to_the_whole(aggregation: str) -> None:
-    whole = arguments(aggregation=aggregation, constant_length=4, ratio="sequence", importance_level="sequence")
-    names = ("new", "old", "behaviour", "advantages")
-    parts = [
-        policy_loss(**whole | {name: whole[name][:2] for name in names} | {"steps": steps(2)}),
-        policy_loss(**whole | {name: whole[name][2:] for name in names} | {"steps": steps(1)}),
-    ]
-    terms = policy_loss(**whole)
-    assert float(sum(part.loss for part in parts)) == pytest.approx(float(terms.loss))
-    for name, value in terms.metrics.items():
-        assert float(sum(part.metrics[name] for part in parts)) == pytest.approx(float(value))
-
-
-@pytest.mark.parametrize("name", ["new", "old", "behaviour", "advantages"])
-def test_shapes_are_checked_before_broadcasting(name: str) -> None:
-    with pytest.raises(ValueError, match=r"misaligned|flat"):
-        policy_loss(**arguments({name: torch.tensor([-1.0])}))
-    with pytest.raises(ValueError, match="flat"):
-        policy_loss(**arguments({name: torch.ones(3, 1)}))
-
-
-def test_the_configuration_names_what_there_is() -> None:
-    def choices(field: str) -> set[str]:
-        return set(Loss.model_fields[field].annotation.__args__)
-
-    assert set(LOSS_KINDS) == set(OBJECTIVES)
-    assert choices("ratio") == set(RATIOS)
-    assert choices("kl_estimator") == set(ESTIMATORS)
-    for aggregation in choices("aggregation"):
-        for kind in choices("importance"):
-            for level in choices("importance_level"):
-                changes = {"aggregation": aggregation, "importance": kind, "importance_level": level}
-                policy_loss(**arguments(constant_length=4, importance_cap=2.0, **changes))
-
-
-def own_loss(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
-    """REINFORCE."""
-    return tokens.advantages * tokens.new
-
-
-def without_bounds(tokens: Tokens) -> Any:
-    return tokens.new
-
-
-def a_number(tokens: Tokens, clip_low: float, clip_high: float) -> float:
-    return 1.0
-
-
-def summed(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
-    return tokens.new.sum()
-
-
-def detached(tokens: Tokens, clip_low: float, clip_high: float) -> Any:
-    return tokens.new.detach()
-
-
-def test_a_loss_of_ones_own_goes_by_its_name() -> None:
-    objective = find(f"{__name__}:own_loss")
-    assert objective is own_loss
-    terms = policy_loss(**arguments({"recipe": dataclasses.replace(recipe(), objective=objective)}))
-    # A ln π, w = 1, 0.5, 1.
-    expected = ((math.log(0.3) + 0.5 * math.log(0.2)) / 2 - 2 * math.log(0.5)) / 2
-    assert float(terms.loss) == pytest.approx(-expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gpro", "gpro is no loss: use grpo, cispo, likelihood, or module:function"),
-        ("no_such_module:f", "module no_such_module cannot be imported"),
-        (f"{__name__}:nothing", "has no function nothing"),
-        (f"{__name__}:VALUES", "has no function VALUES"),
-        (f"{__name__}:without_bounds", r"another signature \(too many positional arguments\): it must be f\(tokens"),
-        (f"{__name__}:a_number", "returned float for 2 tokens"),
-        (f"{__name__}:summed", r"returned \(\) for 2 tokens"),
-        (f"{__name__}:detached", r"returned \(2,\) for 2 tokens: it must be .* with gradient"),
-    ],
-)
-def test_a_loss_that_cannot_be_used_says_why(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find(name)
-
-
-# ---- log-ratios that mean nothing any more ----
-
-
-@pytest.mark.parametrize("apart", [25.0, 100.0, 1e4])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_no_ratio_is_infinite_and_no_gradient_is_the_whole_update(apart: float, sign: float) -> None:
-    new = torch.tensor([-1.0 - apart if sign < 0 else -1.0, -1.0], requires_grad=True)
-    old = torch.tensor([-1.0 if sign < 0 else -1.0 - apart, -1.0])
-    for value in (
-        token_ratio(new, old),
-        sequence_ratio(new, old, steps(1, 1)),
-        k3(new, old),
-    ):
-        (slope,) = torch.autograd.grad(value.sum(), new, retain_graph=True)
-        assert bool(torch.isfinite(value).all()) and bool(torch.isfinite(slope).all())
-        assert abs(float(slope[0])) <= 1e-8
-    assert float(k3(new, old)[0].detach()) == 10.0
-    assert bool(torch.isfinite(importance.behaviour_ratio(old, new.detach())).all())
-
-
-def test_a_token_that_the_policies_disagree_about_leaves_the_loss_finite() -> None:
-    """∞ · 0 would be no number: the advantage is 0, and ρ overflows."""
-    new = torch.tensor([-0.5, -1.0], requires_grad=True)
-    old = torch.tensor([-200.0, -1.0])
-    loss = policy_loss(
-        recipe(kl_coefficient=0.1), new=new, old=old, behaviour=old, advantages=torch.tensor([0.0, 1.0]),
-        steps=steps(2), totals=Totals(1, 2, 2), reference=torch.tensor([-0.5, -90.0]),
-    ).loss  # fmt: skip
-    (slope,) = torch.autograd.grad(loss, new)
-    assert bool(torch.isfinite(loss)) and bool(torch.isfinite(slope).all())
-    assert float(slope.abs().max()) <= 1.0
-
-
-def test_inside_the_bounds_nothing_changes() -> None:
-    apart = torch.linspace(-19.9, 19.9, 200, dtype=torch.float64)
-    new = torch.full_like(apart, -30.0)
-    assert torch.equal(token_ratio(new + apart, new), (new + apart - new).exp())
-    log_ratio = new + apart[(apart > -10.9) & (apart < 2.6)][0] - new
-    assert float(k3(new, new + log_ratio)[0]) == float(log_ratio[0].exp() - log_ratio[0] - 1)

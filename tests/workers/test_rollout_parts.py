@@ -85,7 +85,7 @@ def test_an_engine_process_ends_with_its_owner() -> None:
 def test_positions_are_interleaved_whatever_the_checkpoint_leaves_out() -> None:
     from transformers import Qwen3VLConfig
 
-    from dart.workers.rollout.engine import interleave_positions
+    from dart.workers.rollout.starting import interleave_positions
 
     silent = {"rope_type": "default", "mrope_section": [8, 8, 8], "rope_theta": 10000.0}
     config = Qwen3VLConfig(text_config={"rope_parameters": silent})

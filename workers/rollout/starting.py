@@ -1,0 +1,108 @@
+"""Starting vLLM: the model folder is checked, and an engine process is made with the run's settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dart.config import RolloutWorkerConfig
+from dart.errors import UserError
+from dart.workers.rollout import environment, nursery
+from dart.workers.weights.owner import own_engines
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
+    from transformers import PretrainedConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_EXTENSION = "dart.workers.weights.vllm_extension.Extension"
+"""vLLM imports it in its worker process."""
+
+
+def check_model(folder: Path) -> None:
+    """The folder holds a model that vLLM can load. Raises UserError; vLLM is imported last."""
+    if not folder.is_dir():
+        raise UserError(f"model.path: {folder} is not a folder: name a Hugging Face model folder or builtin:NAME")
+    try:
+        architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except FileNotFoundError:
+        raise UserError(f"model.path: {folder} has no config.json: name a Hugging Face model folder") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"model.path: {folder / 'config.json'} is not JSON ({error}): restore the folder") from None
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"model.path: {folder} has no *.safetensors weights: download or build the model again")
+    from vllm.model_executor.models import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    if not set(architectures) & set(known):
+        raise UserError(
+            f"model.path: {folder} is a {', '.join(architectures) or 'model of no named architecture'}, "
+            "which this vLLM cannot load: use a vision-language model that vLLM supports, for example Qwen3-VL"
+        )
+
+
+def interleave_positions(config: PretrainedConfig) -> PretrainedConfig:
+    """Make vLLM rotate Qwen3-VL's image positions as transformers does.
+
+    transformers always interleaves the three axes; vLLM does so only where the checkpoint's config says so. One that
+    does not say so would be another policy in vLLM than in the trainer, and nothing would fail.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if str(text.model_type).startswith("qwen3_vl") and isinstance(rope, dict) and "mrope_section" in rope:
+        rope.setdefault("mrope_interleaved", True)
+    return config
+
+
+def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
+    """Blocks until the engine process is ready."""
+    environment.apply(config.rollout.environment)
+    own_engines()
+    check_model(config.model.folder)
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    rollout = config.rollout
+    try:
+        arguments = AsyncEngineArgs(
+            model=str(config.model.folder),
+            dtype=config.model.dtype,
+            # Not the config's seed as it is: two replicas, or one before and after a restart, must not draw alike.
+            seed=(config.seed + int.from_bytes(os.urandom(4), "big")) % 2**31,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.slots,
+            tensor_parallel_size=rollout.tensor_parallel,
+            enforce_eager=rollout.enforce_eager,
+            kv_cache_memory_bytes=rollout.kv_cache_bytes,
+            limit_mm_per_prompt={"image": config.max_images, "video": 0},
+            block_size=32 if environment.on_cpu() else None,
+            generation_config="vllm",  # Else the folder's own sampling defaults and further stop tokens apply.
+            logprobs_mode="processed_logprobs",
+            max_logprobs=-1,
+            hf_overrides=interleave_positions,
+            weight_transfer_config=WeightTransferConfig(backend=config.sync.transport),
+            worker_extension_cls=_EXTENSION,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+        vllm_config = arguments.create_engine_config()
+    except (ValueError, VLLMClientError) as error:
+        raise UserError(f"vLLM refuses model {config.model.folder} with this rollout section: {_line(error)}") from None
+    try:
+        with nursery.engine_starter():
+            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
+            "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    """The telling line: pydantic puts its own words before and after the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith("Value error, ")]
+    return (telling or lines or [type(error).__name__])[0].removeprefix("Value error, ")
