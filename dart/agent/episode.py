@@ -93,6 +93,7 @@ async def run_episode(
         step_limit=spec.step_limit,
         started=started,
         finished=clock(),
+        evidence_json=observation.evidence_json if judged else "",
     )
 
 

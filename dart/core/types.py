@@ -64,6 +64,8 @@ class Observation:
     instruction: str = ""
     done: bool = False
     reward: float = 0.0
+    evidence_json: str = ""
+    """What the verdict rests on: a JSON object, as the world wrote it, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class Trajectory:
     started: float
     """Unix seconds."""
     finished: float
+    evidence_json: str = ""
+    """What the reward rests on: a JSON object, as the world wrote it, or empty."""
     pooled_from: str = ""
     """The success that this is a copy of, where it stands in for a failure (`core.pool`)."""
 

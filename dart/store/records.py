@@ -205,6 +205,7 @@ def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict
         "advantage": None,
         "fate": PENDING,
         "pooled_from": trajectory.pooled_from,
+        "evidence_json": trajectory.evidence_json or None,
         "started": trajectory.started,
         "finished": trajectory.finished,
     }
@@ -270,6 +271,7 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         started=row["started"],
         finished=row["finished"],
         pooled_from=row["pooled_from"],
+        evidence_json=row["evidence_json"] or "",
     )
     return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"], row["screenshots_kept"])
 

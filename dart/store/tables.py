@@ -24,7 +24,7 @@ from sqlalchemy import (
     true,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 OLDEST_MIGRATED = 2
 """Databases of this version and later are migrated in place."""
 
@@ -100,6 +100,8 @@ trajectories = Table(
     Column("fate", Text, nullable=False),
     # The success that this is a copy of, where it stands in for a failure; else empty.
     Column("pooled_from", Text, nullable=False),
+    # What the reward rests on: the world's own JSON object; None where it says nothing.
+    Column("evidence_json", Text),
     Column("started", Double, nullable=False),
     Column("finished", Double, nullable=False),
     # False where its screenshots were removed to keep within the bound on the disk.

@@ -211,13 +211,14 @@ def spans_from_proto(spans: Iterable[tpb.VersionSpan]) -> tuple[t.VersionSpan, .
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
-    return t.Observation(image_from_proto(message.image), message.instruction, message.done, message.reward)
+    image = image_from_proto(message.image)
+    return t.Observation(image, message.instruction, message.done, message.reward, message.evidence_json)
 
 
-def observation_to_proto(observation: t.Observation, seconds: float, evidence_json: str = "") -> spb.Observed:
+def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
     message = spb.Observed(
         instruction=observation.instruction, done=observation.done, reward=observation.reward, seconds=seconds,
-        evidence_json=evidence_json,
+        evidence_json=observation.evidence_json,
     )  # fmt: skip
     write_image(message.image, observation.image)
     return message
@@ -259,6 +260,7 @@ def trajectory_to_proto(
         success=trajectory.success,
         step_limit=trajectory.step_limit,
         fate=fate,
+        evidence_json=trajectory.evidence_json,
         pooled_from=trajectory.pooled_from,
         started_unix_seconds=trajectory.started,
         finished_unix_seconds=trajectory.finished,

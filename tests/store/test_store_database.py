@@ -73,6 +73,7 @@ trajectories = st.builds(
     step_limit=st.integers(1, 100),
     started=seconds,
     finished=seconds,
+    evidence_json=texts,
     pooled_from=texts,
 )
 

@@ -79,14 +79,13 @@ class EnvRole:
     async def handle(self, command: Command) -> Reply | None:
         began = time.monotonic()
         key = (command.assignment.assignment_id, command.assignment.attempt)
-        evidence = ""
         try:
             match command:
                 case pb.Reset():
                     observation = await self._reset(key, command)
                     await asyncio.sleep(random.uniform(*self._delay.reset_seconds))
                 case pb.Act():
-                    observation, evidence = await self._act(key, command)
+                    observation = await self._act(key, command)
                     await asyncio.sleep(random.uniform(*self._delay.step_seconds))
                 case pb.Suggest():
                     return await self._suggest(key)
@@ -102,7 +101,7 @@ class EnvRole:
         if self._shared is not None and observation.image.data:
             image = await asyncio.to_thread(self._shared.put, observation.image)
             observation = replace(observation, image=image)
-        return observation_to_proto(observation, time.monotonic() - began, evidence)
+        return observation_to_proto(observation, time.monotonic() - began)
 
     async def close(self) -> None:
         self._held.clear()
@@ -128,8 +127,8 @@ class EnvRole:
         self._begun.add(key)
         return observation
 
-    async def _act(self, key: Key, command: pb.Act) -> tuple[Observation, str]:
-        """What is seen after the action, and at the episode's end the verdict with its evidence."""
+    async def _act(self, key: Key, command: pb.Act) -> Observation:
+        """What is seen after the action, or at the episode's end the verdict."""
         lease = self._lease(key)
         try:
             action = action_from_proto(command.action)
@@ -142,14 +141,14 @@ class EnvRole:
             await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
             return await self._judge(lease, action, at_limit=True)
         observation = await self._places.call(lease, "act", lambda env: env.act(carried_out))
-        return await self._judge(lease, action, at_limit=False) if observation.done else (observation, "")
+        return await self._judge(lease, action, at_limit=False) if observation.done else observation
 
-    async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> tuple[Observation, str]:
-        """The verdict as an observation that is done, and its evidence. A 0 of a dead environment is its failure."""
+    async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:
+        """The verdict, as an observation that is done. A 0 of a dead environment is its failure."""
         verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
         if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
             raise EnvironmentFailure("it does not answer its probe, so that its verdict of 0 is not believed")
-        return Observation(NO_IMAGE, "", True, verdict.reward), verdict.evidence_json()
+        return Observation(NO_IMAGE, "", True, verdict.reward, verdict.evidence_json())
 
     async def _suggest(self, key: Key) -> pb.Suggested:
         lease = self._lease(key)

@@ -1,0 +1,273 @@
+"""Does a world keep to its contract (`dart.worlds.contract`)? One line of a test of your own asks:
+
+    from dart.testing import conform
+
+    def test_my_world():
+        conform("my_world:MyWorld", "a-task", "another-task")
+
+It runs the world without a coordinator and without a model: first verb by verb, then in the env worker that will host
+it. AssertionError says what is otherwise than it has to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dart.config import Environment, EnvWorkerConfig
+from dart.core.action import (
+    Action,
+    Button,
+    Click,
+    Code,
+    Drag,
+    Finish,
+    Keys,
+    Move,
+    Observe,
+    Point,
+    Scroll,
+    System,
+    TypeText,
+    Wait,
+)
+from dart.core.action_json import kind_of
+from dart.core.types import Observation, Task
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import action_to_proto, task_to_proto
+from dart.workers.env.role import EnvRole
+from dart.worlds.contract import MOST_EVIDENCE_BYTES, Env, Verdict
+from dart.worlds.plugs import check, make, read_options
+
+T = TypeVar("T")
+_MIDDLE, _CORNER = Point(0.5, 0.5), Point(0.01, 0.99)
+ACTIONS: tuple[Action, ...] = (
+    Observe(), Move(_MIDDLE), Click(_MIDDLE), Click(None, "right", 2, ("Control_L",)), Button(_CORNER, mode="down"),
+    Button(None, mode="up"), Drag((_MIDDLE, _CORNER)), Scroll(_MIDDLE, 0, 3), Keys(("Control_L", "a")),
+    TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"),
+)  # fmt: skip
+"""Of each kind at least one; those that a world does not name in `actions` it never gets."""
+FINISHES = (Finish(), Finish("fail"), Finish("infeasible"), Finish("call_user"), Finish(answer="42"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    kind: str
+    tasks: Sequence[str]
+    options: Mapping[str, object]
+    screen: tuple[int, int]
+    repeatable: bool
+    seed: int
+
+
+def conform(
+    kind: str,
+    *tasks: str,
+    options: Mapping[str, object] | None = None,
+    screen: tuple[int, int] = (160, 224),
+    repeatable: bool = True,
+    seed: int = 1,
+) -> None:
+    """Raises AssertionError where the world `kind` (as in `environment.kind`) does not do as its contract says.
+
+    `options` and `screen`: as `environment.options` and `environment.viewport`. `repeatable`: the same task begins with
+    the same picture, to the pixel; False for a world with a clock or a caret that blinks.
+    """
+    _expect(bool(tasks), "name at least one task that the world has")
+    case = _Case(kind, tasks, options or {}, screen, repeatable, seed)
+    asyncio.run(_alone(case))
+    asyncio.run(_hosted(case))
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+# ---- verb by verb ----
+
+
+class _Watched(Env):
+    """Says which verb raised, and with what."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+
+    async def _told(self, what: str, verb: Awaitable[T]) -> T:
+        try:
+            return await verb
+        except Exception as error:
+            raise AssertionError(f"{what} raised {type(error).__name__}: {error}") from error
+
+    async def reset(self, task: Task) -> Observation:
+        return await self._told(f"reset({task.id})", self._env.reset(task))
+
+    async def act(self, action: Action) -> Observation:
+        return await self._told(f"act({action})", self._env.act(action))
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        return await self._told(f"judge({last}, at_limit={at_limit})", self._env.judge(last, at_limit))
+
+    async def conclude(self, action: Action) -> None:
+        await self._told(f"conclude({action})", self._env.conclude(action))
+
+    async def probe(self) -> bool:
+        return await self._told("probe()", self._env.probe())
+
+    async def renew(self) -> bool:
+        return await self._told("renew()", self._env.renew())
+
+    async def suggest(self) -> Action | None:
+        return await self._told("suggest()", self._env.suggest())
+
+
+async def _alone(case: _Case) -> None:
+    plug = check(case.kind, case.options, case.tasks)
+    world = make(plug)
+    before = threading.active_count()
+    try:
+        await world.start(read_options(plug, case.options), case.screen)
+        leased = await world.lease(), await world.lease()
+        _expect(leased[0] is not leased[1], "two leases gave the same environment")
+        one, other = (_Watched(env) for env in leased)
+        for env in (one, other):
+            _expect(await env.probe() is True, "probe() of a new environment is not True")
+        for name in case.tasks:
+            await _begins(case, one, other, Task(case.kind, name, case.seed))
+        await _acts(case, one, other, sorted(plug.actions))
+        await _judges(case, one)
+        await _renews(case, one)
+        for name in set(case.tasks) & set(plug.oracle_tasks()):
+            await _suggests(case, one, name)
+        await world.dispose(leased[0])
+        _expect(await other.probe() is True, "disposing of one environment broke another")
+    finally:
+        await world.close()
+    await _threads_end(before)
+
+
+async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
+    first = _seen(await one.reset(task), f"reset({task.id})")
+    _expect(bool(first.instruction), f"reset({task.id}) has no instruction")
+    _expect(not first.done, f"reset({task.id}) is done before anything was done")
+    for again in (await one.reset(task), await other.reset(task)):
+        what = f"the same task {task.id} began"
+        _expect(again.instruction == first.instruction, f"{what} with another instruction: {again.instruction!r}")
+        same = again.image.sha256 == first.image.sha256
+        _expect(same or not case.repeatable, f"{what} with another picture: if that is meant, repeatable=False")
+
+
+async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> None:
+    """Every action that the world names can be carried out, and changes nothing elsewhere."""
+    task = Task(case.kind, case.tasks[0], case.seed)
+    start = await other.reset(task)
+    for action in ACTIONS:
+        if kind_of(action) in offered:
+            await one.reset(task)
+            _seen(await one.act(action), f"act({action})")
+    after = _seen(await other.act(Observe()), "act(Observe())")
+    same = after.image.sha256 == start.image.sha256
+    _expect(same or not case.repeatable, "acting on one environment changed the picture of another")
+
+
+async def _judges(case: _Case, env: Env) -> None:
+    task = Task(case.kind, case.tasks[0], case.seed)
+    for last in FINISHES:
+        await env.reset(task)
+        _judged(await env.judge(last, False), f"judge({last}, at_limit=False)")
+    await env.reset(task)
+    await env.conclude(Observe())
+    _judged(await env.judge(Observe(), True), "judge(Observe(), at_limit=True)")
+
+
+async def _renews(case: _Case, env: Env) -> None:
+    task = Task(case.kind, case.tasks[0], case.seed)
+    start = await env.reset(task)
+    renewed = await env.renew()
+    _expect(renewed is True, f"renew() of an environment that works gave {renewed!r}, not True")
+    again = await env.reset(task)
+    same = (again.instruction, again.image.sha256) == (start.instruction, start.image.sha256)
+    _expect(same or not case.repeatable, "after renew() the same task began otherwise")
+
+
+async def _suggests(case: _Case, env: Env, name: str) -> None:
+    """The oracle does the task, or finds no way on, within a hundred actions."""
+    seen = await env.reset(Task(case.kind, name, case.seed))
+    for _ in range(100):
+        if seen.done or (action := await env.suggest()) is None:
+            break
+        if isinstance(action, Finish):
+            break
+        seen = await env.act(action)
+    else:
+        raise AssertionError(f"the oracle of {name} has no end: 100 actions did not do")
+
+
+async def _threads_end(before: int) -> None:
+    for _ in range(100):
+        if threading.active_count() <= before + 1:  # the loop's own executor may have begun one
+            return
+        await asyncio.sleep(0.05)
+    left = ", ".join(thread.name for thread in threading.enumerate())
+    raise AssertionError(f"threads are left after the world was closed: {left}")
+
+
+def _seen(observation: Observation, what: str) -> Observation:
+    image = observation.image
+    if not observation.done:
+        _expect(bool(image.data), f"{what} shows no picture")
+        _expect(image.width > 0 and image.height > 0, f"{what} shows a picture of {image.width} x {image.height}")
+        _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is no picture")
+    return observation
+
+
+def _judged(verdict: Verdict, what: str) -> None:
+    _expect(isinstance(verdict, Verdict), f"{what} gave {verdict!r}, not a Verdict")
+    _expect(math.isfinite(verdict.reward), f"{what}: the reward is {verdict.reward}")
+    evidence = verdict.evidence_json()
+    _expect(len(evidence) <= MOST_EVIDENCE_BYTES, f"{what}: {len(evidence)} bytes of evidence")
+    if evidence:
+        _expect(isinstance(json.loads(evidence), dict), f"{what}: the evidence is no JSON object")
+
+
+# ---- in the env worker ----
+
+
+async def _hosted(case: _Case) -> None:
+    """Four episodes on two environments, command by command, as a coordinator gives them out."""
+    role, said = EnvRole(), asyncio.Queue[pb.Slots]()
+    environment = Environment.model_validate(
+        {
+            "kind": case.kind, "options": case.options, "viewport": case.screen, "slots": 2,
+            "tasks": {"names": list(case.tasks)},
+        }
+    )  # fmt: skip
+    try:
+        await role.prepare(EnvWorkerConfig(environment=environment).model_dump_json())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(role.run(said.put_nowait))
+            while (slots := await said.get()).count < 2:
+                _expect(not slots.reason, f"an environment did not boot: {slots.reason}")
+            for turn in range(2):
+                names = [f"{turn}-{place}" for place in range(2)]
+                await asyncio.gather(*(_episode(role, case, name) for name in names))
+            running.cancel()
+    finally:
+        await role.close()
+
+
+async def _episode(role: EnvRole, case: _Case, name: str) -> None:
+    def assignment() -> pb.Assignment:
+        return pb.Assignment(assignment_id=name, attempt=1)
+
+    task = Task(case.kind, case.tasks[0], case.seed)
+    seen = await role.handle(pb.Reset(assignment=assignment(), task=task_to_proto(task)))
+    _expect(isinstance(seen, pb.Observed) and bool(seen.image.data), "Reset was not answered with a picture")
+    last = await role.handle(pb.Act(assignment=assignment(), action=action_to_proto(Finish()), last=True))
+    _expect(isinstance(last, pb.Observed) and last.done, "the last action was not answered with a verdict")
+    await role.handle(pb.Release(assignment=assignment()))
