@@ -88,7 +88,22 @@ def test_it_conforms(folder: Path) -> None:
 
 def test_the_example_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.delitem(sys.modules, "counter_world", raising=False)
     conform("counter_world:Counter", "count", screen=(32, 16))
+
+
+def test_what_the_docs_tell_works(folder: Path) -> None:
+    """The page's first two blocks of code are a world and its config, the third its test."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    world, config, test = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:3]
+    (folder / "counter_world.py").write_text(world)
+    sys.modules.pop("counter_world", None)
+    made = parse(settings() | yaml.safe_load(config)).environment
+    check(made.kind, made.options, made.tasks.names)
+    scope: dict[str, Any] = {}
+    exec(test, scope)
+    scope["test_my_world"]()
+    sys.modules.pop("counter_world", None)
 
 
 @pytest.mark.browser
