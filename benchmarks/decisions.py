@@ -1,7 +1,7 @@
 """What a scheduling decision costs, and whether it grows: `python -m benchmarks.decisions`.
 
-Real: the data manager with its planner, sampler, groups, pool, feed and pacing; the router. Not there: the database
-(what is written to it is dropped) and workers. Trajectories are made beforehand.
+Real: the data manager with its planner, sampler, groups, pool, feed and pacing; the owner of the replicas.
+Not there: the database (what is written to it is dropped) and workers. Trajectories are made beforehand.
 
 begin: which roll-out a free environment takes next. finish: a trajectory counts, and its group closes, is judged and
 goes to the feed or the pool. route: which replica takes a request, and that it has ended. batch: an update's groups
@@ -32,7 +32,8 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.curation.orders import Order
 from dart.core.progress import Progress
-from dart.core.routing import Replica, Router
+from dart.core.replica import Request
+from dart.core.replicas import Replicas
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 RESULT = Path(__file__).parent / "results" / "decisions.json"
@@ -103,19 +104,20 @@ async def decide(environments: int, tasks: int, decisions: int) -> dict[str, dic
 
 
 def _route(clock: Clock, environments: int, decisions: int, chance: random.Random) -> None:
-    router = Router()
+    replicas: Replicas[None] = Replicas(0.0)
     for number in range(-(-environments // ENVIRONMENTS_PER_REPLICA)):
-        router.join(Replica(f"rollout-{number}", REPLICA_SLOTS, 0))
-    busy: deque[Replica] = deque()
-    last = [f"rollout-{chance.randrange(len(router.replicas))}" for _ in range(1000)]
-    for _ in range(environments // 2):
-        busy.append(router.take() or busy[0])
+        replicas.join(f"rollout-{number}", REPLICA_SLOTS, 0, None, 0.0)
+    busy: deque[Request[None]] = deque(Request() for _ in range(environments // 2))
+    last = [f"rollout-{chance.randrange(len(replicas))}" for _ in range(1000)]
+    for request in busy:
+        replicas.take(request, 0.0)
     for number in range(decisions):
         with clock.time("route"):
-            router.give_back(busy.popleft())
-            replica = router.take(last[number % 1000])
+            replicas.served(busy.popleft(), 0.0)
+            request = Request(last[number % 1000])
+            replica = replicas.take(request, 0.0)
         assert replica is not None
-        busy.append(replica)
+        busy.append(request)
 
 
 _IMAGE = Image.of(b"a screenshot", "image/png", 1920, 1080)
@@ -146,7 +148,7 @@ def main() -> None:
         options.out,
         {
             "name": "decisions",
-            "real_or_simulated": "the real data manager and router; no database, no workers",
+            "real_or_simulated": "the real data manager and owner of the replicas; no database, no workers",
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),

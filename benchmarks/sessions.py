@@ -96,7 +96,7 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
     envs, policy = EnvPool(fleet), RolloutPool(fleet, StoredScreenshots(None))
     made = settings()
     complete = asyncio.Event()
-    fleet.on_ready.append(lambda _: complete.set() if envs.slots == sessions and policy.router.free else None)
+    fleet.on_ready.append(lambda _: complete.set() if envs.slots == sessions and policy.replicas.free else None)
     server = Server(made.server)
     await server.start(
         CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()

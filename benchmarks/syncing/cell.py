@@ -21,11 +21,12 @@ from benchmarks.syncing.watch import Load, Pause, Rotation, Served, served_withi
 from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
-from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
+from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
+from dart.core.replicas import Replicas
 from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
@@ -151,11 +152,15 @@ async def _updates(
     members: Sequence[Member], setting: Setting, how: How, scene: Scene, database: Database, folder: Path, limit: float
 ) -> Seen:
     fleet = Fleet(60.0)
-    policy, ranks = RolloutPool(fleet, StoredScreenshots(None)), TrainerRanks(fleet, 1, StoredScreenshots(None))
+    together = setting.schedule == "all"
+    replicas: Replicas[Worker] = Replicas(time.monotonic(), together=together)
+    policy, ranks = (
+        RolloutPool(fleet, StoredScreenshots(None), replicas),
+        TrainerRanks(fleet, 1, StoredScreenshots(None)),
+    )
     journal = Journal(folder / "metrics.jsonl")
     sync_settings = config.Sync(transport=scene.transport, mode=setting.mode, timeout_seconds=scene.timeout_seconds)
-    together = setting.schedule == "all"
-    sync = WeightSync(sync_settings, fleet, policy, ranks, database, Progress(1), journal, together=together)
+    sync = WeightSync(sync_settings, replicas, ranks, database, Progress(1), journal)
     rotation, load = Rotation(policy), Load(policy, TOKENS)
     all_here = _when_ready(fleet, len(members))
     server_settings = config.Server(heartbeat_seconds=5.0, lost_after_seconds=60.0)

@@ -40,15 +40,15 @@ class Rotation:
         self._policy = policy
         self._out: dict[str, float] = {}
         self.pauses: list[Pause] = []
-        policy.on_rotation.append(self._look)
+        policy.replicas.on_change.append(self._look)
 
     def _look(self) -> None:
         now = time.monotonic()
-        for name, replica in self._policy.router.replicas.items():
+        for replica in self._policy.replicas:
             if not replica.serving:
-                self._out.setdefault(name, now)
-            elif (out := self._out.pop(name, None)) is not None:
-                self.pauses.append(Pause(name, out, now))
+                self._out.setdefault(replica.name, now)
+            elif (out := self._out.pop(replica.name, None)) is not None:
+                self.pauses.append(Pause(replica.name, out, now))
 
 
 @dataclass(frozen=True, slots=True)

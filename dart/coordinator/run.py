@@ -40,7 +40,9 @@ from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
+from dart.core.health import Condition
 from dart.core.progress import TRAINED, Progress
+from dart.core.replicas import Replicas
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
@@ -83,13 +85,15 @@ class Run:
         screenshots = StoredScreenshots(database.blobs)
         self._shared = screenshots.share() if config.server.share_screenshots else None
         self.envs = EnvPool(self.fleet)
-        self.policy = RolloutPool(self.fleet, screenshots)
+        self.replicas: Replicas[Worker] = Replicas(
+            time.monotonic(), start.version, config.sync.max_unavailable, together=config.schedule.sync == "all"
+        )
+        self.policy = RolloutPool(self.fleet, screenshots, self.replicas)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
         self.progress = Progress(config.stop.window)
         self.journal = Journal(directory.metrics, start.first_event)
-        self.sync = WeightSync(config.sync, self.fleet, self.policy, self.ranks, database, self.progress, self.journal,
-                               start.version, together=config.schedule.sync == "all")  # fmt: skip
+        self.sync = WeightSync(config.sync, self.replicas, self.ranks, database, self.progress, self.journal)
         self.data = (
             Demonstrations(config, self.progress, self.journal)
             if config.algorithm == "sft"
@@ -97,7 +101,7 @@ class Run:
                 config, database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs
             )
         )
-        self.policy.on_rotation.append(self._blame_queue)
+        self.replicas.on_change.append(self._blame_queue)
         self._blame_queue()
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -115,11 +119,11 @@ class Run:
         wanted = {"env": min(1, job.environments(config)), "rollout": self.replicas_wanted}
         self._watch = Watch(
             config, wanted | {"train": config.trainer.ranks if self._trains else 0},
-            self.fleet, self.envs, self.sync, self.accounting, self.progress, self.journal,
+            self.fleet, self.envs, self.replicas, self.accounting, self.progress, self.journal,
             sampled=self._sampled, status=self.status, health=self.server.serving,
         )  # fmt: skip
         self._board = StatusBoard(
-            directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.policy, self.sync,
+            directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.replicas,
             figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
         )  # fmt: skip
         pool = config.curation.pool
@@ -185,7 +189,7 @@ class Run:
 
     def _activity(self) -> Activity:
         if self.progress.phase == "starting":
-            replicas, ranks = len(self.policy.router.replicas), len(self.fleet.of_role(pb.ROLE_TRAIN))
+            replicas, ranks = len(self.replicas), len(self.fleet.of_role(pb.ROLE_TRAIN))
             ready = f"{self.envs.slots} environments, {replicas} of {self.replicas_wanted} replicas"
             if self._trains:
                 ready += f", {ranks} of {self.config.trainer.ranks} trainer ranks"
@@ -293,7 +297,7 @@ class Run:
         self._phase("training")
         await self._training.run()
         if episodes:
-            await self.sync.settled_or_out()
+            await self.sync.settle_or_exclude()
             await self._evaluate("after", episodes)
         summary = self._summary()
         write_json(self.directory.summary, summary)
@@ -303,7 +307,7 @@ class Run:
         """At least one environment, and every replica, that the job needs; the trainer may still be loading."""
         self._phase("starting")
         environments = self._job.environments(self.config)
-        while (environments and not self.envs.slots) or len(self.policy.router.replicas) < self.replicas_wanted:
+        while (environments and not self.envs.slots) or len(self.replicas) < self.replicas_wanted:
             await self._fleet_changed.wait()
 
     async def _evaluated(self, endpoint: Address | None) -> Evaluation:
@@ -342,9 +346,12 @@ class Run:
     # ---- workers ----
 
     def _blame_queue(self) -> None:
-        """Why a turn finds no replica with capacity: weights, where a replica that takes them would have some."""
-        replicas = self.policy.router.replicas.values()
-        cause = "a replica takes new weights" if not all(one.serving for one in replicas) else "the replicas are full"
+        """Why a turn finds no replica with capacity: one that takes weights, or is in quarantine, would have some."""
+        cause = "the replicas are full"
+        if any(replica.health.condition is not Condition.HEALTHY for replica in self.replicas):
+            cause = "a replica is in quarantine"
+        if not all(replica.serving for replica in self.replicas):
+            cause = "a replica takes new weights"
         self.envs.usage.blame(EnvState.QUEUED, cause, time.monotonic())
 
     def _welcome(self, hello: pb.Hello) -> str:

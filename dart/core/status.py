@@ -77,13 +77,15 @@ class WorkerStatus:
     role: str
     """ "env", "rollout" or "train"."""
     state: str
-    """ "starting", "ready", "syncing" or "lost"."""
+    """ "starting", "ready", "syncing", "lost"; of a replica that fails also "quarantined" or "probing"."""
     slots: int
     busy: int
     weight_version: int
     seconds_since_heard: float
     doing: str
-    """What its slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
+    """What its slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused".
+
+    Of a quarantined replica also its last failure, in its own words."""
 
 
 @dataclass(frozen=True, slots=True)

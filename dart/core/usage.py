@@ -53,6 +53,8 @@ class ReplicaState(StrEnum):
     IDLE = "idle"
     SYNCING = "syncing"
     """It takes new weights: out of the rotation, and nothing is left to generate."""
+    QUARANTINED = "quarantined"
+    """Its last requests failed: it gets none, or one at a time to see whether it works again."""
     LOST = "lost"
 
 

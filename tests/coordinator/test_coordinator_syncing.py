@@ -20,6 +20,7 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.progress import Progress
+from dart.core.replicas import Replicas
 from dart.core.types import Generation
 from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
@@ -53,8 +54,12 @@ class Stage:
     fails: Callable[[Any], bool] = lambda command: False
 
     @property
+    def replicas(self) -> Replicas[Worker]:
+        return self.pool.replicas
+
+    @property
     def serves(self) -> bool:
-        return self.pool.router.replicas["replica"].serving
+        return self.replicas.get("replica").serving
 
     async def answer(self, worker: Worker) -> None:
         while True:
@@ -81,7 +86,7 @@ async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[
     settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
     made = Stage(
-        WeightSync(settings, fleet, pool, ranks, database, Progress(1), Journal(tmp_path / "metrics.jsonl")),
+        WeightSync(settings, pool.replicas, ranks, database, Progress(1), Journal(tmp_path / "metrics.jsonl")),
         pool,
         fleet=fleet,
     )
@@ -110,7 +115,7 @@ async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Pa
         assert sorted(made.seen[:2]) == [("ReceiveWeights", True), ("SendWeights", True)]
         assert made.seen[2:] == [("LoadWeights", False)]
         assert made.serves
-        assert made.sync.versions == {"replica": 1}
+        assert made.replicas.versions == {"replica": 1}
 
 
 @pytest.mark.parametrize(("transport", "capable"), [("nccl", True), ("gloo", False)])
@@ -163,7 +168,7 @@ async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_
         new, _ = made.fleet.admit(hello)
         made.fleet.became_ready(new, pb.Ready(slots=4, engine_ranks=1, weight_version=1))
         go_on.set()
-        while not old.stale_replies and made.sync.versions != {"replica": 1}:
+        while not old.stale_replies and made.replicas.versions != {"replica": 1}:
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -179,11 +184,11 @@ async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
         made.fleet.became_ready(other, pb.Ready(slots=1, weight_version=1, engine_ranks=1))
         made.fails = lambda command: isinstance(command, pb.SendWeights)
         made.sync.publish(1, TENSORS)
-        await made.sync.settled_or_out()
-        assert not made.serves and made.pool.router.replicas["other"].serving
+        await made.sync.settle_or_exclude()
+        assert not made.serves and made.replicas.get("other").serving
         made.fleet.lose(other, "goodbye")
         with pytest.raises(UserError, match="no replica took version 1"):
-            await made.sync.settled_or_out()
+            await made.sync.settle_or_exclude()
 
 
 def test_a_log_probability_that_is_not_a_number_is_the_replicas_failure() -> None:

@@ -16,7 +16,6 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.curation.orders import Order
 from dart.core.curation.schedule import Schedule, Situation, why_wait
-from dart.core.sync_plan import SyncPlan
 from dart.core.usage import EnvState, ReplicaState, TrainerState
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
@@ -147,20 +146,7 @@ def test_task_wise_keeps_to_its_sets() -> None:
     assert why_wait(mode, Situation(True, 0, 0, 0, 3)) is None, "fewer environments than N are one set"
 
 
-def test_all_at_once() -> None:
-    plan = SyncPlan(1, together=True)
-    for name in "abc":
-        plan.joined(name, 0)
-    plan.published(1)
-    assert [plan.next() for _ in range(4)] == [("a", 1), ("b", 1), ("c", 1), None]
-    plan.updated("a", 1)
-    plan.updated("b", 1)
-    assert not plan.settled
-    plan.updated("c", 1)
-    assert plan.settled
-
-
-def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
+async def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
     """The stream of a restarted worker's former self may be noticed as dead later than the new one begins."""
     fleet = Fleet(60.0)
     envs, policy, ranks = (
@@ -181,7 +167,7 @@ def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
     assert envs.usage.counts() == {EnvState.IDLE: 3}
     assert policy.usage.counts() == {ReplicaState.IDLE: 1}
     assert ranks.usage.counts() == {TrainerState.IDLE: 1}
-    assert policy.router.free
+    assert policy.replicas.free
     fleet.lose(both["rollout"][1], "silent")
-    assert not policy.router.free
+    assert not policy.replicas.free
     assert policy.usage.counts() == {ReplicaState.LOST: 1}

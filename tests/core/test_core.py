@@ -1,20 +1,16 @@
-"""Pure decisions: groups, curation, feed, routing, sync plan, usage."""
+"""Pure decisions: groups, curation, feed, usage."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dart.core.curation.advantage import group_advantages
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.curation.judging import Decision, judge, start_budget
 from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
-from dart.core.routing import Replica, Router
-from dart.core.sync_plan import SyncPlan
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 from dart.core.usage import EnvState, Ledger
 
@@ -93,118 +89,6 @@ def test_balance_leaves_no_sample_out() -> None:
 def test_budget_always_lets_a_batch_fill() -> None:
     assert start_budget(0, 64, 8) == 72
     assert start_budget(2, 64, 8) == 136
-
-
-def test_router_capacity_then_affinity_then_version() -> None:
-    def made(busy: int = 0) -> Router:
-        router = Router()
-        router.join(Replica("a", 4, 1, busy=busy))
-        router.join(Replica("b", 4, 2))
-        return router
-
-    def chosen(router: Router, affinity: str | None = None) -> str | None:
-        replica = router.take(affinity)
-        return replica.id if replica else None
-
-    assert chosen(made()) == "b"
-    assert chosen(made(busy=2), "a") == "a"
-    assert chosen(made(busy=3), "a") == "b"
-    assert chosen(made(busy=4), "a") == "b"
-    router = made(busy=3)
-    router.set_serving(router.replicas["b"], False)
-    assert [chosen(router), chosen(router, "a")] == ["a", None]
-
-
-ROUTED = st.lists(st.tuples(st.sampled_from(["take", "back", "serve", "stop", "version", "leave", "join"]),
-                            st.integers(0, 3)), max_size=120)  # fmt: skip
-
-
-@given(ROUTED)
-def test_the_router_chooses_as_a_pass_over_all_replicas_would(events: list[tuple[str, int]]) -> None:
-    router = Router()
-    taken: list[Replica] = []
-    version = 0
-    for event, number in events:
-        name = "abcd"[number]
-        replica = router.replicas.get(name)
-        match event:
-            case "join":
-                router.join(Replica(name, 3, version))
-            case "leave":
-                router.leave(name)
-            case "take":
-                with_room = [r for r in router.replicas.values() if r.serving and r.busy < r.slots]
-                least = min(((r.busy, -r.version) for r in with_room), default=None)
-                before = {r.id: (r.busy, -r.version) for r in with_room}
-                picked = router.take()
-                assert (picked is None) == (least is None)
-                if picked:
-                    assert before[picked.id] == least
-                    taken.append(picked)
-            case "back" if taken:
-                router.give_back(taken.pop())
-            case "serve" | "stop" if replica:
-                router.set_serving(replica, event == "serve")
-            case "version" if replica:
-                version += 1
-                router.set_version(replica, version)
-        assert router.free == sum(r.slots - r.busy for r in router.replicas.values() if r.serving)
-        assert len(router._line) <= 64 + 4 * 4
-
-
-def test_sync_rolls_one_at_a_time_and_skips_to_the_newest() -> None:
-    plan = SyncPlan(max_unavailable=1)
-    plan.joined("a", 0)
-    plan.joined("b", 0)
-    assert plan.next() is None
-    plan.published(1)
-    assert plan.next() == ("a", 1)
-    assert plan.next() is None, "never both at once"
-    plan.published(2)
-    plan.updated("a", 1)
-    assert plan.next() == ("b", 2), "the oldest first, straight to the newest"
-    plan.failed("b")
-    assert plan.next() == ("a", 2), "one that fails holds nobody else up"
-    plan.updated("a", 2)
-    assert plan.next() == ("b", 2)
-    plan.failed("b")
-    plan.published(3)
-    assert [plan.next(), plan.failed("b") or plan.updated("a", 3), plan.next()] == [("a", 3), None, ("b", 3)]
-    plan.left("b")
-    assert plan.settled
-    with pytest.raises(ValueError, match="versions only grow"):
-        plan.published(2)
-
-
-@given(st.lists(st.sampled_from(["publish", "next", "done", "fail", "leave", "join"]), max_size=100), st.integers(1, 3))
-def test_sync_never_exceeds_max_unavailable_and_settles(events: list[str], most: int) -> None:
-    plan = SyncPlan(most)
-    running: dict[str, int] = {}
-    for name in "abcd":
-        plan.joined(name, 0)
-    for event in events:
-        match event:
-            case "publish":
-                plan.published(plan.version + 1)
-            case "next":
-                if chosen := plan.next():
-                    assert chosen[0] not in running
-                    running[chosen[0]] = chosen[1]
-                assert len(running) <= most
-            case "done" if running:
-                plan.updated(*running.popitem())
-            case "fail" if running:
-                plan.failed(running.popitem()[0])
-            case "leave" if running:
-                plan.left(running.popitem()[0])
-            case "join":
-                plan.joined("e", 0)
-                running.pop("e", None)
-    for name, version in running.items():
-        plan.updated(name, version)
-    while chosen := plan.next():
-        plan.updated(*chosen)
-    assert plan.settled
 
 
 def test_the_ledger_books_every_slot_second_once() -> None:

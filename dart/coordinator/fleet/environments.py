@@ -107,10 +107,15 @@ class EnvPool:
         if credits := self._credits_of(worker):
             credits.begin()
 
-    def ended(self, worker: Worker, failed: bool) -> None:
-        """An episode is over. Its environment is free again now, or when its worker says so."""
+    def ended(self, worker: Worker, failed: bool | None) -> None:
+        """An episode is over. Its environment is free again now, or when its worker says so.
+
+        `failed`: the attempt did, and this worker is to blame, so that the environment may have to rest first; False:
+        it went well; None: another worker ended it, or it was cancelled.
+        """
         if credits := self._credits_of(worker):
-            self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
+            if failed is not None:
+                self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
             for _ in range(credits.end()):
                 self._freed(worker)
 
@@ -255,7 +260,7 @@ class EnvSession:
         self._pool.move(self._worker, self._state, state)
         self._state = state
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool | None = None) -> None:
         """The episode is over, also when it was cancelled or never began: nothing is awaited. Once."""
         if self._closed:
             return

@@ -1,8 +1,8 @@
-"""The replicas as one resource: `RolloutPool.generate` goes to whichever replica has capacity.
+"""The replicas as one resource: `RolloutPool.generate` asks whichever replica `dart.core.replicas.Replicas` chooses.
 
-A request waits in line while no replica has capacity, and is made again elsewhere when a replica is lost or ends the
-request for a weight update; generating has no side effect, so the episode never notices. The line has no bound of its
-own: at most one entry per environment stands in it.
+A request waits in line while no replica has capacity. It is made again when a replica fails or is lost, elsewhere if
+possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The line has no
+bound of its own: at most one entry per environment stands in it.
 """
 
 from __future__ import annotations
@@ -11,39 +11,59 @@ import asyncio
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dart.agent.episode import ContextFull
-from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
-from dart.core.routing import Replica, Router
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
+from dart.core.replica import Replica, Request
+from dart.core.replicas import Replicas
 from dart.core.types import Generation, Prompt
-from dart.core.usage import EnvState, Ledger, ReplicaState
+from dart.core.usage import EnvState
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import generation_from_proto, write_prompt
 
 GENERATE_ATTEMPTS = 5
+OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
+"""Failures of the request, which it would meet on every replica."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What a replica is asked for. `forced_text`: nothing is sampled, this is the turn.
+
+    `with_data`: the bytes of every screenshot go along, since a replica did not have what it was thought to have.
+    """
+
+    id: str
+    prompt: Prompt
+    temperature: float
+    max_tokens: int
+    forced_text: str | None
+    attempt: int = 0
+    with_data: bool = False
 
 
 class RolloutPool:
-    def __init__(self, fleet: Fleet, screenshots: StoredScreenshots) -> None:
+    """`replicas`: to be asked by everyone, changed by this pool and by weight sync."""
+
+    def __init__(self, fleet: Fleet, screenshots: StoredScreenshots, replicas: Replicas[Worker] | None = None) -> None:
         self.screenshots = screenshots
-        self.router = Router()
-        self.usage = Ledger({ReplicaState.BUSY}, time.monotonic())
+        self.replicas: Replicas[Worker] = Replicas(time.monotonic()) if replicas is None else replicas
+        self.usage = self.replicas.usage
         self.requests = 0
-        self.on_rotation: list[Callable[[], None]] = []
-        """Called when a replica was taken out of the rotation or put back, has come or is gone."""
-        self._states: dict[str, ReplicaState] = {}
-        self._workers: dict[str, Worker] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[Request[Worker], asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
+        self._alarm = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self.replicas.on_change.append(self._replicas_changed)
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self.replicas.waiting
 
     async def generate(
         self,
@@ -56,64 +76,75 @@ class RolloutPool:
     ) -> tuple[Generation, str]:
         """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
 
-        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities. `enter` is told when the
-        request has to stand in line, and when a replica has it then.
+        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities. `enter` is called with QUEUED
+        when the request has to wait for a replica, and with GENERATING when it has got one.
 
-        Raises InfrastructureError after `GENERATE_ATTEMPTS` replicas have failed, or when the request itself is
-        invalid, and ContextFull.
+        Raises ContextFull, and InfrastructureError: after `GENERATE_ATTEMPTS` attempts have failed, with the name of
+        the replica that failed last, or without a name when the request itself is invalid.
         """
-        number = next(self._numbers)
-        with_data = False
-        for attempt in range(1, GENERATE_ATTEMPTS + 1):
-            if (replica := self._taken(affinity)) is None:
+        turn = _Turn(f"q{next(self._numbers)}", prompt, temperature, max_tokens, forced_text)
+        request: Request[Worker] = Request(affinity)
+        while True:
+            if (replica := self.replicas.take(request, time.monotonic())) is None:
                 enter(EnvState.QUEUED)
-                replica = await self._wait_for_one(affinity)
+                replica = await self._wait_for_replica(request)
                 enter(EnvState.GENERATING)
-            worker = self._workers[replica.id]
             try:
-                message = pb.SessionResponse()
-                request = message.generate  # in place, as for Act
-                request.assignment.assignment_id, request.assignment.attempt = f"q{number}", attempt
-                request.sampling.temperature, request.sampling.max_tokens = temperature, max_tokens
-                if forced_text is not None:
-                    request.forced_text = forced_text
-                write_prompt(request, prompt)
-                await self._fill_screenshots(request, prompt, worker, with_data)
-                reply = await worker.call(message)
-                self.requests += 1
-                return _checked(generation_from_proto(reply), replica.id, forced_text is not None), replica.id
-            except CommandFailed as error:
-                if error.code == pb.FAILURE_CODE_INVALID:
-                    raise
-                if error.code == pb.FAILURE_CODE_CONTEXT_FULL:
+                return await self._attempt(turn, request, replica), replica.name
+            except InfrastructureError as error:
+                code = error.code if isinstance(error, CommandFailed) else None
+                if code == pb.FAILURE_CODE_CONTEXT_FULL:
                     raise ContextFull(str(error)) from error
-                if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
-                    worker.screenshots.forget()
-                    with_data = True
-                last: InfrastructureError = error
-            except WorkerLost as error:
-                last = error
+                if code == pb.FAILURE_CODE_INVALID:
+                    raise InfrastructureError(str(error)) from error
+                if code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
+                    replica.session.screenshots.forget()
+                    turn.with_data = True
+                if turn.attempt >= GENERATE_ATTEMPTS:
+                    raise
             except ScreenshotLost as error:
                 raise InfrastructureError(str(error)) from error
-            except asyncio.CancelledError:
-                worker.tell(pb.Abort(assignment=pb.Assignment(assignment_id=f"q{number}", attempt=attempt)))
-                raise
-            finally:
-                worker.end_assignment(f"q{number}", attempt)
-                self._give_back(replica)
-        raise last
 
-    def set_serving(self, replica_id: str, serving: bool) -> None:
-        """Take a replica out of the rotation for a weight update, or put it back."""
-        if replica := self.router.replicas.get(replica_id):
-            self.router.set_serving(replica, serving)
-            self._account(replica)
-            self._rotated()
-            self._wake()
+    async def _attempt(self, turn: _Turn, request: Request[Worker], replica: Replica[Worker]) -> Generation:
+        """Ask the replica once, and give it back with what is to be held against it."""
+        worker, version = replica.session, replica.version
+        turn.attempt += 1
+        blame, served = "", False
+        try:
+            reply = await worker.call(await self._message(turn, worker))
+            self.requests += 1
+            generation = _checked(generation_from_proto(reply), replica.name, turn.forced_text is not None)
+            served = True
+            return generation
+        except InfrastructureError as error:
+            if not _excused(error, turn, replica, version):
+                blame = str(error)
+            raise
+        except asyncio.CancelledError:
+            worker.tell(pb.Abort(assignment=pb.Assignment(assignment_id=turn.id, attempt=turn.attempt)))
+            raise
+        finally:
+            worker.end_assignment(turn.id, turn.attempt)
+            now = time.monotonic()
+            if served:
+                self.replicas.served(request, now)
+            elif blame:
+                self.replicas.failed(request, blame, now)
+            else:
+                self.replicas.ended(request, now)
+            if self._waiting:
+                self._grant()
 
-    def set_version(self, replica_id: str, version: int) -> None:
-        if replica := self.router.replicas.get(replica_id):
-            self.router.set_version(replica, version)
+    async def _message(self, turn: _Turn, worker: Worker) -> pb.SessionResponse:
+        message = pb.SessionResponse()
+        request = message.generate  # in place, as for Act
+        request.assignment.assignment_id, request.assignment.attempt = turn.id, turn.attempt
+        request.sampling.temperature, request.sampling.max_tokens = turn.temperature, turn.max_tokens
+        if turn.forced_text is not None:
+            request.forced_text = turn.forced_text
+        write_prompt(request, turn.prompt)
+        await self._fill_screenshots(request, turn.prompt, worker, turn.with_data)
+        return message
 
     async def _fill_screenshots(self, request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
         """The bytes of those screenshots that the worker does not hold; `with_data`: of all.
@@ -139,72 +170,80 @@ class RolloutPool:
                 worker.screenshots.note(image.sha256, True)
             start += len(block.parts)
 
-    def _taken(self, affinity: str | None) -> Replica | None:
-        """A replica with capacity, which has this request now."""
-        if replica := self.router.take(affinity):
-            self._account(replica)
-        return replica
+    # ---- the line ----
 
-    async def _wait_for_one(self, affinity: str | None) -> Replica:
-        while (replica := self._taken(affinity)) is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()
-                raise
-        return replica
+    async def _wait_for_replica(self, request: Request[Worker]) -> Replica[Worker]:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[request] = granted
+        self.replicas.wait(request)
+        self._set_timer()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                self.replicas.withdraw(request)
+            else:
+                self.replicas.ended(request, time.monotonic())
+                self._grant()
+            raise
+        finally:
+            del self._waiting[request]
+        assert request.replica is not None, "it was granted"
+        return request.replica
 
-    def _give_back(self, replica: Replica) -> None:
-        if not self.router.give_back(replica):
-            return  # the replica left, and took its time with it
-        self._account(replica)
-        self._wake()
+    def _grant(self) -> None:
+        """Give replicas to those who wait for one."""
+        while granted := self.replicas.grants(time.monotonic()):
+            for request in granted:
+                if self._waiting[request].done():  # its episode has just been cancelled
+                    self.replicas.ended(request, time.monotonic())
+                else:
+                    self._waiting[request].set_result(None)
 
-    def _rotated(self) -> None:
-        for listener in self.on_rotation:
-            listener()
+    def _replicas_changed(self) -> None:
+        self._grant()
+        self._set_timer()
 
-    def _account(self, replica: Replica) -> None:
-        """Book the replica's time from here on to what it does now."""
-        serves = ReplicaState.IDLE if replica.serving else ReplicaState.SYNCING
-        state = ReplicaState.BUSY if replica.busy else serves
-        if (old := self._states[replica.id]) is not state:
-            self._states[replica.id] = state
-            self.usage.move(replica.id, old, state, time.monotonic())
+    def _set_timer(self) -> None:
+        """For what changes because time passes."""
+        now = time.monotonic()
+        alarm = self.replicas.next_alarm(now)
+        if alarm == self._alarm:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._alarm, self._timer = alarm, None
+        if alarm < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, alarm - now), self._alarmed)
 
-    def _wake(self) -> None:
-        free = self.router.free
-        while self._waiting and free > 0:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                free -= 1
+    def _alarmed(self) -> None:
+        self._alarm, self._timer = math.inf, None
+        self.replicas.time_passed(time.monotonic())
+
+    # ---- who is there ----
 
     def _joined(self, worker: Worker) -> None:
-        if worker.role != pb.ROLE_ROLLOUT:
-            return
-        self._workers[worker.id] = worker
-        self.router.join(Replica(worker.id, worker.slots, worker.ready.weight_version))
-        now = time.monotonic()
-        if self.usage.counts(worker.id):
-            self.usage.left(worker.id, now)
-        self._states[worker.id] = ReplicaState.IDLE
-        self.usage.joined(worker.id, ReplicaState.IDLE, 1, now)
-        self._rotated()
-        self._wake()
+        if worker.role == pb.ROLE_ROLLOUT:
+            self.replicas.join(worker.id, worker.slots, worker.ready.weight_version, worker, time.monotonic())
 
     def _left(self, worker: Worker) -> None:
-        if worker.role != pb.ROLE_ROLLOUT:
-            return
-        if self._workers.get(worker.id) is not worker:
-            return  # another instance of this name has taken its place
-        del self._workers[worker.id]
-        self.router.leave(worker.id)
-        self.usage.lost(worker.id, ReplicaState.LOST, time.monotonic(), for_good=worker.said_goodbye)
-        self._rotated()
+        replica = self.replicas.get(worker.id)
+        if replica is not None and replica.session is worker:  # else another instance has taken its place
+            self.replicas.leave(replica, time.monotonic(), for_good=worker.said_goodbye)
+
+
+def _excused(error: InfrastructureError, turn: _Turn, replica: Replica[Worker], version: int) -> bool:
+    """The replica is not to blame: it was asked for the impossible, updated, or thought to hold a screenshot.
+
+    `version`: what it had when it was asked.
+    """
+    if not isinstance(error, CommandFailed):
+        return False
+    if error.code == pb.FAILURE_CODE_ABORTED:
+        return replica.target is not None or not replica.serving or replica.version != version
+    if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
+        return not turn.with_data
+    return error.code in OWN_FAULT
 
 
 def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
@@ -213,8 +252,9 @@ def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
     if len(generation.logprobs) != wanted:
         raise InfrastructureError(
             f"{replica} answered {len(generation.token_ids)} {'forced' if forced else 'sampled'} tokens "
-            f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine"
+            f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine",
+            replica,
         )
     if not all(map(math.isfinite, generation.logprobs)):
-        raise InfrastructureError(f"{replica} answered a log-probability that is not finite")
+        raise InfrastructureError(f"{replica} answered a log-probability that is not finite", replica)
     return generation

@@ -33,7 +33,14 @@ STALLED_SECONDS = 2.0
 
 
 class InfrastructureError(Exception):
-    """A worker, not the policy, is to blame: the attempt is discarded and given out again."""
+    """A worker, not the policy, is to blame: the attempt is discarded and given out again.
+
+    `worker`: the name of the one that is; empty where it is not known.
+    """
+
+    def __init__(self, message: str, worker: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 class WorkerLost(InfrastructureError):
@@ -43,8 +50,8 @@ class WorkerLost(InfrastructureError):
 class CommandFailed(InfrastructureError):
     """The worker answered with a Failure."""
 
-    def __init__(self, code: int, message: str, trajectories: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, code: int, message: str, worker: str = "", trajectories: Sequence[str] = ()) -> None:
+        super().__init__(message, worker)
         self.code = code
         self.trajectories = trajectories
         """Of a batch, those that the trainer cannot train on."""
@@ -109,7 +116,7 @@ class Worker:
         Failure, WorkerLost when it is gone. A cancelled call forgets the reply.
         """
         if self.state == "lost":
-            raise WorkerLost(f"worker {self.id} is lost")
+            raise WorkerLost(f"worker {self.id} is lost", self.id)
         key = self.end.issue(commands, time.monotonic())
         reply = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
@@ -134,7 +141,8 @@ class Worker:
         if assignment is None or (key := self.end.answered(assignment)) is None:
             return
         if isinstance(reply, pb.Failure):
-            self._fail(key, CommandFailed(reply.code, f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)))
+            told, refused = f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)
+            self._fail(key, CommandFailed(reply.code, told, self.id, refused))
         elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
             waiting.set_result(reply)
 
@@ -156,13 +164,13 @@ class Worker:
         self.lost.set()
         self.hung_up.set()
         for key in self._waiting:
-            self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}"))
+            self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}", self.id))
 
     def fail_overdue(self, now: float, seconds: float) -> str:
         """Commands without an answer for `seconds` have failed. Why the worker itself has, or "" if it has not."""
         overdue = self.end.overdue(now, seconds)
         for key in overdue.failed:
-            self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}"))
+            self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}", self.id))
         return overdue.why if overdue.hangs else ""
 
     def _new_outbox(self) -> Outbox[pb.SessionResponse]:
@@ -177,7 +185,7 @@ class Worker:
         why = f"{self.id}: {too_large(message.WhichOneof('body') or '', size)}"
         log.error("%s: it has failed", why)
         if (key := self.end.refused(message)) is not None:
-            self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why))
+            self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why, self.id))
 
 
 class Rejected(Exception):

@@ -45,11 +45,12 @@ class _Turns:
 
     def __init__(self, env: EnvSession, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
         self._env, self._pool, self._temperature, self._max_tokens = env, pool, temperature, max_tokens
-        self._replica: str | None = None
+        self.replica = ""
+        """The one that made the last turn."""
 
     async def generate(self, prompt: Prompt) -> Generation:
-        generation, self._replica = await self._pool.generate(
-            prompt, self._temperature, self._max_tokens, self._replica, enter=self._env.enter
+        generation, self.replica = await self._pool.generate(
+            prompt, self._temperature, self._max_tokens, self.replica or None, enter=self._env.enter
         )
         return generation
 
@@ -78,17 +79,20 @@ async def sample(
             success_threshold=config.curation.success_threshold,
             agent=config.agent,
         )
-        failed = False
+        failed: bool | None = None
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
             # Turns that another writer made may lack what training needs.
             if why := usable(trajectory, vocabulary) if writer is None else unusable_reward(trajectory):
-                raise InfrastructureError(f"its trajectory cannot be used: {why}")
+                culprit = worker.id if unusable_reward(trajectory) or not isinstance(turns, _Turns) else turns.replica
+                raise InfrastructureError(f"its trajectory cannot be used: {why}", culprit)
+            failed = False
         except (InfrastructureError, ContextFull) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
-            failed = True
-            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
+            culprit = error.worker if isinstance(error, InfrastructureError) and error.worker else worker.id
+            failed = True if culprit == worker.id else None
+            source.failed(order.failed(culprit), InfrastructureError(str(error), culprit))
             return
         finally:
             env.close(failed)
@@ -96,7 +100,7 @@ async def sample(
             await source.finished(order, trajectory)
         except BlobError as error:
             log.warning("%s cannot be stored: %s", order.trajectory_id, error)
-            source.failed(order.failed(worker.id), InfrastructureError(str(error)))
+            source.failed(order.failed(worker.id), InfrastructureError(str(error), worker.id))
 
     async def underway(env: EnvSession, worker: Worker, order: Order) -> None:
         with envs.underway.episode():

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
-from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.watching import Watch
-from dart.coordinator.training.syncing import WeightSync
+from dart.core.health import Condition
 from dart.core.progress import Progress
+from dart.core.replicas import Replicas
 from dart.core.status import Figures, Status, WorkerStatus
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import ROLE_NAMES
@@ -38,8 +38,7 @@ class StatusBoard:
         accounting: Accounting,
         fleet: Fleet,
         envs: EnvPool,
-        policy: RolloutPool,
-        sync: WeightSync,
+        replicas: Replicas[Worker],
         *,
         figures: Callable[[], Figures],
         activity: Callable[[], Activity],
@@ -47,7 +46,7 @@ class StatusBoard:
         watch: Watch,
     ) -> None:
         self._run_id, self._stop, self._progress, self._accounting = run_id, stop, progress, accounting
-        self._fleet, self._envs, self._policy, self._sync = fleet, envs, policy, sync
+        self._fleet, self._envs, self._replicas = fleet, envs, replicas
         self._figures, self._activity, self._address = figures, activity, address
         self._watch = watch
         self._began = time.monotonic()
@@ -84,16 +83,15 @@ class StatusBoard:
 
     def _workers(self, now: float) -> tuple[WorkerStatus, ...]:
         ordered = sorted(self._fleet.workers.values(), key=lambda worker: (ROLE_NAMES[worker.role], worker.id))
-        replicas, versions = self._policy.router.replicas, self._sync.versions
 
         def told(worker: Worker) -> WorkerStatus:
-            busy, state, version = 0, worker.state, versions.get(worker.id, worker.ready.weight_version)
+            busy, state, version = 0, worker.state, worker.ready.weight_version
             if worker.role == pb.ROLE_ENV:
                 busy = self._envs.usage.busy(worker.id)
             elif worker.role == pb.ROLE_TRAIN:
                 version = self._progress.counts.version
-            elif replica := replicas.get(worker.id):
-                busy, state = replica.busy, state if replica.serving else "syncing"
+            elif replica := self._replicas.get(worker.id):
+                busy, state, version = replica.busy, replica.condition, replica.version
             return WorkerStatus(
                 worker_id=worker.id,
                 role=ROLE_NAMES[worker.role],
@@ -108,6 +106,10 @@ class StatusBoard:
         return tuple([told(worker) for worker in ordered])
 
     def _doing(self, worker: Worker) -> str:
-        doing, failed = self._accounting.doing(worker), worker.last_failure
+        doing, failed, replica = self._accounting.doing(worker), worker.last_failure, self._replicas.get(worker.id)
         resting = worker.role == pb.ROLE_ENV and failed and self._envs.failures(worker.id)
-        return f"{doing}; the last attempt failed with: {failed}" if resting else doing
+        if resting:
+            return f"{doing}; the last attempt failed with: {failed}"
+        if worker.role == pb.ROLE_ROLLOUT and replica and replica.health.condition is not Condition.HEALTHY:
+            return f"{doing}; the last request failed with: {replica.health.last_failure}"
+        return doing

@@ -18,9 +18,9 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
-from dart.coordinator.training.syncing import WeightSync
 from dart.core.culprits import Owed, Scene, explain
 from dart.core.progress import Progress
+from dart.core.replicas import Replicas
 from dart.core.status import Stall, Status
 from dart.core.usage import EnvState, TrainerState
 from dart.core.watchdog import Limits, Pulse, Watchdog
@@ -56,7 +56,7 @@ class Watch:
         wanted: Mapping[str, int],
         fleet: Fleet,
         envs: EnvPool,
-        sync: WeightSync,
+        replicas: Replicas[Worker],
         accounting: Accounting,
         progress: Progress,
         journal: Journal,
@@ -67,7 +67,7 @@ class Watch:
     ) -> None:
         bounds = settings.watchdog
         self._settings, self._wanted = settings, wanted
-        self._envs, self._fleet, self._sync, self._accounting = envs, fleet, sync, accounting
+        self._envs, self._fleet, self._replicas, self._accounting = envs, fleet, replicas, accounting
         self._progress, self._journal = progress, journal
         self._sampled, self._status, self._health = sampled, status, health
         seconds = bounds.start_seconds, bounds.sampling_seconds, bounds.update_seconds, bounds.weights_seconds
@@ -137,7 +137,7 @@ class Watch:
             updates=progress.counts.updates,
             trainer=next((str(s) for s in (TrainerState.TRAINING, TrainerState.SAVING) if trainer.get(s)), ""),
             version=progress.counts.version,
-            versions=self._sync.versions,
+            versions=self._replicas.versions,
             environments=self._envs.slots,
             sampling=sampled.going_on,
             busy=any(states.get(state) for state in BUSY),

@@ -259,7 +259,7 @@ class Training:
             "update",
             **self.figures().to_json(),
             batch_groups=len(batch),
-            replica_versions=self._sync.versions,
+            replica_versions=self._policy.replicas.versions,
             waiting_groups=self._data.waiting_groups,
             trainer=self._last_update,
         )

@@ -9,7 +9,7 @@ from enum import Enum
 from dart.core.types import Task
 
 MOST_ATTEMPTS, MOST_ATTEMPTS_ON_ONE = 5, 12
-"""Attempts of one roll-out before it is given up; the second where all of them failed on one env worker."""
+"""Attempts of one roll-out before it is given up; the second where one worker ended all of them."""
 
 FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
 """The run ends when attempts have failed for so long without a finished one, and so many of them: a node that is lost
@@ -20,7 +20,7 @@ fails all of its own at once, and a cloud may be away for a minute."""
 class Order:
     """One roll-out to run: `attempt` counts from 1 and grows when infrastructure ended the last one.
 
-    `failed_on`: the env workers of the attempts that it ended.
+    `failed_on`: the workers that ended those attempts.
     """
 
     trajectory_id: str
@@ -36,7 +36,7 @@ class Order:
         return self.attempt >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
 
     def failed(self, worker: str) -> Order:
-        """Infrastructure ended this attempt on that env worker."""
+        """That worker ended this attempt."""
         return replace(self, failed_on=self.failed_on | {worker})
 
     def again(self) -> Order:

@@ -1,0 +1,89 @@
+"""Whether a replica can be relied on, judged by how its requests end.
+
+Each failure makes a replica more expensive (`price`), each success a little cheaper again, and so does time. A replica
+whose price reaches `QUARANTINE_PRICE` (three failures in a row, or more than one failure in five for a while) is
+quarantined: after a rest, which is twice as long each time, one request at a time may probe it. A probe that is served
+brings the replica back, one that fails sends it back into quarantine.
+
+`Health` is changed by `dart.core.replicas.Replicas` alone. Times are seconds of any origin, passed in as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+FAILURE_PRICE = 4
+"""Requests by which one failure makes a replica seem busier than it is."""
+QUARANTINE_PRICE = 3 * FAILURE_PRICE
+FORGIVE_SECONDS = 10.0
+"""After so long without another failure, one failure is forgiven."""
+FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
+
+
+class Condition(StrEnum):
+    HEALTHY = "healthy"
+    QUARANTINED = "quarantined"
+    """It gets no requests while there are healthy replicas."""
+    PROBING = "probing"
+    """It has rested, and gets one request at a time until one of them is served or fails."""
+
+
+@dataclass(slots=True)
+class Health:
+    condition: Condition = Condition.HEALTHY
+    price: int = 0
+    """In requests; see `FAILURE_PRICE`."""
+    quarantines: int = 0
+    """In a row: the rest doubles with each."""
+    until: float = math.inf
+    """When `time_passed` has something to do: the rest ends, or a failure is forgiven."""
+    failures: int = 0
+    """Ever."""
+    last_failure: str = ""
+    """In the replica's own words."""
+    failed_at: float = -math.inf
+
+    def served(self, probe: bool, now: float) -> bool:
+        """A request was served; True if that has ended the quarantine.
+
+        A request that was sent before the quarantine began proves nothing; a `probe` does.
+        """
+        if self.condition is Condition.HEALTHY:
+            self.price = max(0, self.price - 1)
+            return False
+        if probe:
+            # As after one failure: one that fails every second request is soon back in quarantine, and rests longer.
+            self.condition, self.price, self.until = Condition.HEALTHY, FAILURE_PRICE, now + FORGIVE_SECONDS
+        return probe
+
+    def failed(self, why: str, now: float) -> None:
+        self.failures += 1
+        self.last_failure, self.failed_at = why, now
+        if self.condition is Condition.HEALTHY:
+            self.price += FAILURE_PRICE
+            self.until = now + FORGIVE_SECONDS
+            if self.price >= QUARANTINE_PRICE:
+                self._quarantine(now)
+        elif self.condition is Condition.PROBING:
+            self._quarantine(now)
+
+    def _quarantine(self, now: float) -> None:
+        self.condition = Condition.QUARANTINED
+        self.quarantines += 1
+        self.until = now + min(MOST_REST_SECONDS, FIRST_REST_SECONDS * 2.0 ** min(self.quarantines - 1, 10))
+
+    def time_passed(self, now: float) -> None:
+        """`until` has come: the rest is over, or one failure is forgiven."""
+        if now < self.until:
+            return
+        self.until = math.inf
+        if self.condition is Condition.QUARANTINED:
+            self.condition = Condition.PROBING
+        elif self.condition is Condition.HEALTHY:
+            self.price = max(0, self.price - FAILURE_PRICE)
+            if self.price:
+                self.until = now + FORGIVE_SECONDS
+            else:
+                self.quarantines = 0

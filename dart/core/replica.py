@@ -1,0 +1,146 @@
+"""The records that `dart.core.replicas` decides about: a replica, a request, and what replicas offer to requests."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dart.core.health import Condition, Health
+from dart.core.usage import ReplicaState
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True, eq=False)
+class Replica(Generic[S]):
+    """One replica instance. Read by everybody, changed by its `Replicas` alone. `session`: how to reach it."""
+
+    name: str
+    slots: int
+    version: int
+    session: S
+    number: int = 0
+    """Replicas are numbered as they join."""
+    serving: bool = True
+    """In the rotation: it may be given requests."""
+    busy: int = 0
+    """Requests that it has."""
+    probes: int = 0
+    """Those of them that show whether it works again."""
+    target: int | None = None
+    """The version that is being sent to it."""
+    broken: int = -1
+    """The newest version whose transfer to it broke."""
+    excluded: bool = False
+    """It could not be updated in time, and nobody waits for it."""
+    gone: bool = False
+    health: Health = field(default_factory=Health)
+    capacity: int = 0
+    """Requests that it may have at once: its slots while it serves and is healthy, else 0."""
+    booked: ReplicaState = ReplicaState.IDLE
+    """What its time is booked to."""
+    turn: int = 0
+    """Of two replicas with the same version, the one with the lower number is updated first."""
+    offer: Offer[S] | None = field(default=None, repr=False)
+    """Its entry in `Offers`, while it could take a request more."""
+    rank: tuple[int, str, int] = (0, "", 0)
+    """Where prices are equal, the smaller goes first: (-version, name, number)."""
+
+    @property
+    def has_room(self) -> bool:
+        """It could take a request more, healthy or not."""
+        return self.serving and self.busy < self.slots
+
+    @property
+    def doing(self) -> ReplicaState:
+        if self.busy:
+            return ReplicaState.BUSY
+        if not self.serving:
+            return ReplicaState.SYNCING
+        return ReplicaState.IDLE if self.health.condition is Condition.HEALTHY else ReplicaState.QUARANTINED
+
+    @property
+    def condition(self) -> str:
+        """In a word, for people: "ready", "syncing", "quarantined" or "probing"."""
+        if not self.serving:
+            return "syncing"
+        return "ready" if self.health.condition is Condition.HEALTHY else str(self.health.condition)
+
+
+Offer = tuple[int, tuple[int, str, int], Replica[S]]
+"""(price, rank, replica): the smallest is the best."""
+
+
+class Offers(Generic[S]):
+    """Replicas that could take a request more, the best first: a heap whose outdated entries are passed over.
+
+    An entry is valid while it is its replica's `offer`.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Offer[S]] = []
+        self._most = 64
+
+    def best(self) -> Offer[S] | None:
+        heap = self._heap
+        while heap:
+            offer = heap[0]
+            if offer[2].offer is offer:
+                return offer
+            heapq.heappop(heap)
+        return None
+
+    def best_but(self, names: frozenset[str]) -> Offer[S] | None:
+        """The best of a replica that is not one of these."""
+        passed_over = []
+        while (best := self.best()) and best[2].name in names:
+            passed_over.append(heapq.heappop(self._heap))
+        for offer in passed_over:
+            heapq.heappush(self._heap, offer)
+        return best
+
+    def update(self, replica: Replica[S]) -> None:
+        """The replica's price, rank or capacity has changed."""
+        busy = replica.busy
+        if busy >= replica.capacity:
+            replica.offer = None
+            return
+        heap, old = self._heap, replica.offer
+        replica.offer = offer = (busy + replica.health.price, replica.rank, replica)
+        if heap and heap[0] is old:
+            heapq.heapreplace(heap, offer)
+            return
+        heapq.heappush(heap, offer)
+        if len(heap) > self._most:
+            self._heap = [one for one in heap if one[2].offer is one]
+            heapq.heapify(self._heap)
+            self._most = 64 + 4 * len(self._heap)
+
+    def validate(self, replicas: Iterable[Replica[S]]) -> None:
+        """Every replica that could take a request has its offer here, and the offer is true."""
+        here = {id(offer) for offer in self._heap}
+        assert len(here) <= self._most
+        for replica in replicas:
+            assert (replica.offer is not None) == (replica.busy < replica.capacity)
+            if replica.offer is not None:
+                assert id(replica.offer) in here
+                assert replica.offer == (replica.busy + replica.health.price, replica.rank, replica)
+
+
+class Request(Generic[S]):
+    """A request for one turn, until it is served or given up. `affinity`: who served the trajectory's last turn."""
+
+    replica: Replica[S] | None = None
+    """The one that has it, or had it last."""
+    failed_on: frozenset[str] = frozenset()
+    """The names of the replicas that failed it."""
+    failures: int = 0
+    earliest: float = 0.0
+    """From then on it may go to a replica that is not healthy."""
+    probe: bool = False
+    """The replica that has it was not healthy when it was given the request."""
+
+    def __init__(self, affinity: str | None = None) -> None:
+        self.affinity = affinity

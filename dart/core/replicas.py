@@ -1,0 +1,391 @@
+"""Everything the coordinator knows about its replicas, and the two questions that it asks about them.
+
+*Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
+cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity stands
+in line (`wait`) and is given a replica by `grants`. A request that has failed goes to another replica first; one that
+is quarantined (`dart.core.health`) gets probes alone, unless no healthy replica is left. A choice costs the logarithm
+of the number of replicas; only where none of them is healthy are all of them looked at.
+
+*Who is updated next?* `next_update`: at most `max_unavailable` at once, the oldest version first, straight to the
+newest one, and a replica whose transfer broke after those that have not had their turn since. With `together`, all at
+once, and none serves until all are updated. A replica that joins with old weights serves nothing before its first
+update.
+
+`Replicas` owns all of this state; others ask, or tell it what happened. Whoever has to act when it changes registers in
+`on_change` and asks again: listeners are called after the change is complete, and depend on no order among themselves.
+What always holds is written down in `validate`. Times are seconds of any origin, passed in as arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Generic
+
+from dart.core.health import Condition, Health
+from dart.core.replica import Offers, Replica, Request, S
+from dart.core.usage import Ledger, ReplicaState
+
+AFFINITY_SLACK = 2
+"""Requests by which the replica that holds a trajectory's prefix may be busier than the least busy one."""
+FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.25, 2.0
+"""How long a request that has failed waits before it goes to a replica that is not healthy."""
+REMEMBERED = 256
+"""Replicas that are gone whose health is remembered, should they come back."""
+
+
+class Replicas(Generic[S]):
+    def __init__(self, now: float, version: int = 0, max_unavailable: int = 1, *, together: bool = False) -> None:
+        self.version = version
+        """The newest published version."""
+        self.together = together
+        """All replicas are updated at once, and none serves until all are: what rolling is compared with."""
+        self.usage = Ledger({ReplicaState.BUSY}, now)
+        self.on_change: list[Callable[[], None]] = []
+        """Called when a replica has joined or left, changed its version or health, or entered or left the rotation."""
+        self._max_unavailable = max_unavailable
+        self._replicas: dict[str, Replica[S]] = {}
+        self._numbers = itertools.count(1)
+        self._offers: Offers[S] = Offers()
+        self._to_probe: dict[str, Replica[S]] = {}
+        self._line: dict[Request[S], None] = {}
+        self._retry_line: dict[Request[S], None] = {}
+        """Requests that have failed; they come before those in `_line`."""
+        self._remembered: dict[str, Health] = {}
+
+    # ---- facts ----
+
+    def __iter__(self) -> Iterator[Replica[S]]:
+        return iter(self._replicas.values())
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, name: str) -> Replica[S] | None:
+        return self._replicas.get(name)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Each replica's version."""
+        return {replica.name: replica.version for replica in self}
+
+    @property
+    def settled(self) -> bool:
+        """Every replica has the newest version."""
+        return all(replica.target is None and replica.version == self.version for replica in self)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._line) + len(self._retry_line)
+
+    @property
+    def free(self) -> int:
+        """Requests that the healthy replicas could take."""
+        return sum(replica.slots - replica.busy for replica in self if replica.offer)
+
+    # ---- members ----
+
+    def join(self, name: str, slots: int, version: int, session: S, now: float) -> Replica[S]:
+        """A new instance, which takes the place of one of the same name."""
+        if old := self._replicas.pop(name, None):
+            self._retire(old)
+            self._remember(old, now)
+        if self.usage.counts(name):
+            self.usage.left(name, now)
+        number = next(self._numbers)
+        replica = Replica(name, slots, version, session, number, serving=version >= self.version, turn=number)
+        if (health := self._remembered.pop(name, None)) is not None:
+            replica.health = health
+            health.time_passed(now)
+        self._replicas[name] = replica
+        replica.booked = replica.doing
+        self.usage.joined(name, replica.booked, 1, now)
+        self._refresh(replica, now)
+        self._changed()
+        return replica
+
+    def leave(self, replica: Replica[S], now: float, *, for_good: bool) -> None:
+        """It is gone. `for_good`: it said goodbye; else it may come back, and its health is remembered."""
+        if replica.gone:
+            return  # another instance of this name has taken its place
+        del self._replicas[replica.name]
+        self._retire(replica)
+        self.usage.lost(replica.name, ReplicaState.LOST, now, for_good=for_good)
+        if not for_good:
+            self._remember(replica, now)
+        if self.together and self.settled:
+            self._serve_all(now)
+        self._changed()
+
+    # ---- who takes this request ----
+
+    def take(self, request: Request[S], now: float) -> Replica[S] | None:
+        """The replica that has the request until it is `served`, `failed` or `ended`; None: it has to wait."""
+        if request.failed_on:
+            return self._take_retry(request, now)
+        if self._to_probe:
+            return self._give(request, next(iter(self._to_probe.values())), now)
+        best = self._offers.best()
+        if best is None:
+            return None if self._any_hope() else self._least_bad(request, now)
+        chosen = best[2]
+        if request.affinity is not None:
+            preferred = self._replicas.get(request.affinity)
+            if preferred is not None and preferred.offer and preferred.offer[0] <= best[0] + AFFINITY_SLACK:
+                chosen = preferred
+        request.replica = chosen
+        chosen.busy += 1
+        if chosen.busy == 1:
+            self._book(chosen, now)
+        self._offers.update(chosen)
+        return chosen
+
+    def served(self, request: Request[S], now: float) -> None:
+        """The replica has answered the request."""
+        replica = request.replica
+        assert replica is not None, "`take` has given it a replica"
+        if replica.gone:
+            return
+        if replica.health.failures:
+            self._ended(request, now)
+            restored = replica.health.served(request.probe, now)
+            self._refresh(replica, now)
+            if restored:
+                self._changed()
+            return
+        replica.busy -= 1
+        if not replica.busy:
+            self._book(replica, now)
+        self._offers.update(replica)
+
+    def failed(self, request: Request[S], why: str, now: float) -> None:
+        """The replica is to blame for a failure of the request. `why`: in its own words."""
+        replica = self._ended(request, now)
+        request.failures += 1
+        request.failed_on |= {replica.name}
+        seconds = FIRST_RETRY_SECONDS * 2.0 ** (request.failures - 1)
+        request.earliest = now + min(MOST_RETRY_SECONDS, seconds)
+        if not replica.gone:  # else its health was settled when it left
+            replica.health.failed(why, now)
+            self._refresh(replica, now)
+            self._changed()
+
+    def ended(self, request: Request[S], now: float) -> None:
+        """It was cancelled, ended by a weight update, or no replica could have served it: nobody is to blame."""
+        self._ended(request, now)
+
+    def _ended(self, request: Request[S], now: float) -> Replica[S]:
+        replica = request.replica
+        assert replica is not None, "`take` has given it a replica"
+        if not replica.gone:
+            replica.busy -= 1
+            replica.probes -= request.probe
+            self._refresh(replica, now)
+        return replica
+
+    def wait(self, request: Request[S]) -> None:
+        """The request stands in line from now on."""
+        (self._retry_line if request.failed_on else self._line)[request] = None
+
+    def withdraw(self, request: Request[S]) -> None:
+        """It stands in line no more."""
+        self._line.pop(request, None)
+        self._retry_line.pop(request, None)
+
+    def grants(self, now: float) -> list[Request[S]]:
+        """The requests in line that have a replica now. To be asked after every change and every request that ends."""
+        granted = []
+        for request in [*self._retry_line] if self._retry_line else ():
+            if self.take(request, now):
+                del self._retry_line[request]
+                granted.append(request)
+        while self._line:
+            request = next(iter(self._line))
+            if not self.take(request, now):
+                break
+            del self._line[request]
+            granted.append(request)
+        return granted
+
+    # ---- who is updated next ----
+
+    def publish(self, version: int, now: float) -> None:
+        """There are new weights."""
+        if version <= self.version:
+            raise ValueError(f"version {version} was published after {self.version}: versions only grow")
+        self.version = version
+        if self.together:
+            for replica in self:
+                self._set_serving(replica, False, now)
+        self._changed()
+
+    def next_update(self) -> tuple[Replica[S], int] | None:
+        """A replica to update and the version to send it, or None while nothing may start. Marks it as begun."""
+        begun = sum(replica.target is not None for replica in self)
+        if not self.together and begun >= self._max_unavailable:
+            return None
+        behind = [replica for replica in self if replica.target is None and replica.version < self.version]
+        if not behind:
+            return None
+        replica = min(behind, key=lambda one: (max(one.version, one.broken), one.turn))
+        replica.target = self.version
+        return replica, self.version
+
+    def pause(self, replica: Replica[S], now: float) -> None:
+        """It takes its new weights into the model: no requests until it is `updated`."""
+        if not replica.gone:
+            self._set_serving(replica, False, now)
+            self._changed()
+
+    def updated(self, replica: Replica[S], version: int, now: float) -> bool:
+        """It has the version. False when it has left meanwhile."""
+        if replica.gone:
+            return False
+        replica.version, replica.target, replica.excluded = version, None, False
+        self._set_serving(replica, replica.serving or not self.together, now)
+        if self.together and self.settled:
+            self._serve_all(now)
+        self._changed()
+        return True
+
+    def update_failed(self, replica: Replica[S]) -> None:
+        """Its transfer broke: it is tried again, after the others."""
+        if not replica.gone:
+            replica.broken, replica.target = replica.target or self.version, None
+            replica.turn = next(self._numbers)
+            self._changed()
+
+    @property
+    def behind(self) -> list[Replica[S]]:
+        """Those that have an older version than the newest."""
+        return [replica for replica in self if replica.version < self.version]
+
+    def exclude(self, replica: Replica[S], now: float) -> None:
+        """It cannot be updated in time: it gets no requests, unless it is `updated` after all."""
+        replica.excluded = True
+        self._set_serving(replica, False, now)
+        self._changed()
+
+    # ---- time ----
+
+    def next_alarm(self, now: float) -> float:
+        """When `time_passed` is to be called, since nothing else would bring the change that is due then."""
+        healths = (replica.health.until for replica in self)
+        retries = (request.earliest for request in self._retry_line if request.earliest > now)
+        return min(itertools.chain(healths, retries), default=math.inf)
+
+    def time_passed(self, now: float) -> None:
+        """Rests are over, failures are forgiven, and requests may be made again."""
+        for replica in self:
+            if replica.health.until <= now:
+                replica.health.time_passed(now)
+                self._refresh(replica, now)
+        self._changed()
+
+    # ---- inside ----
+
+    def _take_retry(self, request: Request[S], now: float) -> Replica[S] | None:
+        """Another replica first, if there is one, even if the request has to wait for it."""
+        best = self._offers.best_but(request.failed_on)
+        if best is None and not self._any_hope(request.failed_on):
+            best = self._offers.best()
+        if best is not None:
+            return self._give(request, best[2], now)
+        return None if self._any_hope() or now < request.earliest else self._least_bad(request, now)
+
+    def _least_bad(self, request: Request[S], now: float) -> Replica[S] | None:
+        """No replica is healthy: one that may yet serve the request, which shows whether it works again."""
+        able = [replica for replica in self if replica.has_room]
+        if not able:
+            return None
+        chosen = min(able, key=lambda r: (r.name in request.failed_on, r.health.quarantines, r.busy, r.number))
+        return self._give(request, chosen, now)
+
+    def _any_hope(self, but: AbstractSet[str] = frozenset()) -> bool:
+        """A healthy replica, not one of `but`, can take a request now, or will when another ends or it is updated."""
+        return any(
+            replica.health.condition is Condition.HEALTHY
+            and replica.slots
+            and (replica.serving or self._comes_back(replica))
+            and replica.name not in but
+            for replica in self
+        )
+
+    def _comes_back(self, replica: Replica[S]) -> bool:
+        """It is out of the rotation for an update which has gone well so far."""
+        if self.together and replica.version == self.version:
+            return True
+        return replica.target is not None and replica.broken <= replica.version and not replica.excluded
+
+    def _give(self, request: Request[S], replica: Replica[S], now: float) -> Replica[S]:
+        request.replica = replica
+        request.probe = replica.health.condition is not Condition.HEALTHY
+        replica.busy += 1
+        replica.probes += request.probe
+        self._refresh(replica, now)
+        return replica
+
+    def _refresh(self, replica: Replica[S], now: float) -> None:
+        """What follows from a change of the replica: its capacity, its offer, and what its time is booked to."""
+        condition = replica.health.condition
+        replica.capacity = replica.slots if replica.serving and condition is Condition.HEALTHY else 0
+        replica.rank = (-replica.version, replica.name, replica.number)
+        if condition is Condition.PROBING and replica.has_room and not replica.probes:
+            self._to_probe[replica.name] = replica
+        else:
+            self._to_probe.pop(replica.name, None)
+        self._offers.update(replica)
+        self._book(replica, now)
+
+    def _retire(self, replica: Replica[S]) -> None:
+        replica.gone, replica.offer = True, None
+        self._to_probe.pop(replica.name, None)
+
+    def _remember(self, replica: Replica[S], now: float) -> None:
+        """It ended unexpectedly, which is a failure should it come back."""
+        replica.health.failed("its session was lost", now)
+        self._remembered[replica.name] = replica.health
+        if len(self._remembered) > REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+    def _set_serving(self, replica: Replica[S], serving: bool, now: float) -> None:
+        replica.serving = serving
+        self._refresh(replica, now)
+
+    def _serve_all(self, now: float) -> None:
+        for replica in self:
+            self._set_serving(replica, True, now)
+
+    def _book(self, replica: Replica[S], now: float) -> None:
+        """Book the replica's time from here on to what it does now."""
+        doing = replica.doing
+        if doing is not replica.booked:
+            self.usage.move(replica.name, replica.booked, doing, now)
+            replica.booked = doing
+
+    def _changed(self) -> None:
+        for listener in self.on_change:
+            listener()
+
+    def validate(self) -> None:
+        """What always holds between two calls. For tests: it looks at everything."""
+        for name, replica in self._replicas.items():
+            health, room = replica.health, replica.has_room
+            healthy = health.condition is Condition.HEALTHY
+            probed = health.condition is Condition.PROBING and room and not replica.probes
+            assert name == replica.name and not replica.gone
+            assert 0 <= replica.probes <= replica.busy <= replica.slots
+            assert replica.target is None or replica.version < replica.target <= self.version
+            assert replica.capacity == (replica.slots if healthy and replica.serving else 0)
+            assert replica.rank == (-replica.version, name, replica.number)
+            assert (name in self._to_probe) == probed
+            assert replica.booked is replica.doing and self.usage.counts(name) == {replica.booked: 1}
+            assert healthy or health.failures, "only failures end health"
+            assert health.condition is not Condition.QUARANTINED or health.until < math.inf, "every rest ends"
+        assert self.together or sum(one.target is not None for one in self) <= self._max_unavailable
+        assert not self._line.keys() & self._retry_line.keys()
+        assert not any(request.failed_on for request in self._line)
+        self._offers.validate(self)

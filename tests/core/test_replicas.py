@@ -1,0 +1,395 @@
+"""Which replica takes a request, and which is updated next; random histories of both."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart.core.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
+from dart.core.replica import Replica, Request
+from dart.core.replicas import AFFINITY_SLACK, Replicas
+
+
+def made(*names: str, slots: int = 4, **options: int) -> Replicas[None]:
+    replicas: Replicas[None] = Replicas(0.0, **options)
+    for name in names:
+        replicas.join(name, slots, replicas.version, None, 0.0)
+    return replicas
+
+
+def the(replicas: Replicas[None], name: str) -> Replica[None]:
+    replica = replicas.get(name)
+    assert replica is not None
+    return replica
+
+
+def take(replicas: Replicas[None], affinity: str | None = None, now: float = 0.0) -> str | None:
+    taken = replicas.take(Request(affinity), now)
+    return taken.name if taken else None
+
+
+def fail(replicas: Replicas[None], name: str, now: float = 0.0, times: int = 3) -> None:
+    for _ in range(times):
+        replica = the(replicas, name)
+        request: Request[None] = Request()
+        request.replica = replica
+        replica.busy += 1
+        replicas.failed(request, f"{name}: no memory", now)
+
+
+# ---- who takes this request ----
+
+
+def test_capacity_then_affinity_then_version() -> None:
+    def ready(busy: int = 0) -> Replicas[None]:
+        replicas: Replicas[None] = Replicas(0.0)
+        replicas.join("b", 4, 1, None, 0.0)
+        replicas.join("a", 4, 0, None, 0.0)
+        for _ in range(busy):
+            assert replicas.take(Request("a"), 0.0)
+        assert not the(replicas, "b").busy
+        return replicas
+
+    assert take(ready()) == "b"
+    assert take(ready(busy=AFFINITY_SLACK), "a") == "a"
+    assert take(ready(busy=AFFINITY_SLACK + 1), "a") == "b"
+    replicas = made("a", slots=1)
+    assert [take(replicas), take(replicas)] == ["a", None]
+    replicas.pause(the(replicas, "a"), 0.0)
+    assert take(replicas, "a") is None
+
+
+def test_a_retry_goes_to_another_replica_even_if_it_has_to_wait() -> None:
+    replicas = made("a", "b", slots=1)
+    request: Request[None] = Request("a")
+    assert replicas.take(request, 0.0) is the(replicas, "a")
+    replicas.failed(request, "no memory", 0.0)
+    other: Request[None] = Request("b")
+    replicas.take(other, 0.0)
+    assert replicas.take(request, 0.0) is None, "a is free, but b will be"
+    replicas.wait(request)
+    later: Request[None] = Request()
+    replicas.wait(later)
+    replicas.served(other, 1.0)
+    assert replicas.grants(1.0) == [request, later], "each the one that it can have"
+    assert request.replica is the(replicas, "b") and later.replica is the(replicas, "a")
+
+
+def test_a_single_replica_is_asked_again_at_once() -> None:
+    replicas = made("a")
+    request: Request[None] = Request()
+    replicas.take(request, 0.0)
+    replicas.failed(request, "no memory", 0.0)
+    assert replicas.take(request, 0.0) is the(replicas, "a")
+
+
+def test_failures_make_a_replica_the_dearer_one() -> None:
+    replicas = made("a", "b", slots=64)
+    fail(replicas, "a", times=1)
+    assert [take(replicas) for _ in range(5)] == ["b"] * 4 + ["a"]
+
+
+def test_in_quarantine_it_gets_nothing_then_one_probe_at_a_time() -> None:
+    replicas = made("a", "b")
+    a = the(replicas, "a")
+    fail(replicas, "a")
+    assert a.condition == "quarantined" and a.health.last_failure == "a: no memory"
+    assert [take(replicas, "a") for _ in range(5)] == ["b"] * 4 + [None]
+    assert replicas.next_alarm(0.0) == 1.0
+    replicas.time_passed(1.0)
+    assert a.condition == "probing"
+    probe: Request[None] = Request()
+    assert replicas.take(probe, 1.0) is a
+    assert take(replicas, now=1.0) is None, "b is full, and a is being probed"
+    replicas.failed(probe, "a: no memory", 1.5)
+    assert a.condition == "quarantined" and a.health.until == 1.5 + 2.0, "twice as long"
+    replicas.time_passed(3.5)
+    again: Request[None] = Request()
+    assert replicas.take(again, 4.0) is a
+    replicas.served(again, 5.0)
+    assert a.condition == "ready" and replicas.take(Request("a"), 5.0) is a
+
+
+def test_requests_that_are_nobodys_fault_change_nothing() -> None:
+    replicas = made("a")
+    for _ in range(100):
+        request: Request[None] = Request()
+        replicas.take(request, 0.0)
+        replicas.ended(request, 0.0)
+    assert the(replicas, "a").health == Health()
+
+
+def test_without_a_healthy_replica_the_least_bad_one_is_asked() -> None:
+    replicas = made("a", "b")
+    fail(replicas, "a")
+    fail(replicas, "b")
+    replicas.time_passed(1.0)
+    fail(replicas, "a", now=1.0, times=1)
+    fail(replicas, "b", now=1.0, times=0)
+    assert the(replicas, "a").health.quarantines == 2
+    request: Request[None] = Request()
+    assert replicas.take(request, 1.0) is the(replicas, "b"), "its probe"
+    assert take(replicas, now=1.0) == "b", "rather than to wait"
+    replicas.failed(request, "b: no memory", 1.0)
+    assert replicas.take(request, 1.0) is None
+    assert replicas.take(request, 1.25) is the(replicas, "a"), "a request that has failed gives them time"
+    replicas.served(request, 1.3)
+    assert the(replicas, "a").condition == "ready"
+
+
+def test_a_good_replica_that_is_being_updated_is_waited_for() -> None:
+    replicas = made("bad", "good")
+    fail(replicas, "bad")
+    replicas.publish(1, 0.0)
+    assert replicas.next_update() == (the(replicas, "bad"), 1)
+    replicas.updated(the(replicas, "bad"), 1, 0.0)
+    good, _ = replicas.next_update() or pytest.fail("both are updated")
+    replicas.pause(good, 0.0)
+    assert take(replicas) is None
+    replicas.update_failed(good)
+    assert take(replicas) == "bad", "its transfer broke: who knows for how long"
+
+
+def test_what_a_replica_did_is_remembered_while_it_is_gone() -> None:
+    replicas = made("a", "b")
+    fail(replicas, "a", times=2)
+    replicas.leave(the(replicas, "a"), 0.0, for_good=False)
+    assert replicas.join("a", 4, 0, None, 0.5).condition == "quarantined", "its third failure was to die"
+    replicas.leave(the(replicas, "a"), 0.6, for_good=True)
+    assert replicas.join("a", 4, 0, None, 0.7).condition == "ready"
+
+
+# ---- health ----
+
+
+def history(failing: float, seconds: float, rate: float = 10.0) -> tuple[Health, int, int]:
+    """A replica at `rate` requests per second, of which that share fails; and how many it got, and how many failed."""
+    health, chance, now, asked, failed = Health(), random.Random(0), 0.0, 0, 0
+    while now < seconds:
+        now += 1 / rate
+        health.time_passed(now)
+        if health.condition is Condition.QUARANTINED:
+            continue
+        asked += 1
+        if chance.random() < failing:
+            failed += 1
+            health.failed("", now)
+        else:
+            health.served(health.condition is Condition.PROBING, now)
+    return health, asked, failed
+
+
+def test_one_that_always_fails_is_asked_once_a_minute_in_the_end() -> None:
+    health, asked, _ = history(1.0, 3600)
+    assert asked < 3 + 6 + 60 and health.until - health.failed_at <= MOST_REST_SECONDS
+
+
+def test_a_replica_that_fails_now_and_then_stays() -> None:
+    _, asked, failed = history(0.05, 3600)
+    assert asked > 0.97 * 36_000 and failed > 1500
+
+
+def test_one_that_fails_half_the_time_is_hardly_asked() -> None:
+    _, asked, _ = history(0.5, 3600)
+    assert asked < 0.05 * 36_000
+
+
+def test_time_forgives() -> None:
+    health = Health()
+    health.failed("", 0.0)
+    health.failed("", 5.0)
+    assert 0 < health.price < QUARANTINE_PRICE
+    for now in (15.0, 25.0):
+        health.time_passed(now)
+    assert health.price == 0 and health.condition is Condition.HEALTHY
+
+
+# ---- who is updated next ----
+
+
+def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
+    replicas = made("a", "b")
+    a, b = the(replicas, "a"), the(replicas, "b")
+    assert replicas.next_update() is None
+    replicas.publish(1, 0.0)
+    assert replicas.next_update() == (a, 1)
+    assert replicas.next_update() is None, "never both at once"
+    replicas.publish(2, 0.0)
+    replicas.updated(a, 1, 0.0)
+    assert replicas.next_update() == (b, 2), "the oldest first, straight to the newest"
+    replicas.update_failed(b)
+    assert replicas.next_update() == (a, 2), "one that fails holds nobody else up"
+    replicas.updated(a, 2, 0.0)
+    assert replicas.next_update() == (b, 2)
+    replicas.update_failed(b)
+    replicas.publish(3, 0.0)
+    assert replicas.next_update() == (a, 3)
+    replicas.updated(a, 3, 0.0)
+    assert replicas.next_update() == (b, 3)
+    replicas.leave(b, 0.0, for_good=True)
+    assert replicas.settled
+    assert not replicas.updated(b, 3, 0.0) and replicas.versions == {"a": 3}
+    with pytest.raises(ValueError, match="versions only grow"):
+        replicas.publish(2, 0.0)
+
+
+def test_all_at_once() -> None:
+    replicas = made("a", "b", "c", together=True)
+    replicas.publish(1, 0.0)
+    chosen = [replicas.next_update() for _ in range(4)]
+    assert chosen == [(the(replicas, name), 1) for name in "abc"] + [None]
+    for name in "ab":
+        replicas.updated(the(replicas, name), 1, 0.0)
+        assert not any(replica.serving for replica in replicas)
+    replicas.leave(the(replicas, "c"), 0.0, for_good=False)
+    assert replicas.settled and all(replica.serving for replica in replicas)
+
+
+def test_old_weights_serve_nothing() -> None:
+    replicas = made("a", version=7)
+    stale = replicas.join("b", 4, 6, None, 0.0)
+    assert not stale.serving and [take(replicas) for _ in range(5)] == ["a"] * 4 + [None]
+
+
+# ---- random histories ----
+
+EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "again", "publish",
+          "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
+HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=80)
+
+
+class Life:
+    """Plays the part of the coordinator, and checks what has to hold after every event."""
+
+    def __init__(self, most: int, together: bool) -> None:
+        self.replicas: Replicas[None] = Replicas(0.0, 0, most, together=together)
+        self.now = 0.0
+        self.running: list[Request[None]] = []
+        self.line: list[Request[None]] = []
+        self.transfers: dict[Replica[None], int] = {}
+        self.replicas.on_change.append(self.grant)
+
+    def grant(self) -> None:
+        for request in self.replicas.grants(self.now):
+            self.line.remove(request)
+            self.begun(request)
+
+    def ask(self, request: Request[None]) -> None:
+        if self.replicas.take(request, self.now):
+            self.begun(request)
+        else:
+            self.replicas.wait(request)
+            self.line.append(request)
+
+    def begun(self, request: Request[None]) -> None:
+        replica = request.replica
+        assert replica is not None and replica.serving and not replica.gone
+        self.running.append(request)
+        if replica.name in request.failed_on:
+            others = [r for r in self.replicas if r.capacity > r.busy and r.name not in request.failed_on]
+            assert not others, "another first, if there is one"
+        if replica.health.condition is Condition.PROBING and any(r.capacity > r.busy for r in self.replicas):
+            assert replica.probes == 1, "one at a time"
+
+    def event(self, kind: str, number: int) -> None:
+        replicas = self.replicas
+        match kind:
+            case "ask":
+                self.ask(Request("abcd"[number]))
+            case "serve" if self.running:
+                replicas.served(self.running.pop(0), self.now)
+            case "fail" if self.running:
+                request = self.running.pop(0)
+                replicas.failed(request, "no memory", self.now)
+                self.ask(request)
+            case "end" if self.running:
+                replicas.ended(self.running.pop(), self.now)
+            case "withdraw" if self.line:
+                replicas.withdraw(self.line.pop())
+            case _:
+                self.change(kind, number)
+        self.check()
+
+    def change(self, kind: str, number: int) -> None:
+        """Of the replicas."""
+        replicas, replica = self.replicas, self.replicas.get("abcd"[number])
+        match kind:
+            case "join":
+                replicas.join("abcd"[number], 2, max(0, replicas.version - number % 2), None, self.now)
+            case "leave" if replica:
+                replicas.leave(replica, self.now, for_good=number % 2 == 0)
+            case "publish":
+                replicas.publish(replicas.version + 1, self.now)
+            case "begin":
+                if chosen := replicas.next_update():
+                    self.transfers[chosen[0]] = chosen[1]
+            case "pause" if self.transfers:
+                replicas.pause(next(iter(self.transfers)), self.now)
+            case "update" if self.transfers:
+                replicas.updated(*self.transfers.popitem(), self.now)
+            case "break" if self.transfers:
+                replicas.update_failed(self.transfers.popitem()[0])
+            case "exclude" if replica and replica.version < replicas.version:
+                replicas.exclude(replica, self.now)
+            case "second" | "minute":
+                self.now += 1.0 if kind == "second" else 60.0
+                replicas.time_passed(self.now)
+
+    def check(self) -> None:
+        self.grant()
+        assert not self.replicas.grants(self.now), "nobody waits for what is there"
+        assert self.replicas.waiting == len(self.line)
+        self.replicas.validate()
+        held = {id(replica): 0 for replica in self.replicas}
+        for request in self.running:
+            if request.replica is not None and not request.replica.gone:
+                held[id(request.replica)] += 1
+        assert all(replica.busy == held[id(replica)] for replica in self.replicas)
+
+    def finish(self) -> None:
+        """All updates succeed and every request is served, however bad the replicas were."""
+        while self.transfers:
+            self.event("update", 0)
+        while chosen := self.replicas.next_update():
+            self.replicas.updated(*chosen, self.now)
+        assert self.replicas.settled
+        for _ in range(10 * (1 + len(self.running) + len(self.line))):
+            if not self.running and not self.line:
+                return
+            while self.running:
+                self.event("serve", 0)
+            alarm = self.replicas.next_alarm(self.now)
+            if self.line and alarm < float("inf"):
+                self.now = alarm
+                self.replicas.time_passed(alarm)
+                self.check()
+        raise AssertionError(f"{len(self.line)} requests wait for ever")
+
+
+@settings(max_examples=300, deadline=None)
+@given(HISTORY, st.integers(1, 2), st.booleans())
+def test_any_history(events: list[tuple[str, int]], most: int, together: bool) -> None:
+    life = Life(most, together)
+    life.event("join", 0)
+    for kind, number in events:
+        life.event(kind, number)
+    life.event("join", 2)
+    life.finish()
+
+
+@given(HISTORY)
+def test_the_choice_is_that_of_a_pass_over_all_replicas(events: list[tuple[str, int]]) -> None:
+    life = Life(1, False)
+    for kind, number in events:
+        life.event(kind, number)
+        if any(r.health.condition is not Condition.HEALTHY for r in life.replicas):
+            continue
+        offers = {r.name: (r.busy + r.health.price, -r.version, r.name) for r in life.replicas if r.busy < r.capacity}
+        request: Request[None] = Request()
+        chosen = life.replicas.take(request, life.now)
+        assert (chosen.name if chosen else None) == (min(offers, key=lambda name: offers[name]) if offers else None)
+        if chosen:
+            life.replicas.ended(request, life.now)
