@@ -6,8 +6,9 @@ of screenshots. Two of one capacity that are told of the same digests in the sam
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -46,6 +47,30 @@ class Held(Generic[Value]):
         while self._weight > self.capacity and self._values:
             _, dropped = self._values.popitem(last=False)
             self._weight -= self._weigh(dropped)
+
+    def lacking(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those that are not here when each in turn is noted, at weight 1: what is new may push out what comes later.
+
+        Cheap unless one of them is about to be pushed out.
+        """
+        wanted = set(digests)
+        new = {digest for digest in wanted if digest not in self._values}
+        spare = self.capacity - len(self._values)
+        if len(new) <= spare:
+            return new
+        # At most as many go as there are new ones, and none of those that are younger than all of these.
+        oldest = itertools.islice(self._values, len(new) - spare + len(wanted))
+        if wanted.isdisjoint(oldest) and len(wanted) <= self.capacity:
+            return new
+        replay: Held[bool] = Held(self.capacity)
+        replay._values = OrderedDict.fromkeys(self._values, True)
+        replay._weight = len(self._values)
+        lacking = set()
+        for digest in digests:
+            if digest not in replay:
+                lacking.add(digest)
+            replay.note(digest, True)
+        return lacking
 
     def forget(self) -> None:
         self._values.clear()

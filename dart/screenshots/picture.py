@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import TYPE_CHECKING
 
 from dart.core.types import Image
 from dart.screenshots import header
 from dart.screenshots.lookup import BadScreenshot
+
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
+"""What Pillow's decoders raise for bytes that are no picture."""
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -17,14 +22,13 @@ def opened(image: Image) -> Picture:
     """Its pixels are decoded when they are first looked at. Raises BadScreenshot for what is no picture, for another
     size than it is said to have, and for more pixels than `header.MAX_PIXELS`."""
     from PIL import Image as pillow
-    from PIL import UnidentifiedImageError
 
     try:
         picture = pillow.open(io.BytesIO(image.data))
         header.check_pixels(*picture.size)
     except header.BadHeader as error:
         raise BadScreenshot(image, str(error)) from None
-    except (UnidentifiedImageError, pillow.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+    except (pillow.DecompressionBombError, *DECODE_ERRORS) as error:
         raise BadScreenshot(image, f"({image.media_type}) cannot be read: {error}") from None
     if picture.size != (image.width, image.height):
         width, height = picture.size
@@ -37,5 +41,5 @@ def decoded(image: Image) -> Picture:
     picture = opened(image)
     try:
         return picture.convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:  # what Pillow's decoders raise
+    except DECODE_ERRORS as error:
         raise BadScreenshot(image, f"({image.media_type}) cannot be decoded: {error}") from None

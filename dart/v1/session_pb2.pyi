@@ -55,7 +55,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "slots", "generated", "weights_loaded", "receiving_weights", "trained", "weights_sent", "checkpoint_saved", "batch")
+    __slots__ = ("hello", "ready", "heartbeat", "bye", "failure", "observed", "released", "suggested", "slots", "generated", "weights_loaded", "receiving_weights", "screenshots_held", "trained", "weights_sent", "checkpoint_saved", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class SessionRequest(_message.Message):
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     RECEIVING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SCREENSHOTS_HELD_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SENT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SAVED_FIELD_NUMBER: _ClassVar[int]
@@ -84,14 +85,15 @@ class SessionRequest(_message.Message):
     generated: Generated
     weights_loaded: WeightsLoaded
     receiving_weights: ReceivingWeights
+    screenshots_held: ScreenshotsHeld
     trained: Trained
     weights_sent: WeightsSent
     checkpoint_saved: CheckpointSaved
     batch: _containers.RepeatedCompositeFieldContainer[SessionRequest]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., screenshots_held: _Optional[_Union[ScreenshotsHeld, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "train_batch", "send_weights", "save_checkpoint", "batch")
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "hold_screenshots", "train_batch", "send_weights", "save_checkpoint", "batch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class SessionResponse(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     RECEIVE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_SCREENSHOTS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -120,11 +123,12 @@ class SessionResponse(_message.Message):
     abort: Abort
     load_weights: LoadWeights
     receive_weights: ReceiveWeights
+    hold_screenshots: HoldScreenshots
     train_batch: TrainBatch
     send_weights: SendWeights
     save_checkpoint: SaveCheckpoint
     batch: _containers.RepeatedCompositeFieldContainer[SessionResponse]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., hold_screenshots: _Optional[_Union[HoldScreenshots, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
@@ -344,6 +348,20 @@ class Generate(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., forced_text: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class HoldScreenshots(_message.Message):
+    __slots__ = ("assignment", "images")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
+
+class ScreenshotsHeld(_message.Message):
     __slots__ = ("assignment",)
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment

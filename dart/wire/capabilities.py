@@ -15,6 +15,7 @@ BATCHES = "batches"
 ORACLE = "oracle"
 SHARED_BLOBS = "shared_blobs"
 FORCED_TEXT = "forced_text"
+HOLD_SCREENSHOTS = "hold_screenshots"
 RECEIVES_WHILE_SERVING = "receives_while_serving"
 IMAGES_ONCE = "images_once"
 IMAGES_APART = "images_apart"
@@ -45,6 +46,7 @@ KNOWN = {
             "understands `shared_blobs` in its config, and uses the run's directory of screenshots where it sees it",
         ),
         Capability(FORCED_TEXT, ("rollout",), "understands `forced_text` of Generate"),
+        Capability(HOLD_SCREENSHOTS, ("rollout",), "takes screenshots ahead of a prompt (HoldScreenshots)"),
         Capability(
             RECEIVES_WHILE_SERVING, ("rollout",), "takes weights into host memory while it serves (ReceiveWeights)"
         ),

@@ -15,6 +15,7 @@ Command = (
     | pb.Release
     | pb.Suggest
     | pb.Generate
+    | pb.HoldScreenshots
     | pb.Abort
     | pb.LoadWeights
     | pb.ReceiveWeights
@@ -27,6 +28,7 @@ Reply = (
     | pb.Released
     | pb.Suggested
     | pb.Generated
+    | pb.ScreenshotsHeld
     | pb.WeightsLoaded
     | pb.ReceivingWeights
     | pb.Trained

@@ -37,7 +37,7 @@ Work: TypeAlias = tuple[str, int]
 Key: TypeAlias = tuple[str, int, int]
 """(assignment id, attempt, sequence): one command."""
 
-BOUNDED = frozenset({"reset", "act", "suggest", "generate", "release"})
+BOUNDED = frozenset({"reset", "act", "suggest", "generate", "hold_screenshots", "release"})
 """Commands whose answers have to come in time. An update takes as long as it takes, transfers have a timeout."""
 
 Sent_contra = TypeVar("Sent_contra", contravariant=True)

@@ -76,8 +76,10 @@ def test_the_mirror_and_the_holder_keep_the_same_digests(
             mirror.forget()
             forgot = True
         sent = []
+        lacking = mirror.lacking([screens[number].sha256 for number in prompt])
         for number in prompt:
             digest = screens[number].sha256
+            assert digest in lacking or digest in mirror
             sent.append(bare(screens[number]) if digest in mirror else screens[number])
             mirror.note(digest, True)
         try:
@@ -93,6 +95,24 @@ def test_the_mirror_and_the_holder_keep_the_same_digests(
             assert list(mirror) == newest, "what the coordinator counts on is there"
         else:
             assert list(mirror) == list(holder.held)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 6), st.lists(st.integers(0, 9), max_size=12), st.lists(st.integers(0, 9), max_size=8))
+def test_what_will_be_lacking_is_known_before_anything_is_noted(
+    entries: int, noted: list[int], asked: list[int]
+) -> None:
+    held: Held[bool] = Held(entries)
+    for number in noted:
+        held.note(bytes([number]), True)
+    digests, before = [bytes([number]) for number in asked], list(held)
+    expected, lacking = set(), held.lacking(digests)
+    assert list(held) == before
+    for digest in digests:
+        if digest not in held:
+            expected.add(digest)
+        held.note(digest, True)
+    assert lacking == expected
 
 
 def test_the_least_recently_used_goes_first_and_looking_is_no_use() -> None:

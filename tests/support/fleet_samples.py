@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,11 +25,15 @@ def screen(text: str = "") -> Image:
 
 @asynccontextmanager
 async def fleet(
-    blobs: BlobStore | None = None, sharing: Collection[str] = (), **roles: Callable[[Any], Any]
+    blobs: BlobStore | None = None,
+    sharing: Collection[str] = (),
+    capabilities: Sequence[str] = (),
+    keeps: int = 8,
+    **roles: Callable[[Any], Any],
 ) -> AsyncIterator[tuple[EnvPool, RolloutPool]]:
     """An env worker and a replica, each of four slots, that answer every command with what `env`, `rollout` return.
 
-    `sharing`: those that say they see the directory of `blobs`.
+    `sharing`: those that say they see the directory of `blobs`. `keeps`: screenshots, of the replica.
     """
     made, screenshots = Fleet(60.0), StoredScreenshots(blobs)
     pools = EnvPool(made), RolloutPool(made, screenshots)
@@ -40,14 +45,16 @@ async def fleet(
             command = getattr(message, body)
             if (reply := answer(command)) is not None:
                 reply.assignment.CopyFrom(command.assignment)
-                worker.receive(pb.SessionRequest(**{type(reply).__name__.lower(): reply}))
+                worker.receive(
+                    pb.SessionRequest(**{re.sub("(?<!^)(?=[A-Z])", "_", type(reply).__name__).lower(): reply})
+                )
 
     async with asyncio.TaskGroup() as tasks:
         serving = []
         for name, answer in roles.items():
             role = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT}[name]
-            worker, _ = made.admit(pb.Hello(worker_id=name, instance_id=name, role=role))
-            made.became_ready(worker, pb.Ready(slots=4, image_cache_entries=8, shares_blobs=name in sharing))
+            worker, _ = made.admit(pb.Hello(worker_id=name, instance_id=name, role=role, capabilities=capabilities))
+            made.became_ready(worker, pb.Ready(slots=4, image_cache_entries=keeps, shares_blobs=name in sharing))
             serving.append(tasks.create_task(serve(worker, answer)))
         try:
             async with asyncio.timeout(20):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.screenshots.holder import Holder
-from dart.screenshots.picture import opened
+from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
@@ -141,6 +141,10 @@ class Engine:
             self._aborted.discard(request_id)
         return self._generation(output)
 
+    def hold(self, screenshots: Sequence[Image]) -> None:
+        """Keep the screenshots of a prompt that is to come. Raises UnknownScreenshot, BadScreenshot."""
+        self._screenshots.resolve(screenshots)
+
     async def force(self, request_id: str, parts: Sequence[PromptPart], text: str, max_tokens: int) -> Generation:
         """The turn as if the policy had written `text`: its tokens and the prompt's, and no log-probabilities.
 
@@ -252,6 +256,11 @@ class Engine:
         except (GenerationError, EngineGenerateError, GracefulHTTPError) as error:
             self._salt += 1
             raise RequestFailedError(f"vLLM failed the request: {error}") from None
+        except DECODE_ERRORS:
+            self._salt += 1
+            for image in images:
+                decoded(image)  # names the one that cannot be
+            raise
 
     async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:
         """Hand the request to vLLM, whole: given up half-way, the two halves of its image cache would disagree."""

@@ -19,8 +19,8 @@ from dart.errors import UserError
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
-from dart.wire.capabilities import FORCED_TEXT, RECEIVES_WHILE_SERVING, SHARED_BLOBS
-from dart.wire.convert import generation_to_proto, part_from_proto
+from dart.wire.capabilities import FORCED_TEXT, HOLD_SCREENSHOTS, RECEIVES_WHILE_SERVING, SHARED_BLOBS
+from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
 from dart.workers.rollout.engine import (
@@ -44,7 +44,7 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
-    capabilities = (FORCED_TEXT, SHARED_BLOBS, RECEIVES_WHILE_SERVING)
+    capabilities = (FORCED_TEXT, HOLD_SCREENSHOTS, SHARED_BLOBS, RECEIVES_WHILE_SERVING)
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -81,6 +81,8 @@ class RolloutRole:
         match command:
             case pb.Generate():
                 return await _generate(engine, command)
+            case pb.HoldScreenshots():
+                return _hold(engine, command)
             case pb.Abort():
                 await engine.abort(_request_id(command.assignment))
                 return None
@@ -129,6 +131,16 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
     except (BadScreenshot, ValueError) as error:
         raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return generation_to_proto(generation, time.monotonic() - began)
+
+
+def _hold(engine: Engine, command: pb.HoldScreenshots) -> pb.ScreenshotsHeld:
+    try:
+        engine.hold([image_from_proto(image) for image in command.images])
+    except UnknownScreenshot as error:
+        raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
+    except BadScreenshot as error:
+        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
+    return pb.ScreenshotsHeld()
 
 
 async def _receive_weights(engine: Engine, command: pb.ReceiveWeights) -> pb.ReceivingWeights:

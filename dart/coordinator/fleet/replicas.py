@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dart.agent.episode import ContextFull
+from dart.coordinator.fleet.prompts import PromptTooLarge, fill_screenshots
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
 from dart.core.replica import Replica, Request
 from dart.core.replicas import Replicas
@@ -102,7 +103,7 @@ class RolloutPool:
                     turn.with_data = True
                 if turn.attempt >= GENERATE_ATTEMPTS:
                     raise
-            except ScreenshotLost as error:
+            except (ScreenshotLost, PromptTooLarge) as error:
                 raise InfrastructureError(str(error)) from error
 
     async def _attempt(self, turn: _Turn, request: Request[Worker], replica: Replica[Worker]) -> Generation:
@@ -143,32 +144,8 @@ class RolloutPool:
         if turn.forced_text is not None:
             request.forced_text = turn.forced_text
         write_prompt(request, turn.prompt)
-        await self._fill_screenshots(request, turn.prompt, worker, turn.with_data)
+        await fill_screenshots(request, turn.prompt, worker, self.screenshots, turn.with_data)
         return message
-
-    async def _fill_screenshots(self, request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> None:
-        """The bytes of those screenshots that the worker does not hold; `with_data`: of all.
-
-        Those that the run's store alone has are read first, and in the end all is decided in one go: what the worker
-        holds changes with every request, in the order in which they are sent.
-        """
-        stored: dict[bytes, bytes] = {}
-        if with_data or not worker.shares_blobs:
-            while wanted := [
-                image
-                for image in prompt.images
-                if not (image.data or image.sha256 in stored) and (with_data or image.sha256 not in worker.screenshots)
-            ]:
-                stored |= await self.screenshots.missing(wanted)
-        start = 0
-        for block in prompt.blocks:
-            for place, image in block.images:
-                held = image.sha256 in worker.screenshots
-                if (with_data or not held) and (data := image.data or stored.get(image.sha256)):
-                    request.prompt[start + place].image.data = data
-                # A worker that shares the store keeps what it reads there, as if it had been sent.
-                worker.screenshots.note(image.sha256, True)
-            start += len(block.parts)
 
     # ---- the line ----
 

@@ -1,0 +1,135 @@
+"""A prompt's screenshots on their way to a replica: with the request, or, where that would be too large, before it.
+
+What always holds: a screenshot that the replica keeps is not sent again; what it keeps is decided in one go with what
+is sent, because every request changes it, in the order in which requests are sent; and no message is over the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dart.coordinator.fleet.sessions import Worker
+from dart.core.types import Image, Prompt
+from dart.screenshots.stored import StoredScreenshots
+from dart.v1 import session_pb2 as pb
+from dart.wire.capabilities import HOLD_SCREENSHOTS, has
+from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.convert import write_image
+
+MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
+"""Of a message's prompt and screenshots: the rest is for what goes around them."""
+IMAGE_BYTES = 128
+"""Of a screenshot beside its data, at most."""
+ROUNDS = 4
+"""Other requests may push out of the replica's cache what was sent ahead for this one; then it is sent once more."""
+
+
+class PromptTooLarge(Exception):
+    """No message can carry the prompt, and this replica does not take it in parts; it is not to blame."""
+
+
+async def fill_screenshots(
+    request: pb.Generate, prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
+) -> None:
+    """The bytes of those screenshots that the replica does not hold; `with_data`: of all.
+
+    The request has its prompt and its assignment already, and is to be sent without waiting in between. Raises
+    ScreenshotLost, PromptTooLarge, and what `Worker.call` raises where screenshots are sent ahead.
+    """
+    stored: dict[bytes, bytes] = {}
+    words = sum(len(block.encoded or b"") for block in prompt.blocks) + len(request.forced_text)
+    for _ in range(ROUNDS):
+        lacking = await _lacking(stored, prompt, worker, screenshots, with_data)
+        if words + sum(map(len, lacking.values())) <= MOST_BYTES:
+            _write(request, prompt, worker, lacking, with_data)
+            return
+        await _send_ahead(request.assignment, prompt, words, worker, lacking)
+        with_data = False
+    raise PromptTooLarge(
+        f"{worker.id} has no room for the {len(prompt.images)} screenshots of a prompt beside those of other requests: "
+        "raise rollout.image_cache_entries"
+    )
+
+
+async def _lacking(
+    stored: dict[bytes, bytes], prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
+) -> dict[bytes, bytes]:
+    """Digest → bytes of what the replica lacks; b"" where it finds them in the run's directory itself.
+
+    What the run's store alone has is read into `stored`; meanwhile the replica may come to lack more.
+    """
+    digests = [image.sha256 for image in prompt.images]
+    while True:
+        lacking = set(digests) if with_data else worker.screenshots.lacking(digests)
+        wanted = [image for image in prompt.images if image.sha256 in lacking and not image.data]
+        if worker.shares_blobs and not with_data:
+            wanted = []
+        wanted = [image for image in wanted if image.sha256 not in stored]
+        if not wanted:
+            break
+        stored |= await screenshots.missing(wanted)
+    return {
+        image.sha256: image.data or stored.get(image.sha256, b"") for image in prompt.images if image.sha256 in lacking
+    }
+
+
+def _write(request: pb.Generate, prompt: Prompt, worker: Worker, lacking: dict[bytes, bytes], with_data: bool) -> None:
+    start = 0
+    sent: set[bytes] = set()
+    for block in prompt.blocks:
+        for place, image in block.images:
+            needed = image.sha256 not in worker.screenshots or (with_data and image.sha256 not in sent)
+            if needed and (data := lacking.get(image.sha256)):
+                request.prompt[start + place].image.data = data
+                sent.add(image.sha256)
+            # A worker that shares the store keeps what it reads there, as if it had been sent.
+            worker.screenshots.note(image.sha256, True)
+        start += len(block.parts)
+
+
+async def _send_ahead(
+    assignment: pb.Assignment, prompt: Prompt, words: int, worker: Worker, lacking: dict[bytes, bytes]
+) -> None:
+    """The screenshots that the replica lacks, in messages of their own; it keeps them. Raises PromptTooLarge."""
+    size = words + sum(map(len, lacking.values()))
+    largest = max(map(len, lacking.values()), default=0)
+    if words > MOST_BYTES or largest + IMAGE_BYTES > MOST_BYTES:
+        raise PromptTooLarge(
+            f"a prompt has {words} bytes of words, its largest screenshot {largest}, and a message has room for "
+            f"{MOST_BYTES}: shorten the history (agent.history_turns) or make screenshots smaller"
+        )
+    if not has(worker.hello, HOLD_SCREENSHOTS):
+        raise PromptTooLarge(
+            f"a prompt has {size} bytes with its screenshots, a message has room for {MOST_BYTES}, and {worker.id} "
+            "takes no screenshots ahead of it: update dart there, or lower agent.history_screenshots"
+        )
+    distinct = len({image.sha256 for image in prompt.images})
+    if distinct > worker.screenshots.capacity:
+        raise PromptTooLarge(
+            f"a prompt has {size} bytes with its {distinct} screenshots, a message has room for {MOST_BYTES}, and "
+            f"{worker.id} keeps only {worker.screenshots.capacity}: raise rollout.image_cache_entries"
+        )
+    for page in _pages(prompt, lacking):
+        message = pb.SessionResponse()
+        command = message.hold_screenshots
+        command.assignment.CopyFrom(assignment)
+        for image in page:
+            write_image(command.images.add(), image, with_data=False)
+            command.images[-1].data = lacking[image.sha256]
+            worker.screenshots.note(image.sha256, True)
+        await worker.call(message)
+
+
+def _pages(prompt: Prompt, lacking: dict[bytes, bytes]) -> Iterator[list[Image]]:
+    """The screenshots that have bytes to be sent, each once, in messages that fit."""
+    page: list[Image] = []
+    size = 0
+    for image in {image.sha256: image for image in prompt.images if lacking.get(image.sha256)}.values():
+        weight = len(lacking[image.sha256]) + IMAGE_BYTES
+        if page and size + weight > MOST_BYTES:
+            yield page
+            page, size = [], 0
+        page.append(image)
+        size += weight
+    if page:
+        yield page
