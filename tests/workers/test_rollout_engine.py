@@ -33,7 +33,7 @@ from dart.core.types import Image, Markup, PromptPart, Text, Tokens, VersionSpan
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
-from dart.wire.convert import generation_from_proto, image_from_proto, part_to_proto
+from dart.wire.convert import generation_from_proto, image_from_proto, image_to_proto, part_to_proto
 from dart.wire.role import CommandError
 from dart.workers.rollout.engine import Engine, EngineDiedError, RequestAbortedError
 from dart.workers.rollout.role import RolloutRole
@@ -191,6 +191,58 @@ async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: Rollo
         assert error.value.code == code
     with pytest.raises(CommandError, match="Reset"):
         await role.handle(pb.Reset())
+
+
+def _broken(how: str) -> Image:
+    """A picture whose header is as it should be, and whose pixels are not."""
+    whole = bytearray(_screenshot(900).data)
+    if how == "pixels":
+        start = whole.index(b"IDAT") + 4
+        whole[start + 20 : start + 400] = bytes(380)
+    elif how == "cut short":
+        whole = whole[: len(whole) // 2]
+    else:
+        whole[16:24] = (30_000).to_bytes(4, "big") * 2
+        return Image.of(bytes(whole), "image/png", 30_000, 30_000)
+    return Image.of(bytes(whole), "image/png", *SIZE)
+
+
+@pytest.mark.parametrize("how", ["pixels", "cut short", "bomb"])
+async def test_a_picture_that_cannot_be_decoded_fails_its_request_alone(role: RolloutRole, how: str) -> None:
+    def command(image: Image) -> pb.Generate:
+        return pb.Generate(
+            assignment=pb.Assignment(assignment_id=_id(), attempt=1),
+            prompt=[part_to_proto(part) for part in [*_start(_screenshot(901)), *_turn(image)]],
+            sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
+        )
+
+    broken = _broken(how)
+    for _ in range(2):
+        try:
+            await role.handle(command(broken))
+        except CommandError as error:
+            assert error.code == pb.FAILURE_CODE_INVALID
+            assert f"screenshot {broken.sha256.hex()[:12]}" in str(error)
+        else:
+            assert how == "pixels", "vLLM may take a picture for what it could read of it; the trainer refuses that"
+    assert await role.handle(command(_screenshot(902)))
+
+
+async def test_screenshots_that_come_ahead_need_not_come_with_the_prompt(role: RolloutRole) -> None:
+    images = [_screenshot(910 + number) for number in range(3)]
+    ahead = pb.HoldScreenshots(assignment=pb.Assignment(assignment_id="ahead", attempt=1, sequence=1))
+    ahead.images.extend(image_to_proto(image) for image in images)
+    assert isinstance(await role.handle(ahead), pb.ScreenshotsHeld)
+    command = pb.Generate(
+        assignment=pb.Assignment(assignment_id="ahead", attempt=1, sequence=2),
+        prompt=[part_to_proto(part, with_data=False) for image in images for part in _turn(image)],
+        sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
+    )
+    assert await role.handle(command)
+    ahead.images[0].data = b"something else"
+    ahead.images[0].sha256 = bytes(32)
+    with pytest.raises(CommandError, match="do not have the digest"):
+        await role.handle(ahead)
 
 
 async def test_abort_ends_a_request_and_leaves_the_others(role: RolloutRole, engine: Engine) -> None:
