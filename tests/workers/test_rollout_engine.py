@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from engine_samples import (
+    SIZE,
     Trainer,
     drawn,
     engine_config,
@@ -195,7 +196,7 @@ async def test_what_cannot_be_generated_is_invalid_and_harms_nothing(role: Rollo
 
 def _broken(how: str) -> Image:
     """A picture whose header is as it should be, and whose pixels are not."""
-    whole = bytearray(_screenshot(900).data)
+    whole = bytearray(drawn(900).data)
     if how == "pixels":
         start = whole.index(b"IDAT") + 4
         whole[start + 20 : start + 400] = bytes(380)
@@ -211,8 +212,8 @@ def _broken(how: str) -> Image:
 async def test_a_picture_that_cannot_be_decoded_fails_its_request_alone(role: RolloutRole, how: str) -> None:
     def command(image: Image) -> pb.Generate:
         return pb.Generate(
-            assignment=pb.Assignment(assignment_id=_id(), attempt=1),
-            prompt=[part_to_proto(part) for part in [*_start(_screenshot(901)), *_turn(image)]],
+            assignment=pb.Assignment(assignment_id=request_id(), attempt=1),
+            prompt=[part_to_proto(part) for part in [*first_turn(drawn(901)), *turn(image)]],
             sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
         )
 
@@ -225,17 +226,17 @@ async def test_a_picture_that_cannot_be_decoded_fails_its_request_alone(role: Ro
             assert f"screenshot {broken.sha256.hex()[:12]}" in str(error)
         else:
             assert how == "pixels", "vLLM may take a picture for what it could read of it; the trainer refuses that"
-    assert await role.handle(command(_screenshot(902)))
+    assert await role.handle(command(drawn(902)))
 
 
 async def test_screenshots_that_come_ahead_need_not_come_with_the_prompt(role: RolloutRole) -> None:
-    images = [_screenshot(910 + number) for number in range(3)]
+    images = [drawn(910 + number) for number in range(3)]
     ahead = pb.HoldScreenshots(assignment=pb.Assignment(assignment_id="ahead", attempt=1, sequence=1))
     ahead.images.extend(image_to_proto(image) for image in images)
     assert isinstance(await role.handle(ahead), pb.ScreenshotsHeld)
     command = pb.Generate(
         assignment=pb.Assignment(assignment_id="ahead", attempt=1, sequence=2),
-        prompt=[part_to_proto(part, with_data=False) for image in images for part in _turn(image)],
+        prompt=[part_to_proto(part, with_data=False) for image in images for part in turn(image)],
         sampling=pb.SamplingParams(temperature=1.0, max_tokens=4),
     )
     assert await role.handle(command)
