@@ -51,7 +51,8 @@ class Scene:
         return self.owed.get(worker.worker_id, Owed(worker.worker_id))
 
     def ready(self, role: str) -> int:
-        return sum(worker.state in ("ready", "syncing") for worker in self.workers(role))
+        """Workers of the role that can be used: of those with environments, one at least has booted."""
+        return sum(one.state in ("ready", "syncing") and not _bare(one) for one in self.workers(role))
 
 
 def explain(overdue: Overdue, scene: Scene) -> Stall:
@@ -79,6 +80,11 @@ def explain(overdue: Overdue, scene: Scene) -> Stall:
             )  # fmt: skip
 
 
+def _bare(worker: WorkerStatus) -> bool:
+    """An env worker none of whose environments has booted, or come back."""
+    return worker.role == "env" and worker.state == "ready" and worker.slots == 0
+
+
 def _lacking(scene: Scene) -> list[str]:
     return [role for role, number in scene.wanted.items() if scene.ready(role) < number]
 
@@ -97,7 +103,11 @@ def _missing(overdue: Overdue, scene: Scene, what: str, roles: Sequence[str]) ->
 def _absent(scene: Scene, role: str) -> str:
     wanted, ready = scene.wanted[role], scene.ready(role)
     starting = ", ".join(worker.worker_id for worker in scene.workers(role) if worker.state == "starting")
-    how = f"{starting} dialled in and still prepares" if starting else "not dialled in"
+    bare = ", ".join(worker.worker_id for worker in scene.workers(role) if _bare(worker))
+    if bare:
+        how = f"{bare} dialled in and has no environment that is ready"
+    else:
+        how = f"{starting} dialled in and still prepares" if starting else "not dialled in"
     return f"{wanted - ready} of {wanted} {role} workers ({how})"
 
 
@@ -117,6 +127,10 @@ def _sampling(overdue: Overdue, scene: Scene) -> Stall:
         return _unanswered(overdue, what, debtor, "it is begun anew when it owes half of its answers for "
                            "server.reply_timeout_seconds; end it to have that now")  # fmt: skip
     doing = scene.status.doing.get("env", "")
+    if any(state in doing for state in ("renewing", "booting")) and "queued" not in doing:
+        advice = "look at the env workers' logs; what outlasts the world's timeouts is begun anew"
+        return Stall(overdue.kind, what, f"environments, which are {doing}", overdue.seconds, "the environments",
+                     advice=advice)  # fmt: skip
     return Stall(overdue.kind, what, f"replicas: the environments are {doing}", overdue.seconds, "the queue of turns",
                  advice="add replicas, or look at the replicas' logs")  # fmt: skip
 

@@ -185,6 +185,22 @@ def scene(*workers: WorkerStatus, **facts: Owed) -> Scene:
     return Scene(status, WANTED, {name.replace("_", "-"): owed for name, owed in facts.items()})
 
 
+def test_a_world_whose_every_boot_fails_is_named_with_its_last_failure() -> None:
+    bare = replace(ENV, slots=0)
+    boots = Owed("env-0", last_failure="booting an environment failed: OSError: no address left")
+    for kind in (Kind.START, Kind.STEP):
+        stall = explain(Overdue(kind, 312.0), scene(bare, REPLICA, REPLICA, RANK, env_0=boots))
+        assert stall.waits_for == "1 of 1 env workers (env-0 dialled in and has no environment that is ready)"
+        assert (stall.culprit, stall.failure) == ("env", "booting an environment failed: OSError: no address left")
+
+
+def test_environments_that_are_renewed_for_ever_are_named() -> None:
+    there = scene(ENV, REPLICA, REPLICA, RANK)
+    there = replace(there, status=replace(there.status, doing={"env": "4 renewing"}))
+    stall = explain(Overdue(Kind.STEP, 312.0), there)
+    assert (stall.waits_for, stall.culprit) == ("environments, which are 4 renewing", "the environments")
+
+
 def test_a_hung_rank_is_named_with_its_command() -> None:
     stall = explain(
         Overdue(Kind.TRAINER, 312.0),

@@ -189,6 +189,7 @@ class EnvPool:
             self._fleet.lose(worker, str(error))
             return
         self.slots += credits.count - before
+        worker.last_failure = slots.reason or worker.last_failure
         if slots.reason and credits.count < before:
             log.warning("worker %s has %d of %d environments: %s", worker.id, slots.count, worker.slots, slots.reason)
         now = time.monotonic()
