@@ -34,6 +34,8 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Credits:
     elastic: bool
+    most: int = 1 << 31
+    """Environments that the worker said it would have, at most."""
     count: int = 0
     """Environments that have booted: free, given out, or being renewed."""
     booting: int = 0
@@ -59,8 +61,12 @@ class Credits:
     def offered(self, count: int, granted: int, booting: int) -> int:
         """What the worker says that it has now. Returns how many more are free than before; fewer: a negative number.
 
-        Raises ValueError where it grants more than it has: nothing is changed.
+        Raises ValueError where it has more than it may, or grants more than it has: nothing is changed.
         """
+        if count + booting > self.most:
+            raise ValueError(
+                f"it has {count} environments, and {booting} that boot: more than the {self.most} of its Ready"
+            )
         if granted - self.ended > count:
             raise ValueError(
                 f"it grants {granted} episodes, {self.ended} of which are over, with {count} environments: more than "

@@ -41,6 +41,9 @@ def test_more_than_it_has_is_refused() -> None:
     with pytest.raises(ValueError, match="grants 3 episodes, 0 of which are over, with 2 environments"):
         credits.offered(2, 3, 0)
     assert credits == Credits(elastic=True)
+    credits = Credits(elastic=True, most=2)
+    with pytest.raises(ValueError, match="has 2 environments, and 1 that boot: more than the 2 of its Ready"):
+        credits.offered(2, 2, 1)
 
 
 class Worker:

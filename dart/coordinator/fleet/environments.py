@@ -169,7 +169,7 @@ class EnvPool:
         now = time.monotonic()
         if self.usage.counts(worker.id):
             self.usage.left(worker.id, now)
-        credits = Credits(elastic=has(worker.hello, SLOTS))
+        credits = Credits(elastic=has(worker.hello, SLOTS), most=worker.ready.slots)
         self._live[worker.id], self._credits[worker.id] = worker, credits
         slots = 0 if credits.elastic else worker.slots
         self.slots += slots
