@@ -1,7 +1,7 @@
 """Workers without machines: they take the coordinator's commands and answer each after the time that `timings` gives.
 
 A simulated worker is admitted to the fleet as a real one is, and stands where its stream's queue would: a command that
-the coordinator sends arrives at `put`, and the answer goes to `Worker.receive`, as protobuf messages both ways.
+the coordinator sends arrives at `put`, and the answer goes to `Fleet.receive`, as protobuf messages both ways.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class SimulatedWorker:
         """The same with a whole message."""
         getattr(message, message.WhichOneof("body")).assignment.CopyFrom(command.assignment)
         if seconds:
-            self._loop.call_later(seconds, self.worker.receive, message)
+            self._loop.call_later(seconds, self._fleet.receive, self.worker, message)
         else:
-            self._loop.call_soon(self.worker.receive, message)
+            self._loop.call_soon(self._fleet.receive, self.worker, message)
 
 
 class SimulatedEnvs(SimulatedWorker):

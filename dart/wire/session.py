@@ -81,6 +81,8 @@ class _Command:
     """Somebody waits for the reply. A Release goes out until it is answered all the same."""
     place: int = 0
     """How many commands had been sent when it was, itself included."""
+    asked_again: int = 0
+    """How often another reply was asked for."""
 
 
 @dataclass(slots=True)
@@ -169,12 +171,30 @@ class CoordinatorEnd:
             if not state.wanted:
                 self._close(work, state)
 
-    def kind_of(self, assignment: pb.Assignment) -> str:
-        """The kind of the open command that a reply with this assignment answers, such as "act"; else ""."""
+    @property
+    def surplus(self) -> int:
+        """Stale replies beyond one for each command that was ever sent: an honest worker comes to none."""
+        return self.stale - self._sent
+
+    def owed(self, assignment: pb.Assignment) -> pb.SessionResponse | None:
+        """The open command that a reply with this assignment answers; of its pages, the last."""
         state = self._work.get((assignment.assignment_id, assignment.attempt))
         if state is None or state.open is None or not self._answers(assignment, state.open):
-            return ""
-        return state.open.kind
+            return None
+        return state.open.messages[-1]
+
+    def ask_again(self, command: pb.SessionResponse | None, most: int) -> bool:
+        """Send this command again, or all that are open; False when each has been sent again `most` times already.
+
+        A worker that has answered one repeats its reply; one that carries it out goes on with it.
+        """
+        again = [
+            one for one in self._open() if (command is None or command is one.messages[-1]) and one.asked_again < most
+        ]
+        for one in again:
+            one.asked_again += 1
+            self.outbox.put(one.messages[-1])
+        return bool(again)
 
     def answered(self, assignment: pb.Assignment) -> Key | None:
         """The command that a reply closes; None when the reply is stale, which is counted."""

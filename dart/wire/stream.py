@@ -125,6 +125,7 @@ class Conversation(Generic[Sent, Received]):
     """One stream's life, the same for both ends: read, write, beat and listen side by side.
 
     `receive` is called with each message but a goodbye. Messages to send are put into `outbox`, a Bye as well.
+    `parse` gives the messages in what was read; without it, bytes that are no message end the stream.
     """
 
     def __init__(
@@ -135,11 +136,12 @@ class Conversation(Generic[Sent, Received]):
         reads: type[Received],
         receive: Callable[[Received], None],
         pulse: Pulse,
+        parse: Callable[[bytes], Sequence[Received]] | None = None,
     ) -> None:
         self._stream, self.pulse = stream, pulse
+        self._parse: Callable[[bytes], Sequence[Received]] = parse or (lambda encoded: messages(encoded, reads))
         self._outbox: Outbox[Sent] = outbox
         self._sends: type[Sent] = sends
-        self._reads: type[Received] = reads
         self._receive: Callable[[Received], None] = receive
         self.parted = False
         """Either end has said goodbye, also when the stream has ended otherwise since."""
@@ -165,7 +167,7 @@ class Conversation(Generic[Sent, Received]):
                 raise
             self.pulse.heard = time.monotonic()
             try:
-                received = messages(encoded, self._reads)
+                received = self._parse(encoded)
             except MalformedError as error:
                 raise StreamLostError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from None
             for message in received:

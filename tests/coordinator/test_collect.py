@@ -175,15 +175,18 @@ async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
         return reply
 
     def too_old(command: pb.Generate) -> Any:
-        command.ClearField("forced_text")
-        return replica(command)
+        sampling = pb.Generate.FromString(command.SerializeToString())
+        sampling.ClearField("forced_text")
+        return replica(sampling)
 
     prompt = Prompt((Block((screen(),)),), (screen(),))
     async with fleet(rollout=forgetful) as (_, pool):
-        with pytest.raises(InfrastructureError, match="37 sampled tokens with 36 log-probabilities, not 37"):
+        with pytest.raises(InfrastructureError, match=r"rollout broke a rule: Generated\.logprobs is 36 entries"):
             await pool.generate(prompt, 1.0, 40, None)
     async with fleet(rollout=too_old) as (_, pool):
-        with pytest.raises(InfrastructureError, match="37 forced tokens with 37 log-probabilities, not 0"):
+        with pytest.raises(
+            InfrastructureError, match=r"rollout broke a rule: Generated\.logprobs is 37 entries, and must be 0"
+        ):
             await pool.generate(prompt, 1.0, 40, None, "")
 
 

@@ -254,7 +254,7 @@ async def test_a_trainer_gets_the_bytes_that_it_cannot_have_otherwise(blobs: Blo
     made.became_ready(worker, pb.Ready(slots=1, shares_blobs=sharing))
     update = asyncio.create_task(ranks.update(1, [group]))
     page = (await worker.outbox.get()).train_batch
-    worker.receive(pb.SessionRequest(trained=pb.Trained(assignment=page.assignment, weight_version=1)))
+    made.receive(worker, pb.SessionRequest(trained=pb.Trained(assignment=page.assignment, update=1, weight_version=1)))
     await update
     sent = [one.data for sample in page.samples for one in sample.images]
     assert sent == [b"" if sharing else one.data for one in wanted]
@@ -272,9 +272,10 @@ async def test_a_trainer_that_does_not_find_a_screenshot_is_sent_them(blobs: Blo
     update = asyncio.create_task(ranks.update(1, [ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))]))
     first = (await worker.outbox.get()).train_batch
     failure = pb.Failure(assignment=first.assignment, code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="not there")
-    worker.receive(pb.SessionRequest(failure=failure))
+    made.receive(worker, pb.SessionRequest(failure=failure))
     second = (await worker.outbox.get()).train_batch
-    worker.receive(pb.SessionRequest(trained=pb.Trained(assignment=second.assignment, weight_version=1)))
+    trained = pb.Trained(assignment=second.assignment, update=1, weight_version=1)
+    made.receive(worker, pb.SessionRequest(trained=trained))
     await update
     assert (first.assignment.attempt, second.assignment.attempt) == (1, 2)
     assert [one.data for sample in second.samples for one in sample.images] == [one.data for one in wanted]

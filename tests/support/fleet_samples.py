@@ -45,9 +45,8 @@ async def fleet(
             command = getattr(message, body)
             if (reply := answer(command)) is not None:
                 reply.assignment.CopyFrom(command.assignment)
-                worker.receive(
-                    pb.SessionRequest(**{re.sub("(?<!^)(?=[A-Z])", "_", type(reply).__name__).lower(): reply})
-                )
+                kind = re.sub("(?<!^)(?=[A-Z])", "_", type(reply).__name__).lower()
+                made.receive(worker, pb.SessionRequest(**{kind: reply}))
 
     async with asyncio.TaskGroup() as tasks:
         serving = []

@@ -155,7 +155,7 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
             reading = [asyncio.create_task(call.read()) for call in (second, third)]
             assert "newer streams wait" in ((await ending).details() or "")
             assert not any(task.done() for task in reading)
-            assert (await at.says(hello("a worker"))).HasField("welcome")
+            assert (await at.says(hello("a-worker"))).HasField("welcome")
             for task in reading:
                 task.cancel()
 

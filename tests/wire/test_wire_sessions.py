@@ -168,9 +168,11 @@ async def test_heartbeats_keep_an_idle_worker() -> None:
 
 
 async def test_reply_of_another_epoch_or_without_a_call_is_dropped_and_counted() -> None:
-    worker = Worker(pb.Hello(worker_id="w"), epoch=7)
-    worker.receive(pb.SessionRequest(released=pb.Released(assignment=pb.Assignment(assignment_id="a", epoch=6))))
-    worker.receive(pb.SessionRequest(released=pb.Released(assignment=pb.Assignment(assignment_id="a", epoch=7))))
+    fleet = Fleet(60.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV))
+    for epoch in (worker.epoch - 1, worker.epoch):
+        assignment = pb.Assignment(assignment_id="a", epoch=epoch)
+        fleet.receive(worker, pb.SessionRequest(released=pb.Released(assignment=assignment)))
     assert worker.stale_replies == 2
 
 
@@ -258,7 +260,7 @@ async def test_a_release_is_sent_again_after_a_lost_stream() -> None:
     assert fleet.admit(hello) == (worker, True)
     again = await asyncio.wait_for(worker.outbox.get(), 5)
     assert again.release.assignment.assignment_id == "t1"
-    worker.receive(pb.SessionRequest(released=pb.Released(assignment=again.release.assignment)))
+    fleet.receive(worker, pb.SessionRequest(released=pb.Released(assignment=again.release.assignment)))
     await asyncio.sleep(0)
     assert fleet.admit(hello) == (worker, True) and not worker.outbox
     worker.tell(pb.Release(assignment=pb.Assignment(assignment_id="t2", attempt=1)))

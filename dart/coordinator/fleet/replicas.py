@@ -114,7 +114,7 @@ class RolloutPool:
         try:
             reply = await worker.call(await self._message(turn, worker))
             self.requests += 1
-            generation = _checked(generation_from_proto(reply), replica.name, turn.forced_text is not None)
+            generation = generation_from_proto(reply)
             served = True
             return generation
         except InfrastructureError as error:
@@ -221,17 +221,3 @@ def _excused(error: InfrastructureError, turn: _Turn, replica: Replica[Worker], 
     if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
         return not turn.with_data
     return error.code in OWN_FAULT
-
-
-def _checked(generation: Generation, replica: str, forced: bool) -> Generation:
-    """Refuses sampled tokens without a log-probability each: in training they would pass for on-policy ones."""
-    wanted = 0 if forced else len(generation.token_ids)
-    if len(generation.logprobs) != wanted:
-        raise InfrastructureError(
-            f"{replica} answered {len(generation.token_ids)} {'forced' if forced else 'sampled'} tokens "
-            f"with {len(generation.logprobs)} log-probabilities, not {wanted}: update dart on that machine",
-            replica,
-        )
-    if not all(map(math.isfinite, generation.logprobs)):
-        raise InfrastructureError(f"{replica} answered a log-probability that is not finite", replica)
-    return generation

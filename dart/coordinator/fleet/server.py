@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
 from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
+from dart.wire import rules
 from dart.wire.capabilities import BATCHES
 from dart.wire.channel import (
     OLDEST_PROTOCOL_VERSION,
@@ -30,6 +31,7 @@ from dart.wire.channel import (
     PROTOCOL_VERSION,
     read_file,
 )
+from dart.wire.rules import Malformed
 from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,8 @@ class CoordinatorService:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         try:
             hello = await self._door.hello(stream, metadata)
-            await self._not_taken(hello)
             config_json = self._check(hello)
+            await self._not_taken(hello)
             worker, resumed = self._fleet.admit(hello)
         except Rejected as error:
             reject = pb.Reject(reason=str(error), remedy=error.remedy)
@@ -104,7 +106,13 @@ class CoordinatorService:
         )
         receive = partial(self._fleet.receive, worker)
         talk = Conversation(
-            stream, worker.outbox, pb.SessionResponse, pb.SessionRequest, receive, Pulse(heartbeat_seconds)
+            stream,
+            worker.outbox,
+            pb.SessionResponse,
+            pb.SessionRequest,
+            receive,
+            Pulse(heartbeat_seconds),
+            partial(self._messages, worker),
         )
         try:
             await stream.write(pb.SessionResponse(welcome=welcome).SerializeToString())
@@ -118,7 +126,20 @@ class CoordinatorService:
             if worker.said_goodbye:
                 self._fleet.lose(worker, "goodbye")
 
+    def _messages(self, worker: Worker, encoded: bytes) -> Sequence[pb.SessionRequest]:
+        """Those in what was read. Raises StreamLostError for bytes that are none: an answer may be lost with them.
+
+        The worker dials again then, and is asked again for what it owes.
+        """
+        message = rules.parsed(encoded)
+        if isinstance(message, Malformed):
+            self._fleet.receive(worker, message)
+            raise StreamLostError(str(message.violation), grpc.StatusCode.INVALID_ARGUMENT)
+        return message.batch or (message,)
+
     def _check(self, hello: pb.Hello) -> str:
+        if broken := rules.hello(hello):
+            raise Rejected(str(broken), "name the worker otherwise with --id, or update dart on its machine")
         if hello.protocol_version < OLDEST_PROTOCOL_VERSION:
             raise Rejected(
                 f"worker {hello.worker_id} speaks protocol version {hello.protocol_version}, "

@@ -20,11 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dart.coordinator.fleet.boundary import Boundary
+from dart.core.conduct import Quarantine
 from dart.screenshots.held import Held
 from dart.v1 import session_pb2 as pb
+from dart.wire import rules
 from dart.wire.capabilities import BATCHES, has
 from dart.wire.outbox import Outbox, too_large
 from dart.wire.role import Command
+from dart.wire.rules import Malformed, Violation
 from dart.wire.session import CoordinatorEnd, Key
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,14 @@ class CommandFailed(InfrastructureError):
         self.code = code
         self.trajectories = trajectories
         """Of a batch, those that the trainer cannot train on."""
+
+
+class RuleBroken(CommandFailed):
+    """The worker answered with what no worker may say (`dart.wire.rules`)."""
+
+    def __init__(self, worker_id: str, broken: Violation) -> None:
+        super().__init__(pb.FAILURE_CODE_UNSPECIFIED, f"{worker_id} broke a rule: {broken}", worker_id)
+        self.broken = broken
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +158,11 @@ class Worker:
         elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
             waiting.set_result(reply)
 
+    def refuse(self, assignment: pb.Assignment, broken: Violation) -> None:
+        """A reply that breaks a rule: the call that waits for it has failed."""
+        if (key := self.end.answered(assignment)) is not None:
+            self._fail(key, RuleBroken(self.id, broken))
+
     def resume(self) -> None:
         """The same instance is back: what it owes an answer to goes out again."""
         self.outbox = self._new_outbox()
@@ -215,6 +232,7 @@ class Fleet:
 
     def __init__(self, lost_after: float, answer_within: float = math.inf) -> None:
         self._lost_after, self._answer_within = lost_after, answer_within
+        self.boundary = Boundary()
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
         """By instance id; the lost ones are gone."""
@@ -259,26 +277,41 @@ class Fleet:
         found = (self._places.get(place) for place in _places(hello))
         return [worker for worker in found if worker is not None and worker.hello.instance_id != hello.instance_id]
 
-    def receive(self, worker: Worker, message: pb.SessionRequest) -> None:
+    def receive(self, worker: Worker, message: pb.SessionRequest | Malformed) -> None:
         """The one door for what a worker says after its Hello; the messages of a batch come one by one."""
         worker.last_heard = time.monotonic()
-        match message.WhichOneof("body"):
-            case "ready":
-                self.became_ready(worker, message.ready)
-            case "slots":
-                self._offered(worker, message.slots)
-            case "heartbeat":
-                pass
-            case _:
-                worker.receive(message)
-
-    def became_ready(self, worker: Worker, ready: pb.Ready) -> None:
-        if worker.state == "ready":
+        if worker.state == "lost":
             return
-        worker.ready, worker.state = ready, "ready"
-        worker.screenshots = Held(ready.image_cache_entries)
-        for listener in self.on_ready:
-            listener(worker)
+        if isinstance(message, Malformed):
+            quarantine = self.boundary.malformed(worker, message)
+        elif message.HasField("ready"):
+            quarantine = self.became_ready(worker, message.ready)
+        elif (kind := message.WhichOneof("body")) in rules.UNASKED:
+            quarantine = self._unasked(worker, message, kind)
+        else:
+            quarantine = self.boundary.answered(worker, message)
+        if quarantine is not None:
+            self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
+
+    def became_ready(self, worker: Worker, ready: pb.Ready) -> Quarantine | None:
+        """Take the worker into service. One whose Ready breaks a rule is told goodbye, and why."""
+        if broken := self.boundary.ready(ready, worker.role):
+            if worker.state == "starting":
+                worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=f"this worker cannot be used: {broken}")))
+            return self.boundary.broke(worker, broken)
+        if worker.state == "starting":
+            worker.ready, worker.state = ready, "ready"
+            worker.screenshots = Held(ready.image_cache_entries)
+            for listener in self.on_ready:
+                listener(worker)
+        return None
+
+    def _unasked(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
+        if broken := rules.BODIES[kind].violation(getattr(message, kind)):
+            return self.boundary.broke(worker, broken)
+        if kind == "slots":
+            self._offered(worker, message.slots)
+        return None
 
     def _offered(self, worker: Worker, slots: pb.Slots) -> None:
         """Before Ready it says nothing: the worker says it again then."""

@@ -1,0 +1,110 @@
+"""What workers say, looked at before anybody counts, stores or routes it (`dart.wire.rules`), and what follows.
+
+- An answer that breaks a rule ends the call that waits for it with `RuleBroken`, which names the worker, the field, the
+  value and the rule: the attempt is given out again. A trainer is asked again instead, because its state would go with
+  the run: it answers from memory, without doing the work again.
+- What cannot be brought home to a call (bytes that are no message, answers to no command) is a strike alone. A worker
+  that keeps sending such things is lost, and refused while its quarantine lasts.
+
+Nothing that a worker says raises here. Every violation is told to `on_violation`, with the quarantine that it led to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dart.core.conduct import Conduct, Quarantine
+from dart.v1 import session_pb2 as pb
+from dart.wire import rules
+from dart.wire.rules import Limits, Malformed, Violation
+from dart.wire.session import assignment_of
+
+if TYPE_CHECKING:
+    from dart.coordinator.fleet.sessions import Worker
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN = 2
+"""Times that a trainer is asked for another answer to one command."""
+LATE_ANSWERS = 64
+"""Answers beyond one for each command that a worker may send: those to commands of the stream before, say."""
+
+Listener = Callable[[str, Violation, Quarantine | None], None]
+
+
+class Boundary:
+    """`limits`: what this run knows and its workers must agree with; whoever learns of it sets it."""
+
+    def __init__(self) -> None:
+        self.limits = Limits()
+        self.conduct = Conduct()
+        self.on_violation: list[Listener] = []
+
+    def answered(self, worker: Worker, message: pb.SessionRequest) -> Quarantine | None:
+        """An answer, or what is in the place of one. A quarantine: the worker is to be lost."""
+        kind = message.WhichOneof("body") or ""
+        assignment = assignment_of(message)
+        if assignment is None:
+            wanted = "an answer, ready, heartbeat or bye" if kind else "a message with a body"
+            return self.broke(worker, Violation("SessionRequest.body", kind or "empty", wanted))
+        command = worker.end.owed(assignment)
+        broken = rules.violation(message, command, self.limits) if command is not None else None
+        if broken is None or broken.mended:
+            worker.receive(message)
+        if command is None:
+            return self._late(worker)
+        if broken is not None:
+            self._refuse(worker, assignment, command, broken)
+        return None
+
+    def ready(self, ready: pb.Ready, role: pb.Role) -> Violation | None:
+        """What is wrong with a worker's Ready."""
+        return rules.ready(ready, role, self.limits)
+
+    def broke(self, worker: Worker, broken: Violation) -> Quarantine | None:
+        """The worker broke a rule. What was mended is told, and is no strike; nor is a trainer put in quarantine.
+
+        While it is in quarantine nothing more is told of it: it could fill the disk.
+        """
+        now = time.monotonic()
+        told = not self.conduct.seconds_left(worker.id, now)
+        quarantine = None if broken.mended else self.conduct.broke(worker.id, str(broken), now)
+        if told:
+            log.warning("worker %s broke a rule: %s", worker.id, broken)
+            for listener in self.on_violation:
+                listener(worker.id, broken, quarantine)
+        return None if worker.role == pb.ROLE_TRAIN else quarantine
+
+    def refused(self, worker_id: str) -> float:
+        """Seconds for which a worker of this name is not admitted."""
+        return self.conduct.seconds_left(worker_id, time.monotonic())
+
+    def malformed(self, worker: Worker, message: Malformed) -> Quarantine | None:
+        """What could not be read as a message. A quarantine: the worker is to be lost."""
+        assignment = message.assignment
+        command = worker.end.owed(assignment) if assignment is not None else None
+        if assignment is not None and command is not None:
+            self._refuse(worker, assignment, command, message.violation)
+            return None
+        if worker.role == pb.ROLE_TRAIN:
+            worker.end.ask_again(None, ASK_AGAIN)
+        return self.broke(worker, message.violation)
+
+    def _refuse(
+        self, worker: Worker, assignment: pb.Assignment, command: pb.SessionResponse, broken: Violation
+    ) -> None:
+        """The answer is not taken, unless it was mended."""
+        if not broken.mended and (worker.role != pb.ROLE_TRAIN or not worker.end.ask_again(command, ASK_AGAIN)):
+            worker.refuse(assignment, broken)
+        self.broke(worker, broken)
+
+    def _late(self, worker: Worker) -> Quarantine | None:
+        """Nobody waits for the answer: the call was cancelled, say, or its answer has come before."""
+        if worker.role == pb.ROLE_TRAIN:
+            worker.end.ask_again(None, ASK_AGAIN)
+        if worker.end.surplus <= LATE_ANSWERS:
+            return None
+        return self.broke(worker, Violation("Assignment", "that of no command", "that of a command which waits"))

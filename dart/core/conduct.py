@@ -1,0 +1,136 @@
+"""How each worker behaves, and what follows: a worker that keeps breaking rules rests, and is let back after probes.
+
+`Conduct` counts what every worker has done wrong, under its name, which outlives its process. A broken rule is a
+strike; strikes are forgiven one by one as time goes by. A worker with `STRIKES` of them is quarantined: it gets no
+work, for twice as long each time. Then it is on probation: one piece of work at a time, until `PROBES` in a row have
+ended well; a strike before that is the next quarantine.
+
+Decisions are plain values and time (seconds, any origin) is an argument. What they mean is its callers' business:
+`EnvPool` gives no episodes to an environment of such a worker, the fleet refuses one whose messages cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+STRIKES = 3
+FORGIVEN_SECONDS = 60.0
+"""After so long without another, a strike is forgiven."""
+FIRST_SECONDS, MOST_SECONDS = 10.0, 640.0
+"""A worker's first quarantine, and the longest."""
+PROBES = 4
+MOST_NAMES = 4_096
+"""Workers that are remembered, those that did something wrong last: a name costs nothing to make up."""
+
+
+class Standing(StrEnum):
+    GOOD = "good"
+    QUARANTINED = "quarantined"
+    PROBATION = "probation"
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A worker gets no work for so many seconds. `strikes`: how often it has broken a rule in all."""
+
+    seconds: float
+    strikes: int
+    last: str
+
+
+@dataclass(slots=True)
+class _Record:
+    strikes: float = 0.0
+    """Those that are not forgiven yet."""
+    at: float = 0.0
+    total: int = 0
+    last: str = ""
+    quarantines: int = 0
+    """Since it was last in good standing."""
+    until: float = 0.0
+    probes_left: int = 0
+    probing: bool = False
+    """On probation, with the one piece of work that it may have."""
+
+
+class Conduct:
+    """What workers have done wrong. Those that never have are not in it."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def broke(self, worker: str, what: str, now: float) -> Quarantine | None:
+        """It broke a rule. A quarantine when it has now done so too often."""
+        record = self._record(worker)
+        record.strikes = max(0.0, record.strikes - (now - record.at) / FORGIVEN_SECONDS) + 1
+        record.at, record.last = now, what
+        record.total += 1
+        if now < record.until:
+            return None  # of the work that it had before
+        if record.strikes <= STRIKES - 1 and not record.probes_left:
+            return None
+        seconds = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(record.quarantines, 16))
+        record.quarantines += 1
+        record.until, record.probes_left, record.probing, record.strikes = now + seconds, PROBES, False, 0.0
+        return Quarantine(seconds, record.total, what)
+
+    def ended(self, worker: str, *, well: bool) -> bool:
+        """A piece of its work has ended. True when that brings it back into good standing."""
+        record = self._records.get(worker)
+        if record is None or not record.probing:
+            return False
+        record.probing = False
+        if not well:
+            return False
+        record.probes_left -= 1
+        if record.probes_left:
+            return False
+        record.quarantines = 0
+        return True
+
+    def may_work(self, worker: str, now: float) -> bool:
+        """Whether it may have a piece of work now; on probation, that is its probe."""
+        record = self._records.get(worker)
+        if record is None:
+            return True
+        if now < record.until or record.probing:
+            return False
+        record.probing = record.probes_left > 0
+        return True
+
+    def seconds_left(self, worker: str, now: float) -> float:
+        """Of its quarantine; 0 when it is in none."""
+        record = self._records.get(worker)
+        return max(0.0, record.until - now) if record else 0.0
+
+    def standing(self, worker: str, now: float) -> Standing:
+        record = self._records.get(worker)
+        if record is None:
+            return Standing.GOOD
+        if now < record.until:
+            return Standing.QUARANTINED
+        return Standing.PROBATION if record.probes_left else Standing.GOOD
+
+    def told(self, worker: str, now: float) -> str:
+        """For people: "quarantined for 12 s more: broke a rule 4 times, the last: …"; empty for one that never did."""
+        record = self._records.get(worker)
+        if record is None:
+            return ""
+        times = "once" if record.total == 1 else f"{record.total} times"
+        story = f"broke a rule {times}, the last: {record.last}"
+        match self.standing(worker, now):
+            case Standing.QUARANTINED:
+                return f"quarantined for {record.until - now:.0f} s more: {story}"
+            case Standing.PROBATION:
+                return f"on probation: {story}"
+            case _:
+                return story
+
+    def _record(self, worker: str) -> _Record:
+        record = self._records.setdefault(worker, _Record())
+        self._records.move_to_end(worker)
+        if len(self._records) > MOST_NAMES:
+            self._records.popitem(last=False)
+        return record

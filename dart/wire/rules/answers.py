@@ -1,0 +1,161 @@
+"""Which answers a command may have, and what in an answer depends on the command or on the run.
+
+`violation` is asked about every answer before anybody sees it. It is pure, and says the first rule that is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dart.v1 import session_pb2 as pb
+from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.rules.fields import BODIES
+from dart.wire.rules.kinds import Violation, shortened
+from dart.wire.rules.table import TOKEN_IDS
+
+ANSWERS: Mapping[str, str] = {
+    "reset": "observed",
+    "act": "observed",
+    "release": "released",
+    "suggest": "suggested",
+    "generate": "generated",
+    "hold_screenshots": "screenshots_held",
+    "receive_weights": "receiving_weights",
+    "load_weights": "weights_loaded",
+    "train_batch": "trained",
+    "send_weights": "weights_sent",
+    "save_checkpoint": "checkpoint_saved",
+}
+"""Command → the kind of its answer. Every one of them may be answered with a failure as well; Abort has no answer."""
+ANSWERED_WITH = frozenset({*ANSWERS.values(), "failure"})
+UNASKED = frozenset({"ready", "heartbeat", "bye", "slots"})
+"""What a worker says by itself, after its Hello."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """What this run knows and its workers must agree with. None: not known, then any value will do.
+
+    `version`: the newest weight version that the trainer has made. `vocabulary`: how many token ids the model has.
+    """
+
+    version: int | None = None
+    vocabulary: int | None = None
+
+
+def violation(answer: pb.SessionRequest, command: pb.SessionResponse, limits: Limits) -> Violation | None:
+    """What is wrong with an answer to this command. What can be mended in it is (`Violation.mended`)."""
+    asked, kind = command.WhichOneof("body") or "", answer.WhichOneof("body") or ""
+    if kind != "failure" and kind != ANSWERS.get(asked):
+        return Violation(
+            "SessionRequest.body", kind or "empty", f"{ANSWERS.get(asked)} or failure, in answer to {asked}"
+        )
+    broken = BODIES[kind].violation(getattr(answer, kind))
+    if broken is not None and not broken.mended:
+        return broken
+    match kind:
+        case "observed":
+            return _observed(answer.observed, command)
+        case "generated":
+            return _generated(answer.generated, command.generate, limits)
+        case "suggested":
+            return _suggested(answer.suggested)
+        case "trained":
+            return _trained(answer.trained, command.train_batch, limits) or broken
+        case "weights_loaded":
+            return _same("WeightsLoaded.version", answer.weights_loaded.version, command.load_weights.version)
+        case "weights_sent":
+            return _same("WeightsSent.version", answer.weights_sent.version, command.send_weights.version)
+        case "checkpoint_saved":
+            return _saved(answer.checkpoint_saved, limits)
+    return None
+
+
+def ready(message: pb.Ready, role: int, limits: Limits) -> Violation | None:
+    """What is wrong with a worker's Ready."""
+    if broken := BODIES["ready"].violation(message):
+        return broken
+    if role != pb.ROLE_ENV:
+        return _published("Ready.weight_version", message.weight_version, limits)
+    return None
+
+
+def hello(message: pb.Hello) -> Violation | None:
+    """What is wrong with a worker's Hello."""
+    return BODIES["hello"].violation(message)
+
+
+def _observed(observed: pb.Observed, command: pb.SessionResponse) -> Violation | None:
+    if not observed.done and not command.act.last and not observed.image.sha256:
+        return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
+    return None
+
+
+def _suggested(suggested: pb.Suggested) -> Violation | None:
+    if not suggested.HasField("action"):
+        return None
+    kind = suggested.action.WhichOneof("kind")
+    if kind is None:
+        return Violation("Suggested.action: Action.kind", "empty", "one of the kinds of action")
+    if kind == "move" and not suggested.action.move.HasField("at"):
+        return Violation("Suggested.action: Move.at", "empty", "a point of the observation")
+    return None
+
+
+def _generated(generated: pb.Generated, asked: pb.Generate, limits: Limits) -> Violation | None:
+    tokens, limit = generated.token_ids, asked.sampling.max_tokens
+    count, vocabulary = len(tokens), limits.vocabulary or TOKEN_IDS.most_id + 1
+    if not 1 <= count <= (limit or TOKEN_IDS.most):
+        return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {limit or TOKEN_IDS.most:,} entries")
+    wanted = 0 if asked.HasField("forced_text") else count
+    if len(generated.logprobs) != wanted:
+        # Sampled tokens without one each would pass for on-policy ones in training.
+        return Violation("Generated.logprobs", f"{len(generated.logprobs):,} entries", f"{wanted:,} entries")
+    for name, ids in (("token_ids", tokens), ("prompt_token_ids", generated.prompt_token_ids)):
+        if len(ids) > TOKEN_IDS.most:
+            return Violation(f"Generated.{name}", f"{len(ids):,} entries", TOKEN_IDS.says)
+        if (largest := max(ids[:], default=0)) >= vocabulary:
+            shown = f"{len(ids):,} entries, the largest {largest}"
+            return Violation(f"Generated.{name}", shown, f"ids below {vocabulary:,}")
+    return _spans(generated.versions, count, limits)
+
+
+def _spans(spans: Sequence[tpb.VersionSpan], tokens: int, limits: Limits) -> Violation | None:
+    at = newest = 0
+    for span in spans:
+        start, end = span.start, span.end
+        if start != at or end <= start:
+            at = -1
+            break
+        at, newest = end, max(newest, span.version)
+    if at != tokens:
+        shown = shortened([(span.start, span.end) for span in spans[:8]])
+        return Violation("Generated.versions", shown, f"spans that follow each other from 0 to {tokens:,}")
+    return _published("Generated.versions: VersionSpan.version", newest, limits)
+
+
+def _trained(trained: pb.Trained, command: pb.TrainBatch, limits: Limits) -> Violation | None:
+    if broken := _same("Trained.update", trained.update, command.update):
+        return broken
+    if limits.version is None:
+        return None
+    return _same("Trained.weight_version", trained.weight_version, limits.version + 1)
+
+
+def _saved(saved: pb.CheckpointSaved, limits: Limits) -> Violation | None:
+    """An update that is under way may have ended before the checkpoint was written."""
+    if limits.version is None or saved.weight_version in (limits.version, limits.version + 1):
+        return None
+    versions = f"{limits.version} or {limits.version + 1}, the versions that the trainer can have"
+    return Violation("CheckpointSaved.weight_version", shortened(saved.weight_version), versions)
+
+
+def _published(where: str, version: int, limits: Limits) -> Violation | None:
+    if limits.version is None or version <= limits.version:
+        return None
+    return Violation(where, shortened(version), f"at most {limits.version}, the newest version of this run")
+
+
+def _same(where: str, value: int, wanted: int) -> Violation | None:
+    return None if value == wanted else Violation(where, shortened(value), f"{wanted}, as it was asked for")
