@@ -24,7 +24,9 @@ class Deadlock(Exception):
 class _Jumping(selectors.SelectSelector):
     """A selector that never waits: it moves the clock on instead. There is nothing else to look at: no sockets."""
 
-    now = START
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self.now = now
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
@@ -34,12 +36,16 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
+    def __init__(self, start: float = START) -> None:
+        self._jumping = _Jumping(start)
         super().__init__(self._jumping)
 
     def time(self) -> float:
         return self._jumping.now
+
+    def stand_still(self, seconds: float) -> None:
+        """Time passes, and nothing that is due meanwhile has been done."""
+        self._jumping.now += seconds
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -52,9 +58,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[Any, Any, T], start: float = START) -> T:
     """`asyncio.run` in virtual time. Raises Deadlock when nothing can ever happen again."""
-    loop = VirtualLoop()
+    loop = VirtualLoop(start)
     with (
         patch("time.monotonic", loop.time),
         patch("time.time", loop.time),

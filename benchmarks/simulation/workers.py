@@ -11,10 +11,13 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 from benchmarks.simulation.timings import Timings, success_rate
-from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart import manifest
+from dart.coordinator.fleet.sessions import Fleet
 from dart.core.types import Image
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
@@ -40,17 +43,32 @@ _GENERATED = pb.SessionRequest(
 )
 
 
+class Connects(Protocol):
+    def connect(self, worker: SimulatedWorker, hello: pb.Hello, ready: pb.Ready) -> Callable[[pb.SessionRequest], None]:
+        """Admit the worker; what it is to call with its answers."""
+
+
 class SimulatedWorker:
+    """`fleet` may also be a `Connects`, which stands between the two."""
+
     role: pb.Role
 
-    def __init__(self, fleet: Fleet, name: str, slots: int, **ready: Any) -> None:
+    def __init__(self, fleet: Fleet | Connects, name: str, slots: int, **ready: Any) -> None:
         hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=[RESCORE])
-        self.worker: Worker
+        self._loop = asyncio.get_running_loop()
+        self._reply: Callable[[pb.SessionRequest], None]
+        told = pb.Ready(slots=slots, shares_blobs=True, **ready)
+        if isinstance(fleet, Fleet):
+            self._admit(fleet, hello, told)
+        else:
+            self._reply = fleet.connect(self, hello, told)
+
+    def _admit(self, fleet: Fleet, hello: pb.Hello, ready: pb.Ready) -> None:
+        self._fleet = fleet
         self.worker, _ = fleet.admit(hello)
         self.worker.end.outbox = self
-        self._loop = asyncio.get_running_loop()
-        self._fleet = fleet
-        fleet.became_ready(self.worker, pb.Ready(slots=slots, shares_blobs=True, **ready))
+        self._reply = partial(fleet.receive, self.worker)
+        fleet.became_ready(self.worker, ready)
 
     def put(self, message: pb.SessionResponse, /) -> None:
         # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
@@ -58,7 +76,16 @@ class SimulatedWorker:
         if kind == "bye":
             self.worker.said_goodbye = True
             self._fleet.lose(self.worker, "goodbye")
-        elif handler := getattr(self, kind or "", None):
+        else:
+            self.carry_out(message)
+
+    def forget(self) -> None:
+        """The coordinator has given this worker up: begin anew, with nothing under way."""
+
+    def carry_out(self, message: pb.SessionResponse) -> None:
+        """Begin a command; its answer comes by `send`."""
+        kind = message.WhichOneof("body")
+        if handler := getattr(self, kind or "", None):
             handler(getattr(message, kind))
 
     def answer(self, command: Any, seconds: float, **reply: Any) -> None:
@@ -70,9 +97,9 @@ class SimulatedWorker:
         """The same with a whole message."""
         getattr(message, message.WhichOneof("body")).assignment.CopyFrom(command.assignment)
         if seconds:
-            self._loop.call_later(seconds, self._fleet.receive, self.worker, message)
+            self._loop.call_later(seconds, self._reply, message)
         else:
-            self._loop.call_soon(self._fleet.receive, self.worker, message)
+            self._loop.call_soon(self._reply, message)
 
 
 class SimulatedEnvs(SimulatedWorker):
@@ -80,12 +107,17 @@ class SimulatedEnvs(SimulatedWorker):
 
     role = pb.ROLE_ENV
 
-    def __init__(self, fleet: Fleet, name: str, slots: int, timings: Timings, names: list[str], seed: int) -> None:
+    def __init__(
+        self, fleet: Fleet | Connects, name: str, slots: int, timings: Timings, names: list[str], seed: int
+    ) -> None:
         self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
         self._rates = {task: success_rate(number, len(names)) for number, task in enumerate(names)}
         self._episodes: dict[str, tuple[int, bool]] = {}
         """Steps to go, and whether they end well."""
         super().__init__(fleet, name, slots)
+
+    def forget(self) -> None:
+        self._episodes.clear()
 
     def reset(self, command: pb.Reset) -> None:
         success = self._chance.random() < self._rates[command.task.name]
@@ -122,7 +154,7 @@ class SimulatedReplica(SimulatedWorker):
 
     role = pb.ROLE_ROLLOUT
 
-    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int, version: int = 0) -> None:
+    def __init__(self, fleet: Fleet | Connects, name: str, timings: Timings, seed: int, version: int = 0) -> None:
         self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
         self._line: list[tuple[float, int, pb.Generate]] = []
         self._numbers = itertools.count()
@@ -133,6 +165,11 @@ class SimulatedReplica(SimulatedWorker):
         super().__init__(
             fleet, name, timings.replica.slots, image_cache_entries=4096, engine_ranks=1, weight_version=version
         )
+
+    def forget(self) -> None:
+        self._line.clear()
+        self._load = None
+        self._set_timer()
 
     def generate(self, command: pb.Generate) -> None:
         self._go_by()
@@ -188,11 +225,13 @@ class SimulatedReplica(SimulatedWorker):
 class SimulatedTrainer(SimulatedWorker):
     role = pb.ROLE_TRAIN
 
-    def __init__(self, fleet: Fleet, timings: Timings, version: int = 0) -> None:
+    def __init__(self, fleet: Fleet | Connects, timings: Timings, version: int = 0) -> None:
         self._timings = timings
         self._version = version
         self._links = [0.0] * timings.sync.at_once
         """Until when each link sends weights, soonest first."""
+        self.checkpoints = False
+        """Whether folders are written, which a resume looks for."""
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
 
     def train_batch(self, command: pb.TrainBatch) -> None:
@@ -215,4 +254,7 @@ class SimulatedTrainer(SimulatedWorker):
         self.answer(command, ends - now, weights_sent=sent)
 
     def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+        if self.checkpoints:
+            with manifest.written(Path(command.path)) as folder:
+                (folder / "weights").write_text(str(self._version), encoding="utf-8")
         self.answer(command, 60.0, checkpoint_saved=pb.CheckpointSaved(path=command.path, weight_version=self._version))

@@ -1,0 +1,92 @@
+"""Seeded faults in simulated runs: `python -m benchmarks.chaos --faults 20000`.
+
+Each run is the real coordinator with its real store on a virtual clock: forty environments, four replicas, a trainer,
+and a fault every twenty seconds or so, of all the classes in `benchmarks.simulation.faults`. What must hold: no run
+ends but by a fault that ends its coordinator, and then `--resume` makes an update within the hour; nothing that was
+stored is lost, doubled or trained on twice; a run that does not move says so. One seed is run twice, and must decide
+the same. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from benchmarks.simulation.chaos import Outcome, chaos
+from benchmarks.simulation.faults import Fault, plan
+from benchmarks.simulation.timings import Timings
+from dart.coordinator.summary import machine, write_json
+
+RESULT = Path(__file__).parent / "results" / "chaos.json"
+
+
+def one(seed: int, hours: float, gap_seconds: float) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        return chaos(seed, plan(seed, hours, gap_seconds), hours, Path(folder), Timings())
+
+
+def table(outcomes: list[Outcome]) -> dict[str, object]:
+    """Fault class → how many, and the time to recover."""
+    counts: Counter[Fault] = Counter()
+    recoveries: dict[Fault, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        counts.update(outcome.faults)
+        for fault, seconds in outcome.recoveries.items():
+            recoveries[fault] += seconds
+    made: dict[str, object] = {}
+    for fault in Fault:
+        times = sorted(recoveries[fault])
+        row: dict[str, object] = {"faults": counts[fault]}
+        if times:
+            row |= {"recovered": len(times), "p50_seconds": round(times[len(times) // 2], 1),
+                    "p99_seconds": round(times[int(len(times) * 0.99)], 1)}  # fmt: skip
+        made[str(fault)] = row
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=20_000, help="At least so many, over all runs.")
+    parser.add_argument("--hours", type=float, default=2.0, help="Virtual hours of a run.")
+    parser.add_argument("--gap-seconds", type=float, default=20.0, help="Between two faults, on average.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the first run; the next has the next.")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    choices = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    outcomes: list[Outcome] = []
+    began = time.perf_counter()
+    while sum(outcome.faults.total() for outcome in outcomes) < choices.faults:
+        outcome = one(choices.seed + len(outcomes), choices.hours, choices.gap_seconds)
+        outcomes.append(outcome)
+        print(
+            f"seed {outcome.seed}: {outcome.faults.total()} faults, {outcome.resumes} resumes, "
+            f"{outcome.trajectories} trajectories, {outcome.updates} updates; wrong: {outcome.wrong or 'nothing'}",
+            flush=True,
+        )
+    again = one(choices.seed, choices.hours, choices.gap_seconds)
+    result = {
+        "machine": machine(),
+        "simulated": "environments, replicas, trainer and network; the coordinator, its store and sessions are real",
+        "runs": len(outcomes),
+        "seeds": [choices.seed, choices.seed + len(outcomes) - 1],
+        "virtual_hours": choices.hours * len(outcomes),
+        "real_seconds": round(time.perf_counter() - began, 1),
+        "faults": sum(outcome.faults.total() for outcome in outcomes),
+        "resumes": sum(outcome.resumes for outcome in outcomes),
+        "trajectories": sum(outcome.trajectories for outcome in outcomes),
+        "updates": sum(outcome.updates for outcome in outcomes),
+        "replayed_to_the_same_decisions": again.decisions == outcomes[0].decisions,
+        "wrong": {str(outcome.seed): outcome.wrong for outcome in outcomes if outcome.wrong},
+        "by_class": table(outcomes),
+    }
+    write_json(choices.out, result)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

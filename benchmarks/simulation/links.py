@@ -1,0 +1,230 @@
+"""A simulated worker's connection, with everything that a network and a bad worker can do to it.
+
+`Link` has the worker's end of the session (`dart.wire.session.WorkerEnd`, the real one) and stands where the streams
+would be: messages may come twice, late, out of order or not at all; the stream may be cut, and is dialled again; the
+process may be gone for a while and come back as another instance. All of it is decided by the link's own random
+numbers, so a seed is a history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.simulation.workers import SimulatedWorker
+from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
+from dart.v1 import session_pb2 as pb
+from dart.wire.session import WorkerEnd, assignment_of
+
+HEARTBEAT_SECONDS = 5.0
+Mutate = Callable[[pb.SessionRequest, random.Random], pb.SessionRequest]
+
+
+@dataclass
+class Trouble:
+    """What is wrong with a link or its worker now. Shares are of messages, from 0 to 1."""
+
+    duplicated: float = 0.0
+    late: float = 0.0
+    latest_seconds: float = 5.0
+    failing: pb.FailureCode = pb.FAILURE_CODE_UNSPECIFIED
+    """The failure code that every command is answered with; unspecified: none."""
+    hung: bool = False
+    """Commands wait, and heartbeats go on."""
+    garbled: Mutate | None = None
+    """The next reply is replaced by what this makes of it."""
+
+
+class Links:
+    """All connections of one coordinator's life (`workers.Connects`)."""
+
+    def __init__(self, fleet: Fleet, chance: random.Random) -> None:
+        self.fleet, self._chance = fleet, chance
+        self.of: dict[str, Link] = {}
+        """By worker name."""
+
+    def connect(self, worker: SimulatedWorker, hello: pb.Hello, ready: pb.Ready) -> Callable[[pb.SessionRequest], None]:
+        link = Link(self.fleet, worker, hello, ready, random.Random(self._chance.getrandbits(64)))
+        self.of[hello.worker_id] = link
+        link.dial()
+        return link.reply
+
+    def close(self) -> None:
+        for link in self.of.values():
+            link.close()
+
+
+class Link:
+    def __init__(
+        self, fleet: Fleet, simulated: SimulatedWorker, hello: pb.Hello, ready: pb.Ready, chance: random.Random
+    ) -> None:
+        self._fleet, self._simulated, self._hello, self._ready, self._chance = fleet, simulated, hello, ready, chance
+        self._loop = asyncio.get_running_loop()
+        self.end = WorkerEnd(self)
+        self.worker: Worker | None = None
+        self.trouble = Trouble()
+        self.rejections = 0
+        self._stream = 0
+        """The number of the stream that is up; 0: none."""
+        self._streams = itertools.count(1)
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._held: list[pb.SessionResponse] = []
+        """Commands that came while it hung."""
+        self._over = False
+
+    # ---- the stream ----
+
+    @property
+    def up(self) -> bool:
+        return self._stream != 0
+
+    def dial(self) -> None:
+        """Hello, Welcome, and Ready; it is tried again where the coordinator says no."""
+        if self._over or self.up:
+            return
+        hello = pb.Hello()
+        hello.CopyFrom(self._hello)
+        hello.last_epoch = self.end.epoch
+        try:
+            if self._fleet.rival(hello) is not None:
+                raise Rejected("a live worker has this place", "end it first")
+            worker, resumed = self._fleet.admit(hello)
+        except Rejected:
+            self.rejections += 1
+            self._later(HEARTBEAT_SECONDS, self.dial)
+            return
+        self.worker = worker
+        if self.end.welcomed(pb.Welcome(epoch=worker.epoch, resumed=resumed), self):
+            self._begin_anew()
+        worker.connected()
+        self._stream = next(self._streams)
+        down = _Down(self, self._stream)
+        if resumed:
+            worker.end.resume(down)
+        else:
+            worker.end.outbox = down
+        self._tell(pb.SessionRequest(ready=self._ready))
+        self._beat(self._stream)
+
+    def cut(self, seconds: float) -> None:
+        """The stream breaks; it is dialled again `seconds` from now."""
+        if self.up and self.worker is not None:
+            self.worker.connections -= 1
+        self._stream = 0
+        self._later(seconds, self.dial)
+
+    def die(self, seconds: float, name: str) -> None:
+        """The process is gone; another instance comes `seconds` from now."""
+        self.end = WorkerEnd(self)
+        self._begin_anew()
+        self._hello.instance_id = name
+        self.cut(seconds)
+
+    def go_on(self) -> None:
+        """It hangs no more: what came meanwhile is carried out, if it still belongs to this session."""
+        self.trouble.hung = False
+        held, self._held = self._held, []
+        for message in held:
+            assignment = assignment_of(message)
+            if assignment is not None and assignment.epoch == self.end.epoch:
+                self._carry_out(message, assignment)
+
+    def close(self) -> None:
+        self._over, self._stream = True, 0
+        for timer in self._timers:
+            timer.cancel()
+
+    def _begin_anew(self) -> None:
+        self._held.clear()
+        self._simulated.forget()
+
+    def _beat(self, stream: int) -> None:
+        if stream == self._stream:
+            self._tell(pb.SessionRequest(heartbeat=pb.Heartbeat()))
+            self._later(HEARTBEAT_SECONDS, self._beat, stream)
+
+    # ---- messages ----
+
+    def down(self, message: pb.SessionResponse, stream: int) -> None:
+        """A message from the coordinator, on its way."""
+        self._travel(stream, self._arrived, message)
+
+    def put(self, message: pb.SessionRequest, /) -> None:
+        """A reply, on its way (`WorkerEnd.outbox`)."""
+        if (mutate := self.trouble.garbled) is not None:
+            self.trouble.garbled, message = None, mutate(message, self._chance)
+        self._tell(message)
+
+    def reply(self, message: pb.SessionRequest) -> None:
+        """The simulated worker has carried a command out."""
+        body = message.WhichOneof("body") or ""
+        assignment = assignment_of(message)
+        if assignment is not None:
+            self.end.reply(assignment, getattr(message, body))
+
+    def _tell(self, message: pb.SessionRequest) -> None:
+        if self.up:
+            self._travel(self._stream, self._told, message)
+
+    def _told(self, message: pb.SessionRequest, stream: int) -> None:
+        if stream == self._stream and self.up and self.worker is not None and self.worker.state != "lost":
+            self._fleet.receive(self.worker, message)
+
+    def _arrived(self, message: pb.SessionResponse, stream: int) -> None:
+        if stream != self._stream:
+            return
+        body = message.WhichOneof("body")
+        assignment = assignment_of(message)
+        if body == "bye" and self.worker is not None:
+            self._over, self.worker.said_goodbye = True, True
+            self._fleet.lose(self.worker, "goodbye")
+        if assignment is None or not self.end.accept(assignment):
+            return
+        if self.trouble.hung:
+            self._held.append(message)
+        elif self.trouble.failing and body not in ("release", "abort"):
+            self.end.reply(assignment, pb.Failure(code=self.trouble.failing, message="it fails whatever it is asked"))
+        else:
+            self._carry_out(message, assignment)
+
+    def _carry_out(self, message: pb.SessionResponse, assignment: pb.Assignment) -> None:
+        batch = message.train_batch
+        if message.HasField("train_batch") and batch.page + 1 < batch.pages:
+            self.end.reply(assignment, None)
+        else:
+            self._simulated.carry_out(message)
+
+    def _travel(self, stream: int, arrive: Callable[..., None], message: object) -> None:
+        trouble, chance = self.trouble, self._chance
+        times = 2 if trouble.duplicated and chance.random() < trouble.duplicated else 1
+        for _ in range(times):
+            if trouble.late and chance.random() < trouble.late:
+                self._later(chance.uniform(0.0, trouble.latest_seconds), arrive, message, stream)
+            else:
+                self._loop.call_soon(arrive, message, stream)
+
+    def _later(self, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+        if self._over:
+            return
+
+        def go() -> None:
+            self._timers.discard(timer)
+            if not self._over:
+                call(*arguments)
+
+        timer = self._loop.call_later(seconds, go)
+        self._timers.add(timer)
+
+
+@dataclass(slots=True)
+class _Down:
+    """What the coordinator's end writes to: one stream of the link."""
+
+    link: Link
+    stream: int
+
+    def put(self, message: pb.SessionResponse, /) -> None:
+        self.link.down(message, self.stream)
