@@ -154,6 +154,7 @@ class _Life:
         finally:
             self.links.close()
             text = "\n".join(f"{at:.6f} {kind} {fields}" for at, kind, fields in self._events)
+            text = text.replace(str(self.folder.parent), "")  # it is in the names of checkpoints
             self.outcome.decisions = hashlib.sha256((self.outcome.decisions + text).encode()).hexdigest()
 
     async def _look(self, resumed: bool) -> None:
