@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
+from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
@@ -50,13 +53,27 @@ DECOUPLED = Schedule()
 COUPLED = Schedule("batch", "synchronous", "all")
 
 
-def simulate(set_up: SetUp, schedule: Schedule, timings: Timings, hours: float, seed: int = 0) -> dict[str, Any]:
-    """The run's summary.json, with `real_seconds`, what the simulation took."""
+MakeReplica = Callable[[Fleet, str, Timings, int], SimulatedReplica]
+
+
+def simulate(
+    set_up: SetUp,
+    schedule: Schedule,
+    timings: Timings,
+    hours: float,
+    seed: int = 0,
+    make_replica: MakeReplica = SimulatedReplica,
+) -> dict[str, Any]:
+    """The run's summary.json, with `events` by kind and `real_seconds`, what the simulation took."""
     collect_seldom()
     began = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        summary = virtual_time.run(_run(_config(set_up, schedule, hours, seed), Path(folder), timings, set_up, seed))
+        settings, directory = _config(set_up, schedule, hours, seed), RunDirectory(Path(folder))
+        summary = virtual_time.run(_run(settings, directory, timings, set_up, seed, make_replica))
+        with directory.metrics.open(encoding="utf-8") as lines:
+            events = Counter(line.split('"', 4)[3] for line in lines)
     return summary | {
+        "events": events,
         "real_seconds": round(time.perf_counter() - began[0], 2),
         "cpu_seconds": round(time.process_time() - began[1], 2),
     }
@@ -89,12 +106,19 @@ def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int) -> confi
     )
 
 
-async def _run(settings: config.Config, folder: Path, timings: Timings, set_up: SetUp, seed: int) -> dict[str, Any]:
-    run = Run(settings, RunDirectory(folder), NoDatabase(), Train(), Start())  # type: ignore[arg-type]
+async def _run(
+    settings: config.Config,
+    directory: RunDirectory,
+    timings: Timings,
+    set_up: SetUp,
+    seed: int,
+    make_replica: MakeReplica,
+) -> dict[str, Any]:
+    run = Run(settings, directory, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
     names = list(settings.environment.tasks.names)
     SimulatedTrainer(run.fleet, timings)
     for number in range(set_up.replicas):
-        SimulatedReplica(run.fleet, f"rollout-{number}", timings, seed)
+        make_replica(run.fleet, f"rollout-{number}", timings, seed)
     left, number = set_up.environments, 0
     while left:
         SimulatedEnvs(run.fleet, f"env-{number}", min(left, SLOTS_PER_WORKER), timings, names, seed)

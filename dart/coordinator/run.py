@@ -42,6 +42,7 @@ from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
 from dart.core.health import Condition
 from dart.core.progress import TRAINED, Progress
+from dart.core.replica import Replica
 from dart.core.replicas import Replicas
 from dart.core.status import Status
 from dart.core.types import Task
@@ -102,6 +103,7 @@ class Run:
             )
         )
         self.replicas.on_change.append(self._blame_queue)
+        self.replicas.on_condition.append(self._note_condition)
         self._blame_queue()
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -353,6 +355,14 @@ class Run:
         if not all(replica.serving for replica in self.replicas):
             cause = "a replica takes new weights"
         self.envs.usage.blame(EnvState.QUEUED, cause, time.monotonic())
+
+    def _note_condition(self, replica: Replica[Worker]) -> None:
+        """It is quarantined, probed or trusted again."""
+        health = replica.health
+        self.journal.event(
+            "replica_health", replica=replica.name, state=str(health.condition), failures=health.failures,
+            why=health.last_failure,
+        )  # fmt: skip
 
     def _welcome(self, hello: pb.Hello) -> str:
         return welcome(self.config, self._start, hello, self._job, self._shared)

@@ -45,6 +45,8 @@ class Replicas(Generic[S]):
         self.usage = Ledger({ReplicaState.BUSY}, now)
         self.on_change: list[Callable[[], None]] = []
         """Called when a replica has joined or left, changed its version or health, or entered or left the rotation."""
+        self.on_condition: list[Callable[[Replica[S]], None]] = []
+        """Called with a replica that has entered or left quarantine, or may be probed from now on."""
         self._max_unavailable = max_unavailable
         self._replicas: dict[str, Replica[S]] = {}
         self._numbers = itertools.count(1)
@@ -154,7 +156,7 @@ class Replicas(Generic[S]):
             restored = replica.health.served(request.probe, now)
             self._refresh(replica, now)
             if restored:
-                self._changed()
+                self._condition_changed(replica)
             return
         replica.busy -= 1
         if not replica.busy:
@@ -168,10 +170,15 @@ class Replicas(Generic[S]):
         request.failed_on |= {replica.name}
         seconds = FIRST_RETRY_SECONDS * 2.0 ** (request.failures - 1)
         request.earliest = now + min(MOST_RETRY_SECONDS, seconds)
-        if not replica.gone:  # else its health was settled when it left
-            replica.health.failed(why, now)
-            self._refresh(replica, now)
+        if replica.gone:
+            return  # its health was settled when it left
+        before = replica.health.condition
+        replica.health.failed(why, now)
+        self._refresh(replica, now)
+        if replica.health.condition is before:
             self._changed()
+        else:
+            self._condition_changed(replica)
 
     def ended(self, request: Request[S], now: float) -> None:
         """It was cancelled, ended by a weight update, or no replica could have served it: nobody is to blame."""
@@ -279,10 +286,12 @@ class Replicas(Generic[S]):
 
     def time_passed(self, now: float) -> None:
         """Rests are over, failures are forgiven, and requests may be made again."""
-        for replica in self:
-            if replica.health.until <= now:
-                replica.health.time_passed(now)
-                self._refresh(replica, now)
+        for replica in [replica for replica in self if replica.health.until <= now]:
+            before = replica.health.condition
+            replica.health.time_passed(now)
+            self._refresh(replica, now)
+            if replica.health.condition is not before:
+                self._condition_changed(replica)
         self._changed()
 
     # ---- inside ----
@@ -365,6 +374,11 @@ class Replicas(Generic[S]):
         if doing is not replica.booked:
             self.usage.move(replica.name, replica.booked, doing, now)
             replica.booked = doing
+
+    def _condition_changed(self, replica: Replica[S]) -> None:
+        for listener in self.on_condition:
+            listener(replica)
+        self._changed()
 
     def _changed(self) -> None:
         for listener in self.on_change:

@@ -1,0 +1,167 @@
+"""What one failing replica of two costs: `python -m benchmarks.replica_health`.
+
+Real: the coordinator with its pools, curation and protocol messages. Simulated: environments, replicas, the trainer
+and time (`benchmarks.simulation`). There are as many environments as keep two replicas busy. The failing replica
+answers a request with an engine failure after 50 ms, where a good one takes seconds; without health, it would always
+be the least busy one and take nearly all requests.
+
+Writes results/replica_health.json: for each case trajectories per hour and their share of those with two good replicas,
+the share of requests that went to the failing one, attempts of roll-outs that were lost, roll-outs that were given up,
+and environment-seconds at rest. Of the replica that recovers, also the seconds from its repair until it serves a
+request, and until it serves as many as the other one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
+from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.workers import SimulatedReplica
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.summary import machine, software, write_json
+from dart.v1 import session_pb2 as pb
+
+RESULT = Path(__file__).parent / "results" / "replica_health.json"
+SET_UP = SetUp("80 environments, 2 replicas", 80, 2)
+FAILING = "rollout-0"
+FAILURE_SECONDS = 0.05
+WINDOW_SECONDS = 30.0
+
+Fails = Callable[[float, random.Random], bool]
+"""Whether a request fails that comes so many seconds after the replica began."""
+
+
+@dataclass(slots=True)
+class Requests:
+    """When each replica was asked, and when the failing one served, in seconds since it began."""
+
+    asked: dict[str, list[float]] = field(default_factory=dict)
+    served: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Of all requests, those that went to the failing replica."""
+        return len(self.asked[FAILING]) / sum(map(len, self.asked.values()))
+
+    def asked_within(self, name: str, start: float, end: float) -> int:
+        return sum(start <= at < end for at in self.asked[name])
+
+
+class FlakyReplica(SimulatedReplica):
+    """The replica `FAILING` fails when `fails` says so; the others never do."""
+
+    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int, fails: Fails, requests: Requests) -> None:
+        self._name, self._fails, self._requests = name, fails, requests
+        self._luck = random.Random(f"{name}/{seed}/luck")
+        requests.asked[name] = []
+        super().__init__(fleet, name, timings, seed)
+        self._began = self._loop.time()
+
+    def generate(self, command: pb.Generate) -> None:
+        at = self._loop.time() - self._began
+        self._requests.asked[self._name].append(at)
+        if self._name == FAILING and self._fails(at, self._luck):
+            failure = pb.Failure(code=pb.FAILURE_CODE_ENGINE, message="CUDA error: out of memory")
+            self.answer(command, FAILURE_SECONDS, failure=failure)
+            return
+        if self._name == FAILING:
+            self._requests.served.append(at)
+        super().generate(command)
+
+
+def always(at: float, luck: random.Random) -> bool:
+    return True
+
+
+def never(at: float, luck: random.Random) -> bool:
+    return False
+
+
+def half_the_time(at: float, luck: random.Random) -> bool:
+    return luck.random() < 0.5
+
+
+def now_and_then(at: float, luck: random.Random) -> bool:
+    return luck.random() < 0.02
+
+
+def between(start: float, end: float) -> Fails:
+    return lambda at, luck: start <= at < end
+
+
+def measure(fails: Fails, hours: float, set_up: SetUp = SET_UP, seed: int = 0) -> tuple[dict[str, Any], Requests]:
+    """A case's figures, and its requests."""
+    requests = Requests()
+
+    def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
+        return FlakyReplica(fleet, name, timings, seed, fails, requests)
+
+    timings = Timings(failures_per_step=0.0)
+    summary = simulate(set_up, DECOUPLED, timings, hours, seed, replica)
+    return {
+        "trajectories_per_hour": round(summary["trajectories"] / hours, 1),
+        "share_of_requests": round(requests.share, 4),
+        "attempts_lost": summary["infrastructure_failures"],
+        "given_up": summary["events"]["given_up"],
+        "environment_seconds_at_rest": summary["time"]["env"]["seconds"].get("resting", 0.0),
+    }, requests
+
+
+def recovery(requests: Requests, repaired: float) -> dict[str, float | None]:
+    """How soon after its repair the replica serves again; None: not at all."""
+    served = [at for at in requests.served if at >= repaired]
+    last = max(map(max, requests.asked.values()))
+    other = next(name for name in requests.asked if name != FAILING)
+    equal, start = None, repaired
+    while equal is None and start + WINDOW_SECONDS <= last:
+        asked = [requests.asked_within(name, start, start + WINDOW_SECONDS) for name in (FAILING, other)]
+        equal = start + WINDOW_SECONDS - repaired if asked[0] >= 0.9 * asked[1] > 0 else None
+        start += WINDOW_SECONDS
+    return {"seconds_until_it_serves": round(served[0] - repaired, 1) if served else None,
+            "seconds_until_an_equal_share": equal}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=3.0, help="of virtual time in each case")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    third = options.hours * 1200
+    cases: dict[str, Fails] = {
+        "two good": never,
+        "one fails always": always,
+        "one fails half the time": half_the_time,
+        "one fails one request in fifty": now_and_then,
+        "one fails in the second third of the time": between(third, 2 * third),
+    }
+    rows = {}
+    for name, fails in cases.items():
+        rows[name], requests = measure(fails, options.hours)
+        whole = rows["two good"]["trajectories_per_hour"]
+        rows[name]["share_of_two_good"] = round(rows[name]["trajectories_per_hour"] / whole, 3)
+        if name.endswith("third of the time"):
+            rows[name] |= recovery(requests, 2 * third)
+        print(name, rows[name])
+    write_json(
+        options.out,
+        {
+            "name": "replica_health",
+            "real_or_simulated": "the real coordinator; simulated environments, replicas, trainer and time",
+            "machine": machine(),
+            "versions": software(),
+            "date": time.strftime("%Y-%m-%d"),
+            "results": {"set_up": SET_UP.name, "hours": options.hours, "cases": rows},
+        },
+    )
+    print(options.out)
+
+
+if __name__ == "__main__":
+    main()
