@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fleet_samples import replica, screen
 
 from dart import config
+from dart.agent.prompt import build_prompt
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
@@ -31,6 +34,7 @@ REPLIES = {
     pb.LoadWeights: lambda command: {
         "weights_loaded": pb.WeightsLoaded(assignment=command.assignment, version=command.version)
     },
+    pb.Generate: lambda command: {"generated": replica(command, assignment=command.assignment)},
     pb.SendWeights: lambda command: {
         "weights_sent": pb.WeightsSent(assignment=command.assignment, version=command.version)
     },
@@ -64,7 +68,7 @@ class Stage:
             message = await worker.outbox.get()
             command = getattr(message, message.WhichOneof("body"))
             self.seen.append((type(command).__name__, self.serves))
-            if not isinstance(command, pb.SendWeights) and command.HasField("group"):
+            if isinstance(command, pb.ReceiveWeights | pb.LoadWeights) and command.HasField("group"):
                 self.groups.append(command.group.group_id)
             if self.holds(command):
                 self.sending.set()
@@ -187,3 +191,50 @@ async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
         made.fleet.lose(other, "goodbye")
         with pytest.raises(UserError, match="no replica took version 1"):
             await made.sync.settle_or_exclude()
+
+
+ORDERS = list(itertools.product(itertools.permutations(range(3)), repeat=2))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+async def test_whoever_is_told_first_old_weights_serve_nothing(
+    tmp_path: Path, order: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """A request waits in line while a replica comes, goes and comes again, each time with old weights."""
+    async with stage(tmp_path, "gloo", capable=True) as made:
+
+        def look(*told: Any) -> None:
+            assert not any(one.serving and one.version < 1 for one in made.replicas)
+
+        made.sync.publish(1, TENSORS)
+        await made.sync.settled()
+        made.fleet.lose(made.fleet.workers["replica"], "its machine is gone")
+        waiting = asyncio.create_task(
+            made.pool.generate(build_prompt(config.Agent(), "do it", [], screen()), 1.0, 40, None)
+        )
+        for listeners, ranks in zip(
+            ((made.fleet.on_ready, made.fleet.on_lost), (made.replicas.on_change,)), order, strict=True
+        ):
+            for one in listeners:
+                one.append(look)
+                one[:] = [one[place] for place in ranks]
+        async with asyncio.TaskGroup() as tasks:
+            background = []
+            for instance in ("second", "third"):
+                hello = pb.Hello(worker_id="replica", instance_id=instance, role=pb.ROLE_ROLLOUT,
+                                 capabilities=[RECEIVES_WHILE_SERVING])  # fmt: skip
+                worker, _ = made.fleet.admit(hello)
+                made.fleet.became_ready(worker, pb.Ready(slots=1, engine_ranks=1))
+                await asyncio.sleep(0)
+                assert not waiting.done()
+                if instance == "second":
+                    made.fleet.lose(worker, "and again")
+                else:
+                    background.append(tasks.create_task(made.answer(worker)))
+            _, served_by = await waiting
+            assert served_by == "replica" and made.replicas.versions == {"replica": 1}
+            names = [name for name, _ in made.seen]
+            assert names.index("Generate") > len(names) - 1 - names[::-1].index("LoadWeights")
+            made.replicas.validate()
+            for task in background:
+                task.cancel()

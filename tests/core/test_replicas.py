@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dart.core.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
 from dart.core.replica import Replica, Request
 from dart.core.replicas import AFFINITY_SLACK, Replicas
+from dart.core.usage import ReplicaState
 
 
 def made(*names: str, slots: int = 4, **options: int) -> Replicas[None]:
@@ -135,6 +136,9 @@ def test_without_a_healthy_replica_the_least_bad_one_is_asked() -> None:
     assert take(replicas, now=1.0) == "b", "rather than to wait"
     replicas.failed(request, "b: no memory", 1.0)
     assert replicas.take(request, 1.0) is None
+    replicas.wait(request)
+    assert replicas.next_alarm(1.0) == 1.25
+    replicas.withdraw(request)
     assert replicas.take(request, 1.25) is the(replicas, "a"), "a request that has failed gives them time"
     replicas.served(request, 1.3)
     assert the(replicas, "a").condition == "ready"
@@ -157,7 +161,9 @@ def test_what_a_replica_did_is_remembered_while_it_is_gone() -> None:
     replicas = made("a", "b")
     fail(replicas, "a", times=2)
     replicas.leave(the(replicas, "a"), 0.0, for_good=False)
+    assert replicas.usage.counts() == {ReplicaState.IDLE: 1, ReplicaState.LOST: 1}
     assert replicas.join("a", 4, 0, None, 0.5).condition == "quarantined", "its third failure was to die"
+    assert replicas.usage.counts() == {ReplicaState.IDLE: 1, ReplicaState.QUARANTINED: 1}
     replicas.leave(the(replicas, "a"), 0.6, for_good=True)
     assert replicas.join("a", 4, 0, None, 0.7).condition == "ready"
 
@@ -234,6 +240,17 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     assert not replicas.updated(b, 3, 0.0) and replicas.versions == {"a": 3}
     with pytest.raises(ValueError, match="versions only grow"):
         replicas.publish(2, 0.0)
+
+
+def test_transfers_that_break_take_turns() -> None:
+    replicas = made("a", "b")
+    replicas.publish(1, 0.0)
+    order = []
+    for _ in range(4):
+        chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
+        replicas.update_failed(chosen)
+        order.append(chosen.name)
+    assert order == ["a", "b", "a", "b"]
 
 
 def test_all_at_once() -> None:

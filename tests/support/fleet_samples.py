@@ -31,9 +31,10 @@ async def fleet(
     keeps: int = 8,
     **roles: Callable[[Any], Any],
 ) -> AsyncIterator[tuple[EnvPool, RolloutPool]]:
-    """An env worker and a replica, each of four slots, that answer every command with what `env`, `rollout` return.
+    """Env workers and replicas, each of four slots, that answer every command with what their function returns.
 
-    `sharing`: those that say they see the directory of `blobs`. `keeps`: screenshots, of the replica.
+    Their names are those of the arguments: "env" or "rollout", and whatever follows a "_". `sharing`: those that say
+    they see the directory of `blobs`. `keeps`: screenshots, of each replica.
     """
     made, screenshots = Fleet(60.0), StoredScreenshots(blobs)
     pools = EnvPool(made), RolloutPool(made, screenshots)
@@ -51,7 +52,7 @@ async def fleet(
     async with asyncio.TaskGroup() as tasks:
         serving = []
         for name, answer in roles.items():
-            role = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT}[name]
+            role = {"env": pb.ROLE_ENV, "rollout": pb.ROLE_ROLLOUT}[name.partition("_")[0]]
             worker, _ = made.admit(pb.Hello(worker_id=name, instance_id=name, role=role, capabilities=capabilities))
             made.became_ready(worker, pb.Ready(slots=4, image_cache_entries=keeps, shares_blobs=name in sharing))
             serving.append(tasks.create_task(serve(worker, answer)))
@@ -63,7 +64,7 @@ async def fleet(
                 task.cancel()
 
 
-def replica(command: Any) -> Any:
+def replica(command: Any, **more: Any) -> Any:
     """Writes a forced text as one token per character, and samples the same words as log-probabilities of -0.5."""
     if not isinstance(command, pb.Generate):
         return None
@@ -72,7 +73,7 @@ def replica(command: Any) -> Any:
     tokens = [*map(ord, text), 2]
     return pb.Generated(
         prompt_token_ids=[1], token_ids=tokens, logprobs=[] if forced else [-0.5] * len(tokens), text=text,
-        versions=[{"version": 0, "start": 0, "end": len(tokens)}], finish_reason=pb.FINISH_REASON_STOP,
+        versions=[{"version": 0, "start": 0, "end": len(tokens)}], finish_reason=pb.FINISH_REASON_STOP, **more,
     )  # fmt: skip
 
 
