@@ -1,1 +1,1 @@
-"""Decisions without I/O: plain objects, time as an argument, nothing awaited, nothing of the rest imported."""
+"""Decisions without I/O: plain objects, time as an argument, no await, and no imports from the rest of dart."""

@@ -1,4 +1,4 @@
-"""The canonical action: every model's grammar is parsed into it, every environment carries it out as real input.
+"""The canonical action: every model's grammar is parsed into it, and every environment carries it out as real input.
 
 Positions are fractions of the observation in [0, 1); key names are X keysyms. The same kinds, with the same names,
 are in `proto/dart/v1/action.proto`.
@@ -48,7 +48,7 @@ class Click:
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """Press a mouse button and hold it (`down`), or let it go (`up`)."""
+    """Press a mouse button and hold it (`down`), or release it (`up`)."""
 
     at: Point | None
     button: MouseButton = "left"
@@ -57,7 +57,7 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Drag:
-    """Pressed at the first point of `path`, released at the last. A path of one point starts where the pointer is."""
+    """Pressed at the first point of `path`, released at the last. A path of one point starts at the pointer."""
 
     path: tuple[Point, ...]
     button: MouseButton = "left"
@@ -92,7 +92,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """Take a new screenshot, do nothing else."""
+    """Take a new screenshot and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A program in the environment's own language; an environment that runs none does nothing."""
+    """A program in the environment's own language; an environment that cannot run programs does nothing."""
 
     language: str
     source: str

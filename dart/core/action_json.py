@@ -2,8 +2,8 @@
 
 An object has "kind", with the names of `proto/dart/v1/action.proto`, and the fields of that kind's dataclass; points
 are {"x", "y"}. One name differs: `System.kind` is written "system", since "kind" is taken. Writing and reading back
-gives an equal action. Reading is strict: an unknown kind or field, or a value of another type, is a ValueError; only
-fields that have a default may be left out.
+gives an equal action. Reading is strict: an unknown kind or field, or a value of the wrong type, raises ValueError;
+only fields with a default may be left out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _one_of(*names: str) -> Decode:
 
 _BUTTON = _one_of(*get_args(a.MouseButton))
 
-# Kind → its class, and how each of its fields is read.
+# Kind → its class, and how to read each of its fields.
 _KINDS: dict[str, tuple[type, dict[str, Decode]]] = {
     "move": (a.Move, {"at": _point}),
     "click": (a.Click, {"at": _point_or_none, "button": _BUTTON, "count": _integer, "modifiers": _strings}),
@@ -116,7 +116,7 @@ def action_to_json(action: a.Action) -> dict[str, object]:
 
 
 def action_from_json(data: Mapping[str, object]) -> a.Action:
-    """The action that a JSON object stands for. Raises ValueError, which names the field and what it must be."""
+    """Read an action from its JSON object. Raises ValueError, which names the field and what it must be."""
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"action kind {kind!r} is unknown: it must be one of {', '.join(_KINDS)}")

@@ -1,12 +1,12 @@
-"""How each worker behaves, and what follows: a worker that keeps breaking rules rests, and is let back after probes.
+"""How each worker behaves: a worker that keeps breaking rules is quarantined, and comes back after good probes.
 
-`Conduct` counts what every worker has done wrong, under its name, which outlives its process. A broken rule is a
-strike; strikes are forgiven one by one as time goes by. A worker with `STRIKES` of them is quarantined: it gets no
-work, for twice as long each time. Then it is on probation: one piece of work at a time, until `PROBES` in a row have
-ended well; a strike before that is the next quarantine.
+`Conduct` counts the rules that each worker broke. It keeps them by worker name, which outlives the process. A broken
+rule is a strike; strikes are forgiven one by one as time passes. A worker with `STRIKES` of them is quarantined: it
+gets no work, and each quarantine lasts twice as long as the one before. Then it is on probation: one piece of work at a
+time, until `PROBES` in a row have ended well; a strike before that starts the next quarantine.
 
-Decisions are plain values and time (seconds, any origin) is an argument. What they mean is its callers' business:
-`EnvPool` gives no episodes to an environment of such a worker, the fleet refuses one whose messages cannot be read.
+Decisions are plain values and time (seconds, any origin) is an argument. Callers act on the decisions: `EnvPool` gives
+no episodes to a quarantined worker's environments, and the fleet refuses a worker that sends unreadable messages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from enum import StrEnum
 
 STRIKES = 3
 FORGIVEN_SECONDS = 60.0
-"""After so long without another, a strike is forgiven."""
+"""A strike is forgiven after this long without another."""
 FIRST_SECONDS, MOST_SECONDS = 10.0, 640.0
 """A worker's first quarantine, and the longest."""
 PROBES = 4
 MOST_NAMES = 4_096
-"""Workers that are remembered, those that did something wrong last: a name costs nothing to make up."""
+"""The most workers to remember, newest offenders first: a peer can make up any number of names."""
 
 
 class Standing(StrEnum):
@@ -33,7 +33,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A worker gets no work for so many seconds. `strikes`: how often it has broken a rule in all."""
+    """A worker gets no work for this many seconds. `strikes`: how often it has broken a rule in total."""
 
     seconds: float
     strikes: int
@@ -43,32 +43,32 @@ class Quarantine:
 @dataclass(slots=True)
 class _Record:
     strikes: float = 0.0
-    """Those that are not forgiven yet."""
+    """Strikes that are not forgiven yet."""
     at: float = 0.0
     total: int = 0
     last: str = ""
     quarantines: int = 0
-    """Since it was last in good standing."""
+    """Quarantines since it was last in good standing."""
     until: float = 0.0
     probes_left: int = 0
     probing: bool = False
-    """On probation, with the one piece of work that it may have."""
+    """On probation, with its one permitted piece of work under way."""
 
 
 class Conduct:
-    """What workers have done wrong. Those that never have are not in it."""
+    """The record of every worker that ever broke a rule."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def broke(self, worker: str, what: str, now: float) -> Quarantine | None:
-        """It broke a rule. A quarantine when it has now done so too often."""
+        """The worker broke a rule. Returns a quarantine if that was one strike too many."""
         record = self._record(worker)
         record.strikes = max(0.0, record.strikes - (now - record.at) / FORGIVEN_SECONDS) + 1
         record.at, record.last = now, what
         record.total += 1
         if now < record.until:
-            return None  # of the work that it had before
+            return None  # the strike comes from work that it was given before the quarantine
         if record.strikes <= STRIKES - 1 and not record.probes_left:
             return None
         seconds = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(record.quarantines, 16))
@@ -77,7 +77,7 @@ class Conduct:
         return Quarantine(seconds, record.total, what)
 
     def ended(self, worker: str, *, well: bool) -> bool:
-        """A piece of its work has ended. True when that brings it back into good standing."""
+        """A piece of its work has ended. Returns True when that brings it back into good standing."""
         record = self._records.get(worker)
         if record is None or not record.probing:
             return False
@@ -101,7 +101,7 @@ class Conduct:
         return True
 
     def seconds_left(self, worker: str, now: float) -> float:
-        """Of its quarantine; 0 when it is in none."""
+        """Seconds left of its quarantine; 0 when it is not in one."""
         record = self._records.get(worker)
         return max(0.0, record.until - now) if record else 0.0
 
@@ -114,7 +114,8 @@ class Conduct:
         return Standing.PROBATION if record.probes_left else Standing.GOOD
 
     def told(self, worker: str, now: float) -> str:
-        """For people: "quarantined for 12 s more: broke a rule 4 times, the last: …"; empty for one that never did."""
+        """For people: "quarantined for 12 s more: broke a rule 4 times, the last: …"; empty for a worker that never
+        broke a rule."""
         record = self._records.get(worker)
         if record is None:
             return ""

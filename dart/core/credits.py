@@ -1,17 +1,17 @@
-"""One env worker's environments, counted in credits: a credit is one environment that an episode may be begun on.
+"""One env worker's environments, counted in credits: a credit is one environment on which an episode may begin.
 
-A worker says how many it has (`offered`), as totals, so that nothing on its way in the other direction can make the two
-ends count differently. From those, and from what was given out here, everything else follows:
+A worker reports its credits as totals (`offered`), so that messages in flight the other way cannot make the two ends
+disagree. Everything else follows from those totals and from what was given out here:
 
-    granted  all credits that the worker ever gave
-    taken    of those, given out here; one that no episode was begun on is given back
-    begun    of those, an episode was begun on (its Reset was sent)
+    granted  all credits that the worker ever granted
+    taken    of those, given out here; a credit on which no episode began is given back
+    begun    of those, an episode has begun (its Reset was sent)
     ended    of those, the episode is over (its Release was sent), and the environment is being renewed
 
     free = granted - taken          renewing = count - (granted - ended)
 
-A worker that knows nothing of this offers what its Ready says, once, and each of its credits comes back when its
-episode ends: `elastic` is False, and nothing is ever renewing.
+A worker without the capability "slots" offers once what its Ready says, and each credit comes back when its episode
+ends: `elastic` is False, and nothing is ever renewing.
 
 >>> credits = Credits(elastic=True)
 >>> credits.offered(count=2, granted=2, booting=1)
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 class Credits:
     elastic: bool
     most: int = 1 << 31
-    """Environments that the worker said it would have, at most."""
+    """The most environments that the worker said it would have."""
     count: int = 0
     """Environments that have booted: free, given out, or being renewed."""
     booting: int = 0
@@ -46,12 +46,12 @@ class Credits:
 
     @property
     def free(self) -> int:
-        """Credits that nobody holds. Below 0 for a moment where the worker took one back that was just given out."""
+        """Credits that nobody holds. Briefly below 0 when the worker takes back a credit that was just given out."""
         return self.granted - self.taken
 
     @property
     def idle(self) -> int:
-        """Environments without an episode that could begin one: those that are free, or given out and not begun."""
+        """Environments that could begin an episode: those that are free, or given out and not begun."""
         return max(0, self.granted - self.begun)
 
     @property
@@ -59,9 +59,10 @@ class Credits:
         return max(0, self.count - (self.granted - self.ended))
 
     def offered(self, count: int, granted: int, booting: int) -> int:
-        """What the worker says that it has now. Returns how many more are free than before; fewer: a negative number.
+        """Take the worker's new totals. Returns the change in the number of free credits, which may be negative.
 
-        Raises ValueError where it has more than it may, or grants more than it has: nothing is changed.
+        Raises ValueError, and changes nothing, if it reports more environments than its Ready or grants more than it
+        has.
         """
         if count + booting > self.most:
             raise ValueError(
@@ -77,18 +78,18 @@ class Credits:
         return more
 
     def take(self) -> None:
-        """One is given out."""
+        """Give out one credit."""
         self.taken += 1
 
     def give_back(self) -> None:
-        """One that was given out, and that no episode was begun on, is free again."""
+        """A credit that was given out, and on which no episode began, is free again."""
         self.taken -= 1
 
     def begin(self) -> None:
         self.begun += 1
 
     def end(self) -> int:
-        """The episode is over. Returns how many are free again at once."""
+        """The episode is over. Returns how many credits are free again at once."""
         self.ended += 1
         if self.elastic:
             return 0

@@ -1,7 +1,8 @@
-"""Who keeps the run from moving: from what is overdue, and a look at every worker, to a `Stall` in plain words.
+"""What keeps the run from moving: turns what is overdue, and the state of every worker, into a readable `Stall`.
 
-The rules, in this order: who is missing; whose attempts all fail, and its last failure in its own words; who owes an
-answer for the longest time; else what the environments themselves wait for. Pure: `core.watchdog` says when.
+The rules, in this order: a worker that is missing; a worker whose attempts all fail, with its last failure in its own
+words; the worker that has owed an answer for longest; else what the environments themselves wait for. Pure:
+`core.watchdog` decides when to ask.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ SAMPLERS = ("env", "rollout")
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What the coordinator knows of a worker beside its status."""
+    """What the coordinator knows about a worker besides its status."""
 
     label: str
-    """Its name, and its rank where it has one."""
+    """Its name, and its rank if it has one."""
     command: str = ""
-    """The kind of its oldest command without an answer; empty: it owes nothing."""
+    """The kind of its oldest command without an answer; empty when it owes nothing."""
     seconds: float = 0.0
     """How long it has owed it."""
     failures: int = 0
-    """Its attempts that have failed since the last good one."""
+    """Its failed attempts since the last good one."""
     last_failure: str = ""
-    """In its own words."""
+    """In the worker's own words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that a stall may have to do with, as of now."""
+    """Everything that may explain a stall, as of now."""
 
     status: Status
     wanted: Mapping[str, int] = field(default_factory=dict)
-    """By role: workers without which the run does not go on."""
+    """By role: how many workers the run needs."""
     owed: Mapping[str, Owed] = field(default_factory=dict)
     """By worker."""
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Scene:
         return self.owed.get(worker.worker_id, Owed(worker.worker_id))
 
     def ready(self, role: str) -> int:
-        """Workers of the role that can be used: of those with environments, one at least has booted."""
+        """Workers of the role that can be used: of env workers, those with at least one booted environment."""
         return sum(one.state in ("ready", "syncing") and not _bare(one) for one in self.workers(role))
 
 
@@ -81,7 +82,7 @@ def explain(overdue: Overdue, scene: Scene) -> Stall:
 
 
 def _bare(worker: WorkerStatus) -> bool:
-    """An env worker none of whose environments has booted, or come back."""
+    """True for an env worker with no environment that has booted or been renewed."""
     return worker.role == "env" and worker.state == "ready" and worker.slots == 0
 
 
@@ -90,7 +91,7 @@ def _lacking(scene: Scene) -> list[str]:
 
 
 def _missing(overdue: Overdue, scene: Scene, what: str, roles: Sequence[str]) -> Stall:
-    """Workers that are not there, or not ready."""
+    """Describe the workers that are absent or not ready."""
     waits_for = " and ".join(_absent(scene, role) for role in roles) or "the next worker"
     gone = "; ".join(f"{name} is lost: {why}" for name, why in scene.lost.items())
     failed = gone or next((f.last_failure for w in scene.workers(*roles) if (f := scene.of(w)).last_failure), "")

@@ -1,8 +1,8 @@
 """Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO), and the
-penalty on length that a reward may carry before.
+length penalty that may be added to a reward first.
 
-Pure Python: the coordinator computes them when a group closes and stores them with the trajectories, and it imports
-no torch. Every step of trajectory i carries A_i.
+Pure Python, because the coordinator imports no torch: it computes them when a group closes and stores them with the
+trajectories. Every step of trajectory i carries A_i.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def group_advantages(
 ) -> list[float]:
     """Advantages of one group's N trajectories.
 
-    rewards: R_i in [0, 1], N of them; steps: the trajectories' lengths. `level` says what counts once in mean and
-    (population) std: each trajectory, or each step (the paper's released code). `std_normalise` False leaves the
-    division out (Dr.GRPO). A group without spread has advantage 0 throughout.
+    rewards: R_i in [0, 1], N of them; steps: the trajectories' lengths. `level` says what counts once in the mean and
+    (population) std: each trajectory, or each step (the paper's released code). `std_normalise` False omits the
+    division (Dr.GRPO). In a group with equal rewards all advantages are 0.
 
-    Raises ValueError when the lengths differ, nothing is given, or a trajectory has no steps.
+    Raises ValueError when the lists differ in length or are empty, or a trajectory has no steps.
     """
     if len(rewards) != len(steps) or not rewards:
         raise ValueError(f"{len(rewards)} rewards and {len(steps)} lengths: give one of each per trajectory")
@@ -42,9 +42,9 @@ def group_advantages(
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
     """DAPO's soft overlong punishment, to be added to a reward (arXiv 2503.14476, eq. 13), in [-1, 0].
 
-    tokens |y|: of the trajectory's longest response; limit L_max: that a response may have; buffer L_cache: the last
-    tokens before it. 0 while |y| <= L_max - L_cache; then ((L_max - L_cache) - |y|) / L_cache, falling linearly to -1
-    at L_max; -1 beyond. A buffer of 0 punishes nothing up to the limit.
+    tokens |y|: length of the trajectory's longest response; limit L_max: the most that a response may have; buffer
+    L_cache: the last tokens before the limit. 0 while |y| <= L_max - L_cache; then ((L_max - L_cache) - |y|) / L_cache,
+    falling linearly to -1 at L_max; -1 beyond. A buffer of 0 punishes nothing up to the limit.
 
     Raises ValueError when the buffer is negative or larger than the limit.
     """

@@ -1,4 +1,4 @@
-"""What an update trains on: groups, the samples in them, and how samples are shared over ranks."""
+"""What an update trains on: groups, their samples, and how samples are divided among ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dart.core.types import Sample, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class ReleasedGroup:
-    """A group that waits for the trainer, with an advantage for each of its trajectories."""
+    """A group waiting for the trainer, with an advantage for each of its trajectories."""
 
     id: str
     trajectories: tuple[Trajectory, ...]
@@ -36,7 +36,7 @@ def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
 
 
 def balance(samples: Sequence[Sample], ranks: int) -> list[list[Sample]]:
-    """Share samples over ranks so that tokens are even: longest first, each to the rank with the fewest so far."""
+    """Divide samples evenly among ranks by tokens: longest first, each to the rank with the fewest tokens so far."""
     shares: list[list[Sample]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for sample in sorted(samples, key=lambda s: s.tokens, reverse=True):

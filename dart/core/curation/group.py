@@ -1,4 +1,4 @@
-"""One group in the lifecycle machine: its roll-outs, its stage, and what has become of both.
+"""One group in the lifecycle machine: its roll-outs and its stage.
 
 `core.curation.lifecycle` owns every group and is the only one that changes them.
 """
@@ -16,15 +16,15 @@ from dart.core.types import Task, Trajectory
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The roll-outs of one task whose rewards are compared with each other."""
+    """Roll-outs of one task, with rewards that are compared with each other."""
 
     id: str
     task: Task
     planned: int
-    """Roll-outs that it has in the end: those that are given up are taken off."""
+    """Roll-outs that it will end up with: those that are given up are subtracted."""
     step_limit: int
     why: str = ""
-    """Where the plan's numbers come from."""
+    """Why the plan has these numbers."""
     stage: Stage = Stage.OPEN
     started: int = 0
     given_up: int = 0
@@ -35,7 +35,7 @@ class Group:
     """Why it cannot be trained on, as soon as that is known."""
     released: ReleasedGroup | None = None
     oldest: int = 0
-    """The weight version of the oldest token, of a released group."""
+    """The weight version of a released group's oldest token."""
 
     @property
     def has_next(self) -> bool:
@@ -47,16 +47,16 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Trajectories that it counts for in the budget."""
+        """How many trajectories it counts for in the budget."""
         return len(self.released.trajectories) if self.released else self.planned
 
     @property
     def failed(self) -> bool:
-        """Every roll-out of it is there and has failed: a success from the pool may stand in for one."""
+        """All of its roll-outs have finished without success: a success from the pool may replace one."""
         return bool(self.finished) and not self.unusable and not any(one.success for one in self.finished)
 
     def validate(self) -> None:
-        """Check that the group agrees with itself. Raises AssertionError."""
+        """Check that the group is consistent. Raises AssertionError."""
         ended = len(self.finished) + self.given_up
         assert self.started == ended + len(self.running) + len(self.retry), self
         assert self.started <= self.planned + self.given_up, self

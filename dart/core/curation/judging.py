@@ -1,4 +1,4 @@
-"""What becomes of a group: each decision with its cause and its detail.
+"""Decides what happens to a group: each decision has a cause and a detail.
 
 A *cause* is short and has no numbers, so that decisions can be counted by it ("all failed"); a *detail* is the
 sentence with the numbers ("all 8 failed"). DART, arXiv 2509.23866, adaptive data curation: a group in which all succeed
@@ -27,20 +27,20 @@ class Stage(StrEnum):
     """Where a group is in its life."""
 
     OPEN = "open"
-    """It lacks roll-outs: they run, or are to be given out."""
+    """Some of its roll-outs still run, or are to be given out."""
     CLOSING = "closing"
-    """Nothing is left to run, and what is decided about it is not stored yet."""
+    """Nothing is left to run, and the decision about it is not stored yet."""
     WAITING = "waiting"
     """It waits for the trainer."""
     TRAINING = "training"
-    """It is in the batch of the update that is under way."""
+    """It is in the batch of the update under way."""
     CONSUMED = "consumed"
     DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rewards of a group say. `release` False: it is dropped. `advantages`: one per trajectory."""
+    """What a group's rewards decide. `release` False: it is dropped. `advantages`: one per trajectory."""
 
     release: bool
     cause: str
@@ -50,7 +50,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What has been decided about a group: it waits for the trainer from now on, or it is dropped."""
+    """The decision about a group: it waits for the trainer from now on, or it is dropped."""
 
     group_id: str
     task: Task
@@ -59,15 +59,15 @@ class Verdict:
     cause: str
     detail: str
     trajectories: tuple[Trajectory, ...] = ()
-    """Those that the verdict is about, without the one that a pooled success replaced."""
+    """The trajectories that the verdict is about, without the one that a pooled success replaced."""
     advantages: tuple[float, ...] = ()
-    """One per trajectory; empty where no advantage was computed, or where they have been stored before."""
+    """One per trajectory; empty if none were computed, or they have been stored before."""
     pooled: Trajectory | None = None
-    """The copy of a success that stands in for a failure: the last of `trajectories`."""
+    """The copy of a success that replaces a failure: the last of `trajectories`."""
     replaced: str = ""
-    """The failure that it stands in for."""
+    """The failure that it replaces."""
     plan: str = ""
-    """Why the group had so many roll-outs of such a length."""
+    """Why the group had this many roll-outs and this step limit."""
 
     @property
     def released(self) -> bool:
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """How groups are judged. `max_tokens`: what a response may have at most."""
+    """How groups are judged. `max_tokens`: the most tokens in a response."""
 
     level: Level = "trajectory"
     std_normalise: bool = True
@@ -103,7 +103,7 @@ def judge(
 ) -> Decision:
     """Decide on a closed group of N trajectories; advantages are in the order given.
 
-    `shaping` is added to a reward for the advantages, and has no say in whether the group is dropped.
+    `shaping` is added to the rewards for the advantages only; it does not affect whether the group is dropped.
     """
     n = len(trajectories)
     rewards = [trajectory.reward for trajectory in trajectories]
@@ -125,16 +125,16 @@ def judge(
 def staleness(trainer_version: int, trajectory: Trajectory) -> int:
     """Trainer version minus the version of the trajectory's oldest token.
 
-    Never negative: after a resume the trainer may be behind versions that were lost with the process.
+    Never negative: after a resume, the trainer may be behind versions that were lost with the process.
     """
     return max(0, trainer_version - trajectory.oldest_version)
 
 
 def start_budget(max_staleness: int, trajectories_per_update: int, rollouts: int) -> int:
-    """How many trajectories may be begun and not yet consumed or dropped.
+    """How many trajectories may have begun and not yet be consumed or dropped.
 
     A trajectory that starts behind `u` unconsumed ones is trained u / trajectories_per_update updates later, so
-    max_staleness batches in the pipeline keep the bound; one batch and one group are always allowed, or no batch
-    could ever fill.
+    max_staleness batches in the pipeline keep the bound; one batch and one group are always allowed, or no batch could
+    ever be filled.
     """
     return max(max_staleness, 1) * trajectories_per_update + rollouts

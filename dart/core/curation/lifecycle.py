@@ -1,22 +1,22 @@
-"""A group's whole life, and every group's, as one state machine.
+"""The whole life of every group, as one state machine.
 
     open ──> closing ──> waiting ──> training ──> consumed
       ▲         │  ▲        │            │
       └ restart │  └────────┴────────────┘  stale; cannot be trained on
                 └──> dropped
 
-What happened comes in as a method call, with the time where it matters; what follows is in the machine's state and in
-what the method returns. Nothing here waits, reads or writes. The data manager (`coordinator.sampling.data`) tells it
-of roll-outs, updates and restarts, stores each `Verdict`, and says so with `decided`: until then the group is closing,
-so a decision that is not durable yet moves nothing.
+Events come in as method calls, with the time where it matters; the results are the machine's state and the return
+values. Nothing here waits or does I/O. The data manager (`coordinator.sampling.data`) reports roll-outs, updates and
+restarts, stores each `Verdict`, and confirms it with `decided`: until then the group stays closing, so a decision that
+is not durable yet moves nothing.
 
 The unit of scheduling is one trajectory (roll-out-wise sampling): there is always a next order, whatever other groups
-still lack. An attempt that infrastructure ended is given out again with the next attempt number, and costs the others
-nothing.
+still wait for. An attempt that infrastructure ended is given out again with the next attempt number, and does not
+affect the others.
 
-What always holds, and `validate` checks: each group is in one stage and one queue; started = finished + running + to
+Invariants, which `validate` checks: each group is in one stage and one queue; started = finished + running + to
 be tried again + given up; the counters are the sums over the groups; no roll-out is finished twice and no group is in
-a batch twice; what is begun and not over stays within the budget.
+a batch twice; the trajectories that have begun and are not over stay within the budget.
 
 For example, with N = 2 and batches of two trajectories:
 
@@ -59,7 +59,7 @@ __all__ = ["REPLACED", "STALE", "UNMADE", "UNUSABLE", "Group", "Lifecycle", "Rul
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`max_staleness`: how many versions old a token may be when its update begins."""
+    """`max_staleness`: the most versions that a token may be behind when its update begins."""
 
     schedule: Schedule
     max_staleness: int
@@ -80,16 +80,16 @@ class Lifecycle:
         self._with_next: deque[Group] = deque()
         """Open groups with a roll-out to give out."""
         self._to_judge: deque[Group] = deque()
-        """Closing groups that nobody has begun to decide about."""
+        """Closing groups that have not been given out for a decision."""
         self._waiting = WaitingLine()
         self._batch: list[Group] = []
         """In training."""
         self._failures = Failures()
         self._open = self._closing = self._running = 0
         self._begun = 0
-        """Trajectories that count for the budget: of all groups that are here."""
+        """Trajectories of all groups here, which count towards the budget."""
         self._most = self._budget + rules.schedule.rollouts - 1
-        """What `_begun` cannot exceed."""
+        """The limit of `_begun`."""
         self._opened, self._updating, self._paused = 0, False, False
 
     # ---- questions ----
@@ -104,7 +104,7 @@ class Lifecycle:
 
     @property
     def begun(self) -> int:
-        """Trajectories that are begun, or owed by an open group, and neither consumed nor dropped."""
+        """Trajectories that have begun, or that an open group still owes, and are neither consumed nor dropped."""
         return self._begun
 
     @property
@@ -112,7 +112,7 @@ class Lifecycle:
         return self._failures.in_a_row
 
     def stage(self, group_id: str) -> Stage | None:
-        """None for a group that is consumed, dropped or unknown."""
+        """The group's stage; None if it is consumed, dropped or unknown."""
         group = self._groups.get(group_id)
         return group.stage if group else None
 
@@ -128,7 +128,7 @@ class Lifecycle:
         )
 
     def why_wait(self, environments: int) -> str | None:
-        """Why none of these environments may begin a roll-out; None when one may."""
+        """Why no environment may begin a roll-out; None when one may."""
         if self._paused:
             return "the run is paused"
         if self._begun >= self._budget and not self._with_next:
@@ -137,7 +137,7 @@ class Lifecycle:
 
     @property
     def update_due(self) -> bool:
-        """Whether `take` may be called: there is a batch, or a batch-wise batch of which nothing was released."""
+        """Whether `take` may be called: there is a batch, or a finished batch-wise batch that released nothing."""
         return update_due(self._mode, self.situation(0))
 
     # ---- roll-outs ----
@@ -149,7 +149,7 @@ class Lifecycle:
         self._paused = paused
 
     def next(self, environments: int) -> tuple[Order, Group | None]:
-        """The next order, and the group if this opened one. `environments`: how many there are now."""
+        """The next order, and its group if the order opened it. `environments`: how many there are now."""
         self._failures.environments(environments)
         opened = None
         if not self._with_next:
@@ -167,7 +167,7 @@ class Lifecycle:
         return order, opened
 
     def finished(self, trajectory: Trajectory) -> None:
-        """The trajectory is stored. Raises ValueError where it is not one that runs."""
+        """The trajectory is stored. Raises ValueError if it was not running."""
         self._ended(trajectory.group_id, trajectory.id)
         self._failures.finished()
         group = self._groups[trajectory.group_id]
@@ -176,7 +176,7 @@ class Lifecycle:
             self._close(group)
 
     def failed(self, order: Order, now: float) -> Attempt:
-        """Infrastructure ended this attempt at `now`, in seconds. Raises ValueError where it does not run."""
+        """Infrastructure ended this attempt at `now`, in seconds. Raises ValueError if it was not running."""
         attempt = self._failures.failed(order, now)
         if attempt is Attempt.NOTHING_WORKS:
             return attempt  # the run ends: nothing follows for this roll-out
@@ -200,7 +200,7 @@ class Lifecycle:
         self._running -= 1
 
     def _without(self, group: Group, rollouts: int) -> None:
-        """The group does without so many roll-outs that were started."""
+        """The group gives up this many roll-outs that were started."""
         group.planned -= rollouts
         group.given_up += rollouts
         self._begun -= rollouts
@@ -230,13 +230,13 @@ class Lifecycle:
         return bool(self._to_judge)
 
     def to_judge(self) -> Group | None:
-        """A closing group to decide about, each given once; None when there is none."""
+        """A closing group to decide about, each returned once; None when there is none."""
         return self._to_judge.popleft() if self._to_judge else None
 
     def judge(self, group: Group, stand_in: Trajectory | None = None) -> Verdict:
-        """What becomes of a closing group. `stand_in`: a copy of a success, for its last failure.
+        """The verdict on a closing group. `stand_in`: a copy of a success, to replace its last failure.
 
-        The verdict moves the group when it is `decided`, that is, stored.
+        The verdict takes effect with `decided`, once it is stored.
         """
         if group.unusable:
             detail = f"{UNUSABLE}: {group.unusable}"
@@ -255,9 +255,10 @@ class Lifecycle:
         )  # fmt: skip
 
     def decided(self, verdict: Verdict) -> None:
-        """The verdict is stored: the group waits for the trainer, or is gone. Raises ValueError if it is not closing.
+        """The verdict is stored: the group waits for the trainer or is dropped. Raises ValueError if it was not
+        closing.
 
-        One that has become unusable meanwhile is judged again.
+        A group that has become unusable meanwhile is judged again.
         """
         group = self._groups.get(verdict.group_id)
         if group is None or group.stage is not Stage.CLOSING:
@@ -280,9 +281,9 @@ class Lifecycle:
             self._opened = 0
 
     def unusable(self, group_id: str, why: str) -> None:
-        """The group cannot be trained on; from anywhere, in any stage, and only the first reason counts.
+        """The group cannot be trained on. Accepted in any stage; only the first reason counts.
 
-        An open group gives out no more roll-outs, and closes when those under way have ended. One in training stays
+        An open group gives out no more roll-outs, and closes when those under way have ended. A group in training stays
         there until the update is `returned`. A group that is consumed, dropped or unknown is left alone.
         """
         group = self._groups.get(group_id)
@@ -307,14 +308,14 @@ class Lifecycle:
                 pass  # closing: judged again, or for the first time; training: judged when it is returned
 
     def _close(self, group: Group) -> None:
-        """Nothing is left to run."""
+        """Close the group: nothing is left to run."""
         self._open -= 1
         self._closing += 1
         group.stage = Stage.CLOSING
         self._to_judge.append(group)
 
     def _judge_again(self, group: Group) -> None:
-        """It has become unusable while it waited or was in training."""
+        """Close a group that became unusable while it waited or was in training."""
         self._closing += 1
         group.stage = Stage.CLOSING
         self._to_judge.append(group)
@@ -326,7 +327,7 @@ class Lifecycle:
     # ---- batches ----
 
     def stale(self, trainer_version: int) -> list[Verdict]:
-        """Verdicts about the waiting groups with a token past the staleness bound: each is closing from now on."""
+        """Verdicts on waiting groups with a token past the staleness bound, which are closing from now on."""
         stale = self._waiting.older_than(trainer_version - self._rules.max_staleness)
         if stale:
             self._waiting.remove(stale)
@@ -340,7 +341,7 @@ class Lifecycle:
         return Verdict(group.id, group.task, Stage.DROPPED, STALE, detail, group.members, plan=group.why)
 
     def take(self) -> list[ReleasedGroup]:
-        """The oldest groups that make a batch: an update begins. Empty where nothing of a batch was released.
+        """Begin an update with the oldest groups that fill a batch. Empty if nothing of a batch was released.
 
         Call it when `update_due`. Raises ValueError while another batch is in training.
         """
@@ -364,7 +365,7 @@ class Lifecycle:
         self._batch = []
 
     def returned(self) -> None:
-        """The update was not made: its groups wait again, first in line, but for those that have become unusable."""
+        """The update was not made: its groups wait again, first in line, except those that have become unusable."""
         for group in reversed(self._batch):
             if group.unusable:
                 self._judge_again(group)
@@ -374,7 +375,7 @@ class Lifecycle:
         self.update_over()
 
     def update_over(self) -> None:
-        """Every replica serves what the update made; or there was nothing to train on."""
+        """Every replica serves the update's weights, or there was nothing to train on."""
         self._updating = False
         if self._mode.synchronous:
             self._opened = 0
@@ -384,9 +385,9 @@ class Lifecycle:
     def restore_open(
         self, group_id: str, task: Task, planned: int, finished: Sequence[Trajectory], why: str = ""
     ) -> None:
-        """A group that an earlier process left open: what has finished counts, the rest is given out again.
+        """Restore a group that an earlier process left open: finished roll-outs count, the rest is given out again.
 
-        `why`: where the plan's numbers come from.
+        `why`: the reason for the plan's numbers.
         """
         limit = self._plan(task).step_limit
         group = Group(group_id, task, planned, limit, why, started=planned, finished=list(finished))
@@ -402,7 +403,8 @@ class Lifecycle:
             self._close(group)
 
     def restore_released(self, group: ReleasedGroup, task: Task, why: str = "", unusable: str = "") -> None:
-        """A group that waited for the trainer in an earlier process. `unusable`: why it cannot be trained on."""
+        """Restore a group that waited for the trainer in an earlier process. `unusable`: why it cannot be trained
+        on."""
         size, finished = len(group.trajectories), list(group.trajectories)
         restored = Group(group.id, task, size, 0, why, started=size, finished=finished, released=group)
         restored.unusable = unusable
@@ -413,7 +415,7 @@ class Lifecycle:
         else:
             self._waiting.add(restored)
 
-    # ---- what always holds ----
+    # ---- invariants ----
 
     def validate(self) -> None:
         """Check the invariants. Raises AssertionError; for tests."""
@@ -436,5 +438,5 @@ class Lifecycle:
 
 
 def _same(groups: Sequence[Group], queue: Iterable[Group]) -> None:
-    """The queue has each of these groups once, and no other."""
+    """Assert that the queue holds exactly these groups, each once."""
     assert sorted(group.id for group in groups) == sorted(group.id for group in queue)

@@ -1,5 +1,5 @@
-"""An order is one roll-out for an environment to run, and a failed attempt means one of three things: the same roll-out
-again, a group without it, or the end of the run."""
+"""Orders: an order is one roll-out for an environment to run. After a failed attempt the roll-out is given out again,
+or its group does without it, or the run ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import Enum
 from dart.core.types import Task
 
 MOST_ATTEMPTS, MOST_ATTEMPTS_ON_ONE = 5, 12
-"""Attempts of one roll-out before it is given up; the second where one worker ended all of them."""
+"""Attempts of one roll-out before it is given up; the second limit holds when one worker ended all of them."""
 
 FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
-"""The run ends when attempts have failed for so long without a finished one, and so many of them: a node that is lost
-fails all of its own at once, and a cloud may be away for a minute."""
+"""The run ends when attempts have failed for this long, and this many of them, without one that finished. Both are
+needed: a lost node fails all its attempts at once, and a cloud may be unreachable for a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +32,31 @@ class Order:
 
     @property
     def hopeless(self) -> bool:
-        """Its attempts have failed so often, and not on one bad machine alone, that the next would fail as well."""
+        """Whether to give up: so many attempts failed, on more than one machine, that the next would fail as well."""
         return self.attempt >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
 
     def failed(self, worker: str) -> Order:
-        """That worker ended this attempt."""
+        """Record the worker that ended this attempt."""
         return replace(self, failed_on=self.failed_on | {worker})
 
     def again(self) -> Order:
-        """The same roll-out, after infrastructure ended this attempt."""
+        """The order for the same roll-out, after infrastructure ended this attempt."""
         return replace(self, attempt=self.attempt + 1)
 
 
 class Attempt(Enum):
-    """What follows from a failed attempt."""
+    """What to do after a failed attempt."""
 
     AGAIN = "again"
     """The same roll-out is given out again."""
     GIVEN_UP = "given up"
-    """The group does without this roll-out."""
+    """The group continues without this roll-out."""
     NOTHING_WORKS = "nothing works"
-    """Everything has failed for a long time: no order would do better."""
+    """Everything has failed for a long time, so the next order would fail, too."""
 
 
 class Failures:
-    """Attempts that failed one after the other, with none that finished in between."""
+    """Attempts that failed in a row, with none finished in between."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -64,7 +64,7 @@ class Failures:
         self._most_environments = 0
 
     def environments(self, number: int) -> None:
-        """So many environments are there now; what is lost later still counts as the run's size."""
+        """Note how many environments there are now; the run's size is the most there have been."""
         self._most_environments = max(self._most_environments, number)
 
     def finished(self) -> None:
@@ -79,6 +79,6 @@ class Failures:
         if self.in_a_row >= enough and now - self._since >= FAILING_SECONDS:
             return Attempt.NOTHING_WORKS
         if order.hopeless and self.in_a_row < self._most_environments + LEAST_FAILURES:
-            # Others succeed meanwhile, so this one is to blame: a task whose page does not load, say.
+            # Others succeed meanwhile, so this roll-out is to blame: a task with a page that does not load, say.
             return Attempt.GIVEN_UP
         return Attempt.AGAIN

@@ -1,8 +1,8 @@
 """How many roll-outs a task gets, how long they may be, and how much there is to learn from it.
 
 The task and trajectory levels of adaptive data curation (DART, arXiv 2509.23866): dynamic roll-out number and dynamic
-trajectory length. `Planner` owns the history of every task name; the data manager tells it of each finished roll-out
-(never of an attempt that infrastructure ended, nor of a pooled copy) and asks it for a plan when a group opens.
+trajectory length. `Planner` owns the history of every task name; the data manager reports each finished roll-out to it
+(never an attempt that infrastructure ended, nor a pooled copy) and asks it for a plan when a group opens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dart.core.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class NumberRule:
-    """N = `maximum` up to a success rate of `threshold`, and falls to `minimum` at success rate 1."""
+    """N is `maximum` up to a success rate of `threshold`, and falls to `minimum` at success rate 1."""
 
     maximum: int
     minimum: int
@@ -44,14 +44,15 @@ class Plan:
     step_limit: int
     why: str
     changes: tuple[str, ...] = ()
-    """What differs from the task's last plan, and why: "N 8→5: success 0.75 over the last 16"."""
+    """What changed since the task's last plan, and why: "N 8→5: success 0.75 over the last 16"."""
 
 
 def rollout_number(wins: int, results: int, rule: NumberRule) -> int:
     """N = ⌊N_min + (N_max − N_min) · (1/sr − 1) / (1/threshold − 1)⌋ for sr > threshold, else N_max.
 
-    `wins` of the last `results` roll-outs succeeded. With the paper's N_max 8, N_min 2 and threshold 0.6 this is
-    ⌊9/sr − 7⌋, the released code's formula: 0.6→8, 0.7→5, 0.8→4, 0.9→3, 1.0→2. Fewer results than N_max decide nothing.
+    `wins` of the last `results` roll-outs succeeded. With the paper's N_max 8, N_min 2 and threshold 0.6 this is the
+    released code's formula, ⌊9/sr − 7⌋: 0.6→8, 0.7→5, 0.8→4, 0.9→3, 1.0→2. With fewer than N_max results, N stays
+    N_max.
     """
     threshold = Fraction(rule.threshold).limit_denominator(10_000)
     if not rule.enabled or results < rule.maximum or wins <= threshold * results or threshold >= 1:
@@ -62,7 +63,7 @@ def rollout_number(wins: int, results: int, rule: NumberRule) -> int:
 
 
 def step_limit(longest: int | None, rule: LengthRule) -> int:
-    """A task's step limit, given the steps of its longest remembered success; None: no success yet, so the cap."""
+    """A task's step limit, given the steps of its longest remembered success; None means no success yet: the cap."""
     if not rule.enabled or longest is None:
         return rule.cap
     return min(rule.cap, max(rule.floor, longest + rule.margin))
@@ -75,11 +76,11 @@ def spread(success_rate: float) -> float:
 
 @dataclass(slots=True)
 class History:
-    """What is remembered of one task name, newest last."""
+    """What is remembered about one task name, newest last."""
 
     results: deque[bool]
     lengths: deque[int]
-    """Steps of successes, as many as the length rule's window; with none, only the longest."""
+    """Steps of the last successes, up to the length rule's window; without a window, only the longest."""
     last: Plan | None = field(default=None, compare=False)
 
     @property
@@ -117,7 +118,7 @@ class Planner:
         return history.last
 
     def informative(self, name: str) -> float:
-        """`spread` of the task's success rate over the window; 1 where too little is known of it."""
+        """`spread` of the task's success rate over the window; 1 if too little is known."""
         history = self._history(name)
         if len(history.results) < self.number.maximum:
             return 1.0
@@ -130,7 +131,7 @@ class Planner:
         lengths: Sequence[int],
         longest: int | None,
     ) -> None:
-        """Go on from what the database kept of an earlier process's roll-outs, also under rules that have changed."""
+        """Restore the history of an earlier process's roll-outs from the database; the rules may have changed since."""
         history = self._history(name)
         history.results.extend(results)
         if self.length.window is not None:

@@ -1,8 +1,8 @@
-"""The experience pool: successes that stand in where a whole group fails (DART, arXiv 2509.23866, task level).
+"""The experience pool: successes that replace a failure when a whole group fails (DART, arXiv 2509.23866, task level).
 
 `ExperiencePool` is an index: the trajectories themselves are in the database. It holds the newest successes of each
 task name, found online or collected beforehand. When all roll-outs of a group fail, the data manager asks for one and
-puts a copy of it in the place of one failure; a group never gets two.
+replaces one failure with a copy of it; a group never gets two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dart.core.types import Generation, Step, Task, Trajectory, VersionSpan
 
 @dataclass(slots=True)
 class Entry:
-    """A success that can be pooled. `update`: when it came in, in this run's updates; `uses`: how often it stood in."""
+    """A success that can be pooled. `update`: this run's update count when it came in; `uses`: how often it was
+    used."""
 
     trajectory_id: str
     task: Task
@@ -36,17 +37,17 @@ class ExperiencePool:
         return bool(self._entries.get(name))
 
     def add(self, entry: Entry) -> None:
-        """The task's oldest entry makes room when it has as many as it may."""
+        """Add an entry; the task's oldest one is removed if the task is full."""
         self._entries.setdefault(entry.task.name, deque(maxlen=self._per_task)).append(entry)
 
     def discard(self, entry: Entry) -> None:
-        """It turned out to be unusable."""
+        """Remove an entry that turned out to be unusable."""
         self._entries[entry.task.name].remove(entry)
 
     def take(self, task: Task, update: int) -> Entry | None:
-        """A success of the task for a group that failed, counted as used; entries that are too old leave the pool.
+        """Choose a success for a group that failed, and count the use; entries that are too old leave the pool.
 
-        The same concrete task before another seed of the same name, then the one used least, then the newest.
+        Prefers the same concrete task to another seed of the same name, then the least used, then the newest.
         """
         entries = self._entries.get(task.name)
         if not entries:
@@ -61,11 +62,11 @@ class ExperiencePool:
 
 
 def pooled_copy(success: Trajectory, group_id: str, version: int, oldest: int) -> Trajectory:
-    """The trajectory that stands in for a failure of group `group_id`, trained at trainer version `version`.
+    """The copy that replaces a failure of group `group_id`, trained at trainer version `version`.
 
     A success no older than the group's own oldest token (`oldest`) keeps its log-probabilities, so the importance
-    weight applies to it. An older one, which would make the whole group stale, or one that no policy sampled, comes
-    without: the trainer re-scores it, which makes its own π_old the behaviour policy.
+    weight applies to it. An older one would make the whole group stale, and one that no policy sampled has none: both
+    come without, and the trainer re-scores them, which makes its own π_old the behaviour policy.
     """
     if oldest <= success.oldest_version <= version and all(step.generation.logprobs for step in success.steps):
         return replace(success, id=f"{group_id}-pooled", group_id=group_id, pooled_from=success.id)
@@ -73,7 +74,7 @@ def pooled_copy(success: Trajectory, group_id: str, version: int, oldest: int) -
 
 
 def unscored_copy(success: Trajectory, group_id: str, version: int) -> Trajectory:
-    """As if trainer version `version` had sampled it, without log-probabilities."""
+    """The generation as if trainer version `version` had sampled it, without log-probabilities."""
     steps = tuple(_unscored(step, version) for step in success.steps)
     return replace(success, id=f"{group_id}-pooled", group_id=group_id, steps=steps, pooled_from=success.id)
 

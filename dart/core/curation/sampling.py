@@ -1,9 +1,9 @@
-"""Which task comes next.
+"""Chooses the next task.
 
-Stride scheduling (Waldspurger and Weihl, 1995): each task has a place on a line, the one furthest behind is next, and
-it then moves on by 1/weight. So every task comes again and again, in proportion to its weight: with weights in
-[w, 1], no other task comes more than 1/w + 1 times between two visits of one. Equal weights make rounds whose order is
-shuffled. A decision costs the logarithm of the number of tasks.
+Stride scheduling (Waldspurger and Weihl, 1995): each task has a position on a line, the one furthest behind is next,
+and it then advances by 1/weight. So every task recurs in proportion to its weight: with weights in [w, 1], no other
+task comes more than 1/w + 1 times between two visits to one task. Equal weights give rounds in shuffled order. A
+decision takes time logarithmic in the number of tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dart.core.types import Task
 
 
 class TaskSampler:
-    """`weight(name)` in (0, 1] is asked each time that the task has been picked. Each visit has a new seed."""
+    """`weight(name)` in (0, 1] is read each time the task has been picked. Each visit has a new seed."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class TaskSampler:
         weight: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
         self._suite, self._seeds, self._rng, self._weight = suite, seeds, rng, weight
-        # The random number orders tasks that are at the same place.
+        # The random number orders tasks at the same position.
         self._line = [(0.0, rng.random(), name) for name in names]
         heapq.heapify(self._line)
         self._submitted: deque[Task] = deque()

@@ -1,14 +1,13 @@
-"""What waits for what: why a roll-out may not begin yet, and when an update may.
+"""What waits for what: whether a roll-out may begin, and whether an update may.
 
 DART samples roll-out-wise and trains asynchronously (arXiv 2509.23866): a free environment takes the next roll-out at
-once, and an update begins as soon as there is a batch. The other modes are what that is compared with:
+once, and an update begins as soon as there is a batch. The other modes are baselines for comparison:
 
-task          the environments are sets of N; a set takes another task when all N roll-outs of its last have finished
-batch         tasks × N, one batch of the trainer's, finish before any of the next batch begins
-synchronous   an update begins when sampling has come to rest, and sampling goes on when every replica serves what the
-              update made
+task          environments form sets of N; a set takes another task when all N roll-outs of its last one have finished
+batch         tasks × N, one batch for the trainer, finish before any of the next batch begins
+synchronous   an update begins when nothing is being sampled, and sampling resumes when every replica serves its weights
 
-The functions here are pure; `core.curation.lifecycle` asks them, and owns what they are asked about.
+The functions here are pure; `core.curation.lifecycle` calls them, and owns the state that they are given.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Sampling = Literal["rollout", "task", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The mode. `rollouts`: N, the most roll-outs of a group; `trajectories_per_update`: the size of a batch."""
+    """The mode. `rollouts`: N, the most roll-outs in a group; `trajectories_per_update`: the size of a batch."""
 
     sampling: Sampling
     synchronous: bool
@@ -41,21 +40,21 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the schedule decides by."""
+    """The facts that the schedule decides by."""
 
     opens: bool
     """The next roll-out would be the first of a new group."""
     open_groups: int
-    """Groups that lack roll-outs, or about which nothing has been decided yet."""
+    """Groups with unfinished roll-outs, or not decided about yet."""
     running: int
-    """Roll-outs under way, and groups about which nothing has been decided yet."""
+    """Roll-outs under way, and groups not decided about yet."""
     waiting: int
     """Trajectories that wait for the trainer."""
     environments: int
     opened: int = 0
-    """Groups that were opened for the batch that is being sampled."""
+    """Groups opened for the batch that is being sampled."""
     updating: bool = False
-    """An update has begun, and its weights are not in every replica yet."""
+    """An update has begun, and not every replica has its weights yet."""
 
 
 def why_wait(mode: Schedule, now: Situation) -> str | None:
@@ -72,16 +71,16 @@ def why_wait(mode: Schedule, now: Situation) -> str | None:
 
 
 def update_due(mode: Schedule, now: Situation) -> bool:
-    """Whether an update may take what waits."""
+    """Whether an update may take the waiting groups."""
     full = now.waiting >= mode.trajectories_per_update
     if not mode.synchronous:
         return full
     if mode.sampling == "batch":
-        # What a restart found may be a batch by itself, and leave no room to open another.
+        # The groups that a restart restored may fill a batch by themselves, with no room to open another.
         return batch_over(mode, now) or (full and not now.running and not now.open_groups)
     return full and not now.running
 
 
 def batch_over(mode: Schedule, now: Situation) -> bool:
-    """Whether every group of a batch-wise batch has been opened and decided about."""
+    """Whether every group of a batch-wise batch has been opened and decided."""
     return mode.sampling == "batch" and now.opened >= mode.groups_per_batch and not now.open_groups

@@ -1,8 +1,8 @@
 """Whether a trajectory can be trained on at all.
 
-The same check stands at every place where a trajectory comes in: when its episode ends, when it is taken from the
-experience pool, and when a restart reads it from the database. What fails it would end the trainer's update, and
-would be met again after every restart.
+The same check is made wherever a trajectory comes in: when its episode ends, when it is taken from the experience pool,
+and when a restart reads it from the database. A trajectory that fails it would break the trainer's update, again after
+every restart.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import math
 from dart.core.types import Generation, Trajectory
 
 LARGEST_REWARD = 1e6
-"""The squares of larger ones, which the standard deviation of a group needs, lose all precision."""
+"""A group's standard deviation squares rewards, and the squares of larger ones lose all precision."""
 LARGEST_VERSION = 2**63 - 1
-"""The database holds no larger number."""
+"""The largest number that the database holds."""
 
 
 def usable(trajectory: Trajectory, vocabulary: int | None = None) -> str | None:
-    """Why the trajectory cannot be trained on; None where it can.
+    """Why the trajectory cannot be trained on; None if it can.
 
-    `vocabulary`: the number of tokens that the model knows; None leaves the ids of sampled tokens unchecked. Ids in
-    prompts are checked by the trainer, which names the sample that it refuses. A trajectory whose steps have no
-    log-probabilities at all is usable only as a pooled copy: the trainer scores it again.
+    `vocabulary`: how many token ids the model has; None leaves the ids of sampled tokens unchecked. The trainer checks
+    ids in prompts, and names the sample that it refuses. A trajectory whose steps have no log-probabilities at all is
+    usable only as a pooled copy: the trainer scores it again.
     """
     if why := unusable_reward(trajectory):
         return why
@@ -36,7 +36,7 @@ def usable(trajectory: Trajectory, vocabulary: int | None = None) -> str | None:
 
 
 def unusable_reward(trajectory: Trajectory) -> str | None:
-    """Why no advantage can be computed with the trajectory's reward; None where one can."""
+    """Why no advantage can be computed with the trajectory's reward; None if one can."""
     if math.isfinite(trajectory.reward) and abs(trajectory.reward) <= LARGEST_REWARD:
         return None
     return f"its reward is {trajectory.reward:g}: it must be a finite number of at most {LARGEST_REWARD:g}"
@@ -52,7 +52,7 @@ def _problem(generation: Generation, scored: bool, vocabulary: int | None) -> st
         return f"has token {largest}: the vocabulary ends at {vocabulary - 1}"
     if scored and len(generation.logprobs) != tokens:
         return f"has {len(generation.logprobs)} log-probabilities for {tokens} tokens"
-    # A sum is finite where all of its terms are.
+    # The sum is finite if all terms are.
     if scored and not math.isfinite(sum(generation.logprobs)):
         return "has a log-probability that is not finite"
     covered = 0

@@ -1,7 +1,7 @@
 """The groups that wait for the trainer, in the order in which an update takes them.
 
-Bound: the budget of what may be begun (`core.curation.judging.start_budget`); updates empty the line, and so does the
-staleness bound.
+It is bounded by the budget of trajectories (`core.curation.judging.start_budget`); updates and the staleness bound
+empty it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class WaitingLine:
     def __init__(self) -> None:
         self._groups: deque[Group] = deque()
         self._oldest: int | None = None
-        """The least `Group.oldest` of them, so that nothing is gone through while nothing is stale."""
+        """The least `Group.oldest` among them, so that the queue is searched only when something is stale."""
         self.trajectories = 0
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class WaitingLine:
         self._oldest = group.oldest if self._oldest is None else min(self._oldest, group.oldest)
 
     def take(self, trajectories: int) -> list[Group]:
-        """The first groups that have at least so many trajectories together, or all."""
+        """The first groups that together have at least this many trajectories, or all groups."""
         taken: list[Group] = []
         count = 0
         while self._groups and count < trajectories:
@@ -52,7 +52,7 @@ class WaitingLine:
         self._left(groups)
 
     def older_than(self, version: int) -> list[Group]:
-        """The groups with a token of an older weight version."""
+        """The groups with a token from an older weight version."""
         if self._oldest is None or self._oldest >= version:
             return []
         return [group for group in self._groups if group.oldest < version]

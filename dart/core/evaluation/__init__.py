@@ -1,1 +1,1 @@
-"""What evaluated and collected episodes say: outcomes, intervals, quotas."""
+"""Results of evaluated and collected episodes: outcomes, intervals, quotas."""

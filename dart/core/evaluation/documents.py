@@ -53,7 +53,7 @@ class Sample(TypedDict):
 
 
 class Instance(TypedDict):
-    """One concrete task (name and seed), and what became of each of its samples."""
+    """One concrete task (name and seed), and the result of each of its samples."""
 
     id: str
     task: str
@@ -72,7 +72,7 @@ class Side(TypedDict):
 
 
 class Against(Side):
-    """The policy that another is compared with. `difference`: of success, the other minus this one."""
+    """The policy that another is compared with. `difference`: the other's success minus this one's."""
 
     difference: Interval
     better: int

@@ -1,4 +1,4 @@
-"""What became of an evaluation's episodes, and what they say together.
+"""The outcomes of an evaluation's episodes, and the estimates made from them.
 
 An *instance* is one concrete task (name and seed); an evaluation samples each of its instances K times. `Outcome` is
 one episode without its screenshots; `coordinator.evaluation` collects them, `dart eval` compares two evaluations.
@@ -16,18 +16,18 @@ from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
 from dart.core.types import Task, Termination, Trajectory
 
 LOOP_TIMES = 3
-"""The same action on the same screenshot this often is a loop."""
+"""Taking the same action on the same screenshot this often is a loop."""
 
 
 class Failure(StrEnum):
-    """Why an episode failed. Each failed episode is of one class: the first here that fits it."""
+    """Why an episode failed. Each failed episode has one class: the first here that fits."""
 
     UNPARSABLE = "unparsable"
-    """The policy's text was no action."""
+    """The policy's text was not an action."""
     LOOP = "loop"
     """It took the same action on the same screenshot `LOOP_TIMES` times or more, in a row or not."""
     STEP_LIMIT = "step_limit"
-    """Its last step was spent without success."""
+    """It reached the step limit without success."""
     CONTEXT_FULL = "context_full"
     """Its next prompt would not have fitted into the model's context."""
     WRONG_TARGET = "wrong_target"
@@ -35,7 +35,7 @@ class Failure(StrEnum):
 
 
 def failure(trajectory: Trajectory) -> Failure | None:
-    """The class of a failed trajectory; None for a success."""
+    """The failure class of a trajectory; None for a success."""
     if trajectory.success:
         return None
     if trajectory.termination is Termination.UNPARSABLE:
@@ -57,7 +57,7 @@ class Outcome:
     steps: int
     seconds: float
     attempts: int
-    """One more than infrastructure ended."""
+    """One more than the number that infrastructure ended."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
@@ -83,7 +83,7 @@ class Estimate:
 
 
 def success_rate(successes: Sequence[bool]) -> Estimate:
-    """Over episodes, with Wilson's interval."""
+    """The mean over episodes, with Wilson's interval."""
     won = sum(successes)
     return Estimate(won / len(successes) if successes else 0.0, *wilson(won, len(successes)))
 
@@ -91,7 +91,8 @@ def success_rate(successes: Sequence[bool]) -> Estimate:
 def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:
     """k → pass@k, the mean over instances, for k up to the fewest samples that an instance has.
 
-    Intervals are bootstrapped over instances, so pass@1's is success's with the samples of an instance kept together.
+    Intervals are bootstrapped over instances, so pass@1's is the success rate's with the samples of an instance kept
+    together.
     """
     curve = {}
     for k in range(1, min(map(len, instances)) + 1):

@@ -1,8 +1,8 @@
-"""What `dart collect` tries next: a number of successes of each task, within a number of attempts.
+"""What `dart collect` tries next, to get a number of successes of each task within a number of attempts.
 
 `Quota` gives out attempts until every task has its successes or has spent its attempts. Seeds come in order, each
-`samples` times, so the same options try the same concrete tasks. It begins no more of a task than should bring what is
-missing by the task's success so far: a teacher that always succeeds is asked exactly as often as is needed.
+`samples` times, so the same options try the same concrete tasks. It begins only as many attempts of a task as should
+suffice at the task's success rate so far: a teacher that always succeeds is asked exactly as often as needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dart.core.types import Task
 
 @dataclass(slots=True)
 class Tally:
-    """One task's attempts. `kept`: successes, up to the wanted number; what succeeds beyond that is not kept."""
+    """One task's attempts. `kept`: successes, up to the wanted number; successes beyond that are not kept."""
 
     begun: int = 0
     finished: int = 0
@@ -44,14 +44,14 @@ class Quota:
 
     @property
     def done(self) -> bool:
-        """Nothing is left to begin, now or later; what runs may still finish."""
+        """Nothing is left to begin, now or later; attempts under way may still finish."""
         return all(
             tally.kept >= self._wanted or (tally.begun >= self._most and not tally.running)
             for tally in self.tallies.values()
         )
 
     def next(self) -> tuple[Task, int] | None:
-        """A concrete task and which of its samples, from 1; None while enough is under way."""
+        """A concrete task and the number of the sample, from 1; None while enough is under way."""
         ready = [name for name, tally in self.tallies.items() if self._may_begin(tally)]
         if not ready:
             return None
