@@ -136,12 +136,11 @@ class CoordinatorEnd:
         """
         messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
         kind = messages[0].WhichOneof("body") or ""
-        first: pb.Assignment = getattr(messages[0], kind).assignment
-        work = (first.assignment_id, first.attempt)
+        assignments: list[pb.Assignment] = [getattr(message, kind).assignment for message in messages]
+        work = (assignments[0].assignment_id, assignments[0].attempt)
         if (state := self._work.get(work)) is None:
             state = self._work[work] = _Work()
-        for message in messages:
-            assignment: pb.Assignment = getattr(message, kind).assignment
+        for assignment in assignments:
             state.sequence += 1
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
         key = (*work, state.sequence)

@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import grpc
 
@@ -146,13 +146,13 @@ class Conversation(Generic[Sent, Received]):
         self.parted = False
         """Either end has said goodbye, also when the stream has ended otherwise since."""
 
-    async def run(self, *alongside: Coroutine[Any, Any, None]) -> Goodbye:
+    async def run(self, *alongside: Coroutine[object, None, None]) -> Goodbye:
         """Until a goodbye, or one of `alongside` ends the stream by raising StreamLostError; that is raised then.
 
         What else goes wrong in `alongside` is raised in an exception group.
         """
         self.pulse.written = self.pulse.heard = time.monotonic()
-        parts: list[Coroutine[Any, Any, Goodbye | None]] = [self._read(), self._write(), self._beat(), *alongside]
+        parts: list[Coroutine[object, None, Goodbye | None]] = [self._read(), self._write(), self._beat(), *alongside]
         if self.pulse.silence < math.inf:
             parts.append(self._listen())
         return await first_end(parts)
@@ -207,7 +207,7 @@ class Conversation(Generic[Sent, Received]):
             await asyncio.sleep(left)
 
 
-async def first_end(parts: Sequence[Coroutine[Any, Any, Goodbye | None]]) -> Goodbye:
+async def first_end(parts: Sequence[Coroutine[object, None, Goodbye | None]]) -> Goodbye:
     """The first goodbye, or the first loss of the stream that any part met; the other parts are cancelled.
 
     What the rest meets after that is no news: when one end says goodbye, the other's write may fail.
@@ -215,7 +215,7 @@ async def first_end(parts: Sequence[Coroutine[Any, Any, Goodbye | None]]) -> Goo
     ends: list[Goodbye | StreamLostError] = []
     ended = asyncio.Event()
 
-    async def watch(part: Coroutine[Any, Any, Goodbye | None]) -> None:
+    async def watch(part: Coroutine[object, None, Goodbye | None]) -> None:
         try:
             end: Goodbye | StreamLostError | None = await part
         except StreamLostError as error:

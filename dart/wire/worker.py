@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -232,7 +231,7 @@ def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
             raise StreamLostError(f"the coordinator began with {other or 'nothing'}, not with a welcome")
 
 
-def _session_call(channel: grpc.aio.Channel) -> Any:
+def _session_call(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[bytes, bytes]:
     """As the generated stub's Session, but it takes and gives encoded messages.
 
     What is written is encoded already (`dart.wire.outbox`), and grpc would turn a message that it cannot parse into

@@ -82,6 +82,11 @@ async def refusal(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> grpc.aio.Aio
     return error.value
 
 
+def ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What the coordinator and gRPC say; asyncio may still complain about the loop of an earlier test."""
+    return [record for record in caplog.records if record.name.startswith(("dart", "grpc"))]
+
+
 async def test_no_other_role_name_or_rank_takes_a_session_over(tokens: dict[str, str]) -> None:
     async with place(tokens=tokens) as at, at.call("train_token") as call:
         await call.write(pb.SessionRequest(hello=hello()).SerializeToString())
@@ -180,7 +185,7 @@ async def test_a_malformed_stream_is_refused_and_many_are_one_line(
                     error = await refusal(call)
                     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
                     assert words in (error.details() or "")
-        (line,) = caplog.records
+        (line,) = ours(caplog)
         assert words in line.getMessage()
         assert len(line.getMessage()) < 400
 
@@ -195,7 +200,7 @@ async def test_rubbish_in_the_middle_of_a_session_ends_the_stream_alone(caplog: 
         while worker.connections:
             await asyncio.sleep(0.01)
         assert worker.state == "ready", "it may dial again"
-        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert not [record for record in ours(caplog) if record.levelno >= logging.ERROR]
 
 
 def test_a_rare_line_says_how_many_were_left_out() -> None:

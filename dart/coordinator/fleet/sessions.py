@@ -133,9 +133,11 @@ class Worker:
         reply = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             return await reply
+        except asyncio.CancelledError:
+            self.end.abandon(key)
+            raise
         finally:
             del self._waiting[key]
-            self.end.abandon(key)
 
     def tell(self, command: Command) -> None:
         """Send a command whose reply nobody waits for (Abort, which has none; Release, which is sent until it has)."""
