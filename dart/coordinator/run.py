@@ -12,12 +12,12 @@ import contextlib
 import json
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict
 from typing import Any
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.roster import Roster
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.fleet.welcome import welcome
@@ -35,13 +35,13 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.service.watching import Sampled, Watch
 from dart.coordinator.start import Start
-from dart.coordinator.summary import machine, software, write_json
+from dart.coordinator.summary import machine, software, training_summary, write_json
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
 from dart.core.health import Condition
-from dart.core.progress import TRAINED, Progress
+from dart.core.progress import Progress
 from dart.core.replica import Replica
 from dart.core.replicas import Replicas
 from dart.core.status import Status
@@ -95,13 +95,7 @@ class Run:
         self.progress = Progress(config.stop.window)
         self.journal = Journal(directory.metrics, start.first_event)
         self.sync = WeightSync(config.sync, self.replicas, self.ranks, database, self.progress, self.journal)
-        self.data = (
-            Demonstrations(config, self.progress, self.journal)
-            if config.algorithm == "sft"
-            else DataManager(
-                config, database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs
-            )
-        )
+        self.data = self._data_source()
         self.replicas.on_change.append(self._blame_queue)
         self.replicas.on_condition.append(self._note_condition)
         self._blame_queue()
@@ -118,30 +112,42 @@ class Run:
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
         )  # fmt: skip
         self._paused = False
-        wanted = {"env": min(1, job.environments(config)), "rollout": self.replicas_wanted}
-        self._watch = Watch(
-            config, wanted | {"train": config.trainer.ranks if self._trains else 0},
-            self.fleet, self.envs, self.replicas, self.accounting, self.progress, self.journal,
-            sampled=self._sampled, status=self.status, health=self.server.serving,
-        )  # fmt: skip
+        self._watch = self._make_watch()
         self._board = StatusBoard(
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.replicas,
             figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
         )  # fmt: skip
-        pool = config.curation.pool
-        self._housekeeping = guard and Housekeeping(
-            config.retention, guard, database, self.journal, self.envs.underway,
+        self._housekeeping = self._make_housekeeping(guard)
+        self._stop = asyncio.Event()
+        self._began = time.monotonic()
+        self._roster = Roster(self.fleet, self.journal)
+
+    # ---- its parts ----
+
+    def _data_source(self) -> Demonstrations | DataManager:
+        config, start = self.config, self._start
+        if config.algorithm == "sft":
+            return Demonstrations(config, self.progress, self.journal)
+        return DataManager(
+            config, self.database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs
+        )
+
+    def _make_watch(self) -> Watch:
+        config, ranks = self.config, self.config.trainer.ranks if self._trains else 0
+        wanted = {"env": min(1, self._job.environments(config)), "rollout": self.replicas_wanted, "train": ranks}
+        return Watch(
+            config, wanted, self.fleet, self.envs, self.replicas, self.accounting, self.progress, self.journal,
+            sampled=self._sampled, status=self.status, health=self.server.serving,
+        )  # fmt: skip
+
+    def _make_housekeeping(self, guard: Guard | None) -> Housekeeping | None:
+        if guard is None:
+            return None
+        pool = self.config.curation.pool
+        return Housekeeping(
+            self.config.retention, guard, self.database, self.journal, self.envs.underway,
             pooled=pool.per_task if pool.enabled else 0, bounded=self._trains,
         )  # fmt: skip
-        self._stop = asyncio.Event()
-        self._fleet_changed = asyncio.Event()
-        self._missing: dict[str, str] = {}
-        """Worker → why it has fewer environments than it wants, as far as the journal says."""
-        self._began = time.monotonic()
-        self._tensors_versions: dict[str, str] = {}
-        self.fleet.on_ready.append(self._note_worker)
-        self.fleet.on_lost.append(self._note_worker)
-        self.fleet.on_slots.append(self._note_slots)
 
     # ---- levers ----
 
@@ -310,7 +316,7 @@ class Run:
         self._phase("starting")
         environments = self._job.environments(self.config)
         while (environments and not self.envs.slots) or len(self.replicas) < self.replicas_wanted:
-            await self._fleet_changed.wait()
+            await self._roster.change()
 
     async def _evaluated(self, endpoint: Address | None) -> Evaluation:
         episodes, samples = self.config.evaluation.episodes, self.config.evaluation.samples
@@ -367,25 +373,6 @@ class Run:
     def _welcome(self, hello: pb.Hello) -> str:
         return welcome(self.config, self._start, hello, self._job, self._shared)
 
-    def _note_worker(self, worker: Any) -> None:
-        self.journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
-                           shares_screenshots=worker.shares_blobs)  # fmt: skip
-        self._tensors_versions |= dict(worker.ready.versions)
-        self._notify()
-
-    def _note_slots(self, worker: Worker, slots: pb.Slots) -> None:
-        """Environments come and go with every episode; why some are missing is news."""
-        if slots.reason and slots.reason != self._missing.get(worker.id):
-            self.journal.event("environments", worker=worker.id, environments=slots.count, wanted=worker.ready.slots,
-                               reason=slots.reason)  # fmt: skip
-        self._missing[worker.id] = slots.reason
-        self._notify()
-
-    def _notify(self) -> None:
-        """The fleet has changed."""
-        self._fleet_changed.set()
-        self._fleet_changed = asyncio.Event()
-
     async def _watch_stop(self) -> None:
         await self._stop.wait()
         raise Interrupted
@@ -400,7 +387,7 @@ class Run:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 while self.fleet.workers:
-                    await self._fleet_changed.wait()
+                    await self._roster.change()
 
     async def _end(self, state: RunState) -> None:
         was = self.progress.phase
@@ -424,30 +411,17 @@ class Run:
             "run": self.directory.name,
             "config": json.loads(self.config.model_dump_json()),
             "machine": machine(),
-            "versions": software() | self._tensors_versions,
+            "versions": software() | self._roster.versions,
         }
 
     def _summary(self) -> dict[str, Any]:
-        figures, times, dropped = self._training.figures(), self._training.times, "dropped: "
+        figures, times = self._training.figures(), self._training.times
         assert times is not None, "the training phase has ended"
-        counts = figures.counts
         return {
             **self._common(),
             "success_before": self.evaluations.get("before"),
             "success_after": self.evaluations.get("after"),
-            "train_seconds": round(figures.train_seconds, 2),
-            "trajectories": counts.trajectories,
-            "env_steps": counts.env_steps,
-            "updates": counts.updates,
-            "weight_syncs": counts.weight_syncs,
-            **asdict(figures.usage),
-            "time": times.to_json(),
-            "staleness": counts.staleness.to_json(),
-            "dropped": {k.removeprefix(dropped): n for k, n in counts.fates.items() if k.startswith(dropped)},
-            "trained": counts.fates.get(TRAINED, 0),
-            "infrastructure_failures": counts.infrastructure_failures,
-            "unparsable": counts.unparsable,
-            "pooled": counts.pooled,
+            **training_summary(figures, times),
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }
 

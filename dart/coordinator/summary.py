@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 import dart
+from dart.coordinator.service.accounting import Times
 from dart.core.json_text import to_json
+from dart.core.progress import TRAINED
+from dart.core.status import Figures
 
 
 def machine() -> dict[str, int | float | str]:
@@ -35,6 +39,26 @@ def write_json(path: Path, value: Mapping[str, object]) -> Path:
     temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def training_summary(figures: Figures, times: Times) -> dict[str, object]:
+    """What the training phase came to, for summary.json."""
+    counts, dropped = figures.counts, "dropped: "
+    return {
+        "train_seconds": round(figures.train_seconds, 2),
+        "trajectories": counts.trajectories,
+        "env_steps": counts.env_steps,
+        "updates": counts.updates,
+        "weight_syncs": counts.weight_syncs,
+        **asdict(figures.usage),
+        "time": times.to_json(),
+        "staleness": counts.staleness.to_json(),
+        "dropped": {name.removeprefix(dropped): n for name, n in counts.fates.items() if name.startswith(dropped)},
+        "trained": counts.fates.get(TRAINED, 0),
+        "infrastructure_failures": counts.infrastructure_failures,
+        "unparsable": counts.unparsable,
+        "pooled": counts.pooled,
+    }
 
 
 def _processor() -> str:

@@ -1,0 +1,47 @@
+"""Who is in the fleet, for the journal and for whoever waits for it to change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.service.journal import Journal
+from dart.v1 import session_pb2 as pb
+
+
+class Roster:
+    """Records an event for each worker that becomes ready or is lost, and when environments are missing."""
+
+    def __init__(self, fleet: Fleet, journal: Journal) -> None:
+        self._journal = journal
+        self.versions: dict[str, str] = {}
+        """Names and versions of the software that workers run on, as they reported them in Ready."""
+        self._missing: dict[str, str] = {}
+        """Worker → why it has fewer environments than it wants, as last recorded."""
+        self._changed = asyncio.Event()
+        fleet.on_ready.append(self._worker)
+        fleet.on_lost.append(self._worker)
+        fleet.on_slots.append(self._slots)
+
+    async def change(self) -> None:
+        """Wait until a worker comes, goes, or has another number of environments."""
+        await self._changed.wait()
+
+    def _worker(self, worker: Worker) -> None:
+        self._journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
+                            shares_screenshots=worker.shares_blobs)  # fmt: skip
+        self.versions |= dict(worker.ready.versions)
+        self._notify()
+
+    def _slots(self, worker: Worker, slots: pb.Slots) -> None:
+        """Environments come and go with every episode; only a new reason why some are missing is recorded."""
+        if slots.reason and slots.reason != self._missing.get(worker.id):
+            self._journal.event("environments", worker=worker.id, environments=slots.count, wanted=worker.ready.slots,
+                                reason=slots.reason)  # fmt: skip
+        self._missing[worker.id] = slots.reason
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake everybody who waits; each looks again whether its condition holds."""
+        self._changed.set()
+        self._changed = asyncio.Event()
