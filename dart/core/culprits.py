@@ -72,7 +72,7 @@ def explain(overdue: Overdue, scene: Scene) -> Stall:
         case Kind.HELD:
             return Stall(
                 overdue.kind, "sampling", f"the trainer: {scene.held_back}", overdue.seconds, "the trainer",
-                advice="this is a fault of the coordinator: report it with coordinator.log, then go on with --resume",
+                advice="this is a bug in the coordinator: report it with coordinator.log, then continue with --resume",
             )  # fmt: skip
         case Kind.PAUSED:
             return Stall(
@@ -106,9 +106,9 @@ def _absent(scene: Scene, role: str) -> str:
     starting = ", ".join(worker.worker_id for worker in scene.workers(role) if worker.state == "starting")
     bare = ", ".join(worker.worker_id for worker in scene.workers(role) if _bare(worker))
     if bare:
-        how = f"{bare} dialled in and has no environment that is ready"
+        how = f"{bare} dialled in but has no environment ready"
     else:
-        how = f"{starting} dialled in and still prepares" if starting else "not dialled in"
+        how = f"{starting} dialled in and still prepares itself" if starting else "not dialled in"
     return f"{wanted - ready} of {wanted} {role} workers ({how})"
 
 
@@ -120,16 +120,16 @@ def _sampling(overdue: Overdue, scene: Scene) -> Stall:
     failing = max(environments, key=lambda worker: scene.of(worker).failures, default=None)
     if failing is not None and (facts := scene.of(failing)).failures and facts.failures >= failing.slots:
         return Stall(
-            overdue.kind, what, f"an attempt that ends well: the last {facts.failures} on {facts.label} all failed",
+            overdue.kind, what, f"a successful attempt: the last {facts.failures} on {facts.label} all failed",
             overdue.seconds, facts.label, facts.last_failure,
             f"look at the log of {facts.label}, and run `dart doctor` on its machine",
         )  # fmt: skip
     if debtor := _debtor(scene, SAMPLERS):
-        return _unanswered(overdue, what, debtor, "it is begun anew when it owes half of its answers for "
-                           "server.reply_timeout_seconds; end it to have that now")  # fmt: skip
+        return _unanswered(overdue, what, debtor, "it is restarted when it has owed half of its answers for "
+                           "server.reply_timeout_seconds; end it to restart it now")  # fmt: skip
     doing = scene.status.doing.get("env", "")
     if any(state in doing for state in ("renewing", "booting")) and "queued" not in doing:
-        advice = "look at the env workers' logs; what outlasts the world's timeouts is begun anew"
+        advice = "look at the env workers' logs; an environment that exceeds the world's timeouts is restarted"
         return Stall(overdue.kind, what, f"environments, which are {doing}", overdue.seconds, "the environments",
                      advice=advice)  # fmt: skip
     return Stall(overdue.kind, what, f"replicas: the environments are {doing}", overdue.seconds, "the queue of turns",
@@ -140,7 +140,7 @@ def _trainer(overdue: Overdue, scene: Scene) -> Stall:
     debtors = [scene.of(worker) for worker in scene.workers("train") if scene.of(worker).command]
     saves = any(one.command == "save_checkpoint" for one in debtors)
     what = "a checkpoint" if saves else f"update {scene.status.figures.counts.updates + 1}"
-    advice = "look at logs/train-*.log; if it hangs, end that process and go on with --resume"
+    advice = "look at logs/train-*.log; if it hangs, end that process and continue with --resume"
     if not debtors:
         return Stall(overdue.kind, what, "the trainer", overdue.seconds, "train", advice=advice)
     worst = max(debtors, key=lambda one: one.seconds)
@@ -156,7 +156,7 @@ def _weights(overdue: Overdue, scene: Scene) -> Stall:
     return Stall(
         overdue.kind, f"version {version}", f"replica {facts.label}{has}{owes}", overdue.seconds, facts.label,
         facts.last_failure, f"look at the log of {facts.label}, and whether it reaches the trainer's machine "
-        "(docs/machines.md); end it if it hangs: another takes its place",
+        "(docs/machines.md); end it if it hangs: it will be replaced",
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
     return Stall(
         overdue.kind, "the next update", f"groups that can be trained on; most trajectories were {worst}",
-        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose others "
+        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose other tasks "
         "(environment.tasks), begin with a policy that succeeds at times, or use curation.pool",
     )  # fmt: skip
 

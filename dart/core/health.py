@@ -1,6 +1,6 @@
 """Whether a replica can be relied on, judged by how its requests end.
 
-Each failure makes a replica more expensive (`price`), each success a little cheaper again, and so does time. A replica
+Each failure raises a replica's `price`; each success, and time, lower it a little. A replica
 whose price reaches `QUARANTINE_PRICE` (three failures in a row, or more than one failure in five for a while) is
 quarantined: after a rest, which is twice as long each time, one request at a time may probe it. A probe that is served
 brings the replica back, one that fails sends it back into quarantine.
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 FAILURE_PRICE = 4
-"""Requests by which one failure makes a replica seem busier than it is."""
+"""How many requests busier one failure makes a replica look."""
 QUARANTINE_PRICE = 3 * FAILURE_PRICE
 FORGIVE_SECONDS = 10.0
-"""After so long without another failure, one failure is forgiven."""
+"""One failure is forgiven after this long without another."""
 FIRST_REST_SECONDS, MOST_REST_SECONDS = 1.0, 60.0
 
 
@@ -27,26 +27,26 @@ class Condition(StrEnum):
     QUARANTINED = "quarantined"
     """It gets no requests while there are healthy replicas."""
     PROBING = "probing"
-    """It has rested, and gets one request at a time until one of them is served or fails."""
+    """Its rest is over, and it gets one request at a time until one of them is served or fails."""
 
 
 @dataclass(slots=True)
 class Health:
     condition: Condition = Condition.HEALTHY
     price: int = 0
-    """In requests; see `FAILURE_PRICE`."""
+    """Measured in requests; see `FAILURE_PRICE`."""
     quarantines: int = 0
-    """In a row: the rest doubles with each."""
+    """Quarantines in a row: each doubles the rest."""
     until: float = math.inf
     """When `time_passed` has something to do: the rest ends, or a failure is forgiven."""
     failures: int = 0
-    """Ever."""
+    """Failures since it first joined."""
     last_failure: str = ""
     """In the replica's own words."""
     failed_at: float = -math.inf
 
     def served(self, probe: bool, now: float) -> bool:
-        """A request was served; True if that has ended the quarantine.
+        """A request was served. Returns True if that ended the quarantine.
 
         A request that was sent before the quarantine began proves nothing; a `probe` does.
         """
@@ -54,7 +54,7 @@ class Health:
             self.price = max(0, self.price - 1)
             return False
         if probe:
-            # As after one failure: one that fails every second request is soon back in quarantine, and rests longer.
+            # The price of one failure: a replica that fails every second request is soon quarantined again, for longer.
             self.condition, self.price, self.until = Condition.HEALTHY, FAILURE_PRICE, now + FORGIVE_SECONDS
         return probe
 

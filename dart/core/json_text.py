@@ -1,4 +1,4 @@
-"""JSON that every reader takes. Standard JSON has no NaN and no infinity, so a number that is not finite is null."""
+"""JSON that every reader accepts. Standard JSON has no NaN or infinity, so numbers that are not finite become null."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JSON = Mapping[str, "JSON"] | Sequence["JSON"] | str | float | bool | None
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """The value as JSON, with null for numbers that are not finite. Raises TypeError for what JSON lacks."""
+    """The value as JSON, with null for numbers that are not finite. Raises TypeError for types that JSON lacks."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
@@ -18,7 +18,7 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def finite(value: object) -> object:
-    """The same value with None in the place of NaN and the infinities."""
+    """The same value with None instead of NaN and the infinities."""
     match value:
         case float():
             return value if math.isfinite(value) else None

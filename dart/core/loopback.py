@@ -1,4 +1,4 @@
-"""Which addresses are this machine talking to itself, where nobody else can listen."""
+"""Which addresses are loopback: traffic to them never leaves this machine."""
 
 from __future__ import annotations
 

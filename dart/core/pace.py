@@ -1,4 +1,4 @@
-"""How fast environments go: answers, and how long the recent steps took. Pure; times are seconds."""
+"""How fast environments are: answers so far, and how long recent steps took. Pure; times are seconds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 
 
 class Pace:
-    """A step goes from one answer of an episode to the next, so the policy's turn is in it."""
+    """A step lasts from one answer of an episode to the next, so it includes the policy's turn."""
 
     def __init__(self, window: int = 64) -> None:
         self.answers = 0
-        """Resets and actions that were answered so far."""
+        """Resets and actions answered so far."""
         self._recent: deque[float] = deque(maxlen=window)
 
     def answered(self, seconds: float) -> None:
@@ -19,7 +19,7 @@ class Pace:
 
     @property
     def slowest(self) -> float:
-        """Seconds; 0 before any."""
+        """Seconds; 0 before the first step."""
         return max(self._recent, default=0.0)
 
     @property

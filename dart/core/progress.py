@@ -16,15 +16,15 @@ from dart.core.json_text import JSON
 from dart.core.types import Termination, Trajectory
 
 RECENT_PER_TASK = 128
-"""Trajectories that the success rate of one task is taken of."""
+"""The success rate of one task is taken over this many trajectories."""
 RECENT_TIMES = 64
-"""Trajectories and updates whose durations are remembered: what is slow for this run."""
+"""The durations of this many trajectories and updates are remembered, to know what is slow for this run."""
 TRAINED = "trained"
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessCounts:
-    """Of the trajectories that updates trained on, in weight versions."""
+    """Staleness, in weight versions, of the trajectories that updates trained on."""
 
     sum: int = 0
     max: int = 0
@@ -38,7 +38,7 @@ class StalenessCounts:
         return {"mean": round(self.mean, 4), "max": self.max, "trajectories": self.trajectories}
 
     def with_more(self, staleness: Sequence[int]) -> StalenessCounts:
-        """After a batch with a trajectory of each of these stalenesses."""
+        """The counts after a batch whose trajectories had these stalenesses."""
         return StalenessCounts(
             self.sum + sum(staleness), max((self.max, *staleness)), self.trajectories + len(staleness)
         )
@@ -46,7 +46,7 @@ class StalenessCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is counted over the whole run, earlier processes of it included."""
+    """Counters of the whole run, including its earlier processes."""
 
     updates: int = 0
     version: int = 0
@@ -54,22 +54,22 @@ class Counts:
     trajectories: int = 0
     """Finished training trajectories."""
     env_steps: int = 0
-    """Actions in them."""
+    """Actions in those trajectories."""
     weight_syncs: int = 0
     infrastructure_failures: int = 0
-    """Attempts that ended because of a worker, not of the policy."""
+    """Attempts that ended because of a worker, not because of the policy."""
     unparsable: int = 0
     pooled: int = 0
-    """Copies of pooled successes that stood in for failures: they are no roll-outs, but they have fates."""
+    """Copies of pooled successes that replaced failures: they are not roll-outs, but they have fates."""
     trained_steps: int = 0
     trained_tokens: int = 0
-    """Prompts and responses."""
+    """Tokens of prompts and responses."""
     fates: Mapping[str, int] = field(default_factory=dict)
-    """Trajectories by what became of them: "trained", or "dropped: " and the cause."""
+    """Trajectories by fate: "trained", or "dropped: " and the cause."""
     staleness: StalenessCounts = field(default_factory=StalenessCounts)
 
     def to_json(self) -> dict[str, JSON]:
-        """As the events of metrics.jsonl hold it. `update` is the same as `updates`."""
+        """The form in the events of metrics.jsonl. `update` is the same as `updates`."""
         return {
             "update": self.updates,
             "updates": self.updates,
@@ -88,7 +88,7 @@ class Counts:
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Counts:
-        """What `to_json` made. A counter that an older process did not write is 0."""
+        """Reads what `to_json` made. A counter that an older process did not write is 0."""
         names = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures",
                  "unparsable", "pooled", "trained_steps", "trained_tokens")  # fmt: skip
         fates, staleness = told.get("fates"), told.get("staleness")
@@ -101,7 +101,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounts:
-    """What the database counts of the training roll-outs: exact, whenever the process before ended."""
+    """Training roll-outs as counted by the database: exact, whenever the previous process ended."""
 
     trajectories: int
     env_steps: int
@@ -112,16 +112,16 @@ class StoredCounts:
 
 
 class Progress:
-    """The run's counters, and what its recent trajectories and updates were like.
+    """The run's counters, and figures about its recent trajectories and updates.
 
-    `window`: the number of trajectories that `success_rate` is taken of.
+    `window`: the number of trajectories that `success_rate` is taken over.
     """
 
     def __init__(self, window: int) -> None:
         self._phase = "starting"
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = 0
-        """Not in `_counts` yet: a trajectory finishes far more often than anybody looks at the counters."""
+        """Not in `_counts` yet, because trajectories finish far more often than anybody reads the counters."""
         self._recent: deque[bool] = deque(maxlen=window)
         self._recent_by_task: dict[str, deque[bool]] = {}
         self._trajectory_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
@@ -151,7 +151,7 @@ class Progress:
         self._phase = phase
 
     def resumed(self, update: int, version: int) -> None:
-        """The run goes on after this update, with the weights of this version."""
+        """The run resumes after this update, with the weights of this version."""
         self._counts = replace(self.counts, updates=update, version=version)
 
     def trajectory_finished(self, trajectory: Trajectory) -> None:
@@ -175,17 +175,17 @@ class Progress:
         self._counts = replace(self.counts, pooled=self.counts.pooled + 1)
 
     def dropped(self, fate: str, trajectories: int) -> None:
-        """So many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
+        """This many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
         self._counts = replace(self.counts, fates=self._with_fate(fate, trajectories))
 
     def version_made(self, version: int, seconds: float | None) -> None:
-        """An update has made this weight version. `seconds`: what it took; None where that is not known."""
+        """An update has made this weight version. `seconds`: how long it took; None if that is not known."""
         self._counts = replace(self.counts, updates=self.counts.updates + 1, version=version)
         if seconds is not None:
             self._update_seconds.append(seconds)
 
     def batch_consumed(self, batch: Sequence[ReleasedGroup], staleness: Sequence[int]) -> None:
-        """An update has trained on the batch. `staleness`: of each of its trajectories, in versions."""
+        """An update has trained on the batch. `staleness`: one value per trajectory, in versions."""
         samples, was = samples_of(batch), self.counts
         self._counts = replace(
             was,
@@ -200,14 +200,14 @@ class Progress:
         self._counts = replace(self.counts, weight_syncs=self.counts.weight_syncs + 1)
 
     def restore(self, stored: StoredCounts, logged: Counts | None) -> None:
-        """Go on counting where an earlier process ended.
+        """Continue counting where an earlier process ended.
 
-        `logged`: what the database does not count, as of the last update; None before any. Updates and version are
-        the checkpoint's (`resumed`).
+        `logged`: what the database does not count, as of the last update; None before the first. Updates and version
+        are the checkpoint's (`resumed`).
         """
         logged = logged or Counts()
-        # What an update after the last checkpoint had trained on is not trained on any more; tokens are not stored by
-        # step, so their number is estimated.
+        # Steps trained on after the last checkpoint no longer count as trained on. Tokens are not stored by step, so
+        # their number is estimated.
         share = stored.trained_steps / logged.trained_steps if logged.trained_steps else 0.0
         self._counts = replace(
             logged,
@@ -222,11 +222,11 @@ class Progress:
             fates=dict(stored.fates),
         )
 
-    # ---- what recent ones were like ----
+    # ---- recent trajectories and updates ----
 
     @property
     def success_rate(self) -> float:
-        """Of the last `window` training trajectories; 0 before any."""
+        """Success rate of the last `window` training trajectories; 0 before the first."""
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     @property
@@ -239,12 +239,12 @@ class Progress:
 
     @property
     def slowest_trajectory(self) -> float:
-        """Seconds that the slowest of the recent trajectories took; 0 before any."""
+        """Seconds that the slowest recent trajectory took; 0 before the first."""
         return max(self._trajectory_seconds, default=0.0)
 
     @property
     def slowest_update(self) -> float:
-        """Seconds that the slowest of the recent updates took; 0 before any."""
+        """Seconds that the slowest recent update took; 0 before the first."""
         return max(self._update_seconds, default=0.0)
 
     def _with_fate(self, fate: str, trajectories: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The records that `dart.core.replicas` decides about: a replica, a request, and what replicas offer to requests."""
+"""The records behind `dart.core.replicas`: a replica, a request, and the offers of replicas to requests."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Replica(Generic[S]):
     number: int = 0
     """Replicas are numbered as they join."""
     serving: bool = True
-    """In the rotation: it may be given requests."""
+    """It is in the rotation, so it may be given requests."""
     busy: int = 0
-    """Requests that it has."""
+    """Requests that it is working on."""
     probes: int = 0
-    """Those of them that show whether it works again."""
+    """How many of those are probes, which show whether it works again."""
     target: int | None = None
     """The version that is being sent to it."""
     broken: int = -1
     """The newest version whose transfer to it broke."""
     excluded: bool = False
-    """It could not be updated in time, and nobody waits for it."""
+    """It could not be updated in time, and nothing waits for it."""
     gone: bool = False
     health: Health = field(default_factory=Health)
     capacity: int = 0
-    """Requests that it may have at once: its slots while it serves and is healthy, else 0."""
+    """The most requests at once: its slots while it serves and is healthy, else 0."""
     booked: ReplicaState = ReplicaState.IDLE
-    """What its time is booked to."""
+    """The state to which its time is booked."""
     turn: int = 0
     """Of two replicas with the same version, the one with the lower number is updated first."""
     offer: Offer[S] | None = field(default=None, repr=False)
-    """Its entry in `Offers`, while it could take a request more."""
+    """Its entry in `Offers`, while it could take one more request."""
     rank: tuple[int, str, int] = (0, "", 0)
-    """Where prices are equal, the smaller goes first: (-version, name, number)."""
+    """Breaks ties between equal prices, smallest first: (-version, name, number)."""
 
     @property
     def has_room(self) -> bool:
-        """It could take a request more, healthy or not."""
+        """It could take one more request, healthy or not."""
         return self.serving and self.busy < self.slots
 
     @property
@@ -63,7 +63,7 @@ class Replica(Generic[S]):
 
     @property
     def condition(self) -> str:
-        """In a word, for people: "ready", "syncing", "quarantined" or "probing"."""
+        """One word for people: "ready", "syncing", "quarantined" or "probing"."""
         if not self.serving:
             return "syncing"
         return "ready" if self.health.condition is Condition.HEALTHY else str(self.health.condition)
@@ -74,7 +74,7 @@ Offer = tuple[int, tuple[int, str, int], Replica[S]]
 
 
 class Offers(Generic[S]):
-    """Replicas that could take a request more, the best first: a heap whose outdated entries are passed over.
+    """Replicas that could take one more request, best first: a heap that skips outdated entries.
 
     An entry is valid while it is its replica's `offer`.
     """
@@ -93,7 +93,7 @@ class Offers(Generic[S]):
         return None
 
     def best_but(self, names: frozenset[str]) -> Offer[S] | None:
-        """The best of a replica that is not one of these."""
+        """The best offer from a replica that is not one of these."""
         passed_over = []
         while (best := self.best()) and best[2].name in names:
             passed_over.append(heapq.heappop(self._heap))
@@ -119,7 +119,7 @@ class Offers(Generic[S]):
             self._most = 64 + 4 * len(self._heap)
 
     def validate(self, replicas: Iterable[Replica[S]]) -> None:
-        """Every replica that could take a request has its offer here, and the offer is true."""
+        """Assert that every replica that could take a request has an offer here, and that the offer is current."""
         here = {id(offer) for offer in self._heap}
         assert len(here) <= self._most
         for replica in replicas:
@@ -130,17 +130,17 @@ class Offers(Generic[S]):
 
 
 class Request(Generic[S]):
-    """A request for one turn, until it is served or given up. `affinity`: who served the trajectory's last turn."""
+    """A request for one turn, until served or given up. `affinity`: the replica of the trajectory's last turn."""
 
     replica: Replica[S] | None = None
-    """The one that has it, or had it last."""
+    """The replica that has it, or had it last."""
     failed_on: frozenset[str] = frozenset()
     """The names of the replicas that failed it."""
     failures: int = 0
     earliest: float = 0.0
-    """From then on it may go to a replica that is not healthy."""
+    """The time from which it may go to a replica that is not healthy."""
     probe: bool = False
-    """The replica that has it was not healthy when it was given the request."""
+    """Its replica was not healthy when it was given the request."""
 
     def __init__(self, affinity: str | None = None) -> None:
         self.affinity = affinity

@@ -1,19 +1,19 @@
 """Everything the coordinator knows about its replicas, and the two questions that it asks about them.
 
 *Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
-cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity stands
-in line (`wait`) and is given a replica by `grants`. A request that has failed goes to another replica first; one that
-is quarantined (`dart.core.health`) gets probes alone, unless no healthy replica is left. A choice costs the logarithm
-of the number of replicas; only where none of them is healthy are all of them looked at.
+cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity queues
+(`wait`) and is given a replica by `grants`. A request that has failed tries another replica first. A quarantined
+replica (`dart.core.health`) gets only probes, unless no healthy replica is left. A choice takes time logarithmic in the
+number of replicas; only when none is healthy are all of them examined.
 
 *Who is updated next?* `next_update`: at most `max_unavailable` at once, the oldest version first, straight to the
-newest one, and a replica whose transfer broke after those that have not had their turn since. With `together`, all at
-once, and none serves until all are updated. A replica that joins with old weights serves nothing before its first
-update.
+newest one; a replica whose transfer broke comes after those that have not been tried since. With `together`, all are
+updated at once, and none serves until all are done. A replica that joins with old weights serves nothing before its
+first update.
 
-`Replicas` owns all of this state; others ask, or tell it what happened. Whoever has to act when it changes registers in
-`on_change` and asks again: listeners are called after the change is complete, and depend on no order among themselves.
-What always holds is written down in `validate`. Times are seconds of any origin, passed in as arguments.
+`Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
+each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants. Times
+are seconds of any origin, passed in as arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dart.core.replica import Offers, Replica, Request, S
 from dart.core.usage import Ledger, ReplicaState
 
 AFFINITY_SLACK = 2
-"""Requests by which the replica that holds a trajectory's prefix may be busier than the least busy one."""
+"""How many requests busier than the least busy replica the one with the trajectory's prefix may be."""
 FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.25, 2.0
 """How long a request that has failed waits before it goes to a replica that is not healthy."""
 REMEMBERED = 256
-"""Replicas that are gone whose health is remembered, should they come back."""
+"""The health of this many departed replicas is remembered, in case they come back."""
 
 
 class Replicas(Generic[S]):
@@ -41,7 +41,7 @@ class Replicas(Generic[S]):
         self.version = version
         """The newest published version."""
         self.together = together
-        """All replicas are updated at once, and none serves until all are: what rolling is compared with."""
+        """Update all replicas at once, and let none serve until all are done: the baseline for rolling updates."""
         self.usage = Ledger({ReplicaState.BUSY}, now)
         self.on_change: list[Callable[[], None]] = []
         """Called when a replica has joined or left, changed its version or health, or entered or left the rotation."""
@@ -54,7 +54,7 @@ class Replicas(Generic[S]):
         self._to_probe: dict[str, Replica[S]] = {}
         self._line: dict[Request[S], None] = {}
         self._retry_line: dict[Request[S], None] = {}
-        """Requests that have failed; they come before those in `_line`."""
+        """Requests that have failed, which come before those in `_line`."""
         self._remembered: dict[str, Health] = {}
 
     # ---- facts ----
@@ -70,7 +70,7 @@ class Replicas(Generic[S]):
 
     @property
     def versions(self) -> dict[str, int]:
-        """Each replica's version."""
+        """The version of each replica."""
         return {replica.name: replica.version for replica in self}
 
     @property
@@ -80,7 +80,7 @@ class Replicas(Generic[S]):
 
     @property
     def waiting(self) -> int:
-        """Requests in line."""
+        """The number of queued requests."""
         return len(self._line) + len(self._retry_line)
 
     @property
@@ -91,7 +91,7 @@ class Replicas(Generic[S]):
     # ---- members ----
 
     def join(self, name: str, slots: int, version: int, session: S, now: float) -> Replica[S]:
-        """A new instance, which takes the place of one of the same name."""
+        """Add a new instance, which replaces one of the same name."""
         if old := self._replicas.pop(name, None):
             self._retire(old)
             self._remember(old, now)
@@ -110,9 +110,9 @@ class Replicas(Generic[S]):
         return replica
 
     def leave(self, replica: Replica[S], now: float, *, for_good: bool) -> None:
-        """It is gone. `for_good`: it said goodbye; else it may come back, and its health is remembered."""
+        """Remove a replica. `for_good`: it said goodbye; else it may come back, and its health is remembered."""
         if replica.gone:
-            return  # another instance of this name has taken its place
+            return  # another instance of this name has replaced it
         del self._replicas[replica.name]
         self._retire(replica)
         self.usage.lost(replica.name, ReplicaState.LOST, now, for_good=for_good)
@@ -122,10 +122,10 @@ class Replicas(Generic[S]):
             self._serve_all(now)
         self._changed()
 
-    # ---- who takes this request ----
+    # ---- which replica takes a request ----
 
     def take(self, request: Request[S], now: float) -> Replica[S] | None:
-        """The replica that has the request until it is `served`, `failed` or `ended`; None: it has to wait."""
+        """The replica for the request, until it is `served`, `failed` or `ended`; None if the request has to wait."""
         if request.failed_on:
             return self._take_retry(request, now)
         if self._to_probe:
@@ -181,7 +181,8 @@ class Replicas(Generic[S]):
             self._condition_changed(replica)
 
     def ended(self, request: Request[S], now: float) -> None:
-        """It was cancelled, ended by a weight update, or no replica could have served it: nobody is to blame."""
+        """The request was cancelled or ended by a weight update, or no replica could have served it: none is to
+        blame."""
         self._ended(request, now)
 
     def _ended(self, request: Request[S], now: float) -> Replica[S]:
@@ -194,16 +195,16 @@ class Replicas(Generic[S]):
         return replica
 
     def wait(self, request: Request[S]) -> None:
-        """The request stands in line from now on."""
+        """Queue the request."""
         (self._retry_line if request.failed_on else self._line)[request] = None
 
     def withdraw(self, request: Request[S]) -> None:
-        """It stands in line no more."""
+        """Take the request out of the queue."""
         self._line.pop(request, None)
         self._retry_line.pop(request, None)
 
     def grants(self, now: float) -> list[Request[S]]:
-        """The requests in line that have a replica now. To be asked after every change and every request that ends."""
+        """Queued requests that have been given a replica. Ask after every change and every request that ends."""
         granted = []
         for request in [*self._retry_line] if self._retry_line else ():
             if self.take(request, now):
@@ -217,10 +218,10 @@ class Replicas(Generic[S]):
             granted.append(request)
         return granted
 
-    # ---- who is updated next ----
+    # ---- which replica is updated next ----
 
     def publish(self, version: int, now: float) -> None:
-        """There are new weights."""
+        """New weights are available."""
         if version <= self.version:
             raise ValueError(f"version {version} was published after {self.version}: versions only grow")
         self.version = version
@@ -242,13 +243,13 @@ class Replicas(Generic[S]):
         return replica, self.version
 
     def pause(self, replica: Replica[S], now: float) -> None:
-        """It takes its new weights into the model: no requests until it is `updated`."""
+        """The replica loads its new weights into the model: it gets no requests until it is `updated`."""
         if not replica.gone:
             self._set_serving(replica, False, now)
             self._changed()
 
     def updated(self, replica: Replica[S], version: int, now: float) -> bool:
-        """It has the version. False when it has left meanwhile."""
+        """The replica has the version. Returns False if it has left meanwhile."""
         if replica.gone:
             return False
         replica.version, replica.target, replica.excluded = version, None, False
@@ -259,7 +260,7 @@ class Replicas(Generic[S]):
         return True
 
     def update_failed(self, replica: Replica[S]) -> None:
-        """Its transfer broke: it is tried again, after the others."""
+        """The transfer to the replica broke: it is tried again, after the others."""
         if not replica.gone:
             replica.broken, replica.target = replica.target or self.version, None
             replica.turn = next(self._numbers)
@@ -267,11 +268,11 @@ class Replicas(Generic[S]):
 
     @property
     def behind(self) -> list[Replica[S]]:
-        """Those that have an older version than the newest."""
+        """Replicas with an older version than the newest."""
         return [replica for replica in self if replica.version < self.version]
 
     def exclude(self, replica: Replica[S], now: float) -> None:
-        """It cannot be updated in time: it gets no requests, unless it is `updated` after all."""
+        """The replica cannot be updated in time: it gets no requests unless it is `updated` after all."""
         replica.excluded = True
         self._set_serving(replica, False, now)
         self._changed()
@@ -279,13 +280,13 @@ class Replicas(Generic[S]):
     # ---- time ----
 
     def next_alarm(self, now: float) -> float:
-        """When `time_passed` is to be called, since nothing else would bring the change that is due then."""
+        """When to call `time_passed`: a change is due then that nothing else would bring about."""
         healths = (replica.health.until for replica in self)
         retries = (request.earliest for request in self._retry_line if request.earliest > now)
         return min(itertools.chain(healths, retries), default=math.inf)
 
     def time_passed(self, now: float) -> None:
-        """Rests are over, failures are forgiven, and requests may be made again."""
+        """End the rests and forgive the failures that are due, and let requests be tried again."""
         for replica in [replica for replica in self if replica.health.until <= now]:
             before = replica.health.condition
             replica.health.time_passed(now)
@@ -297,7 +298,7 @@ class Replicas(Generic[S]):
     # ---- inside ----
 
     def _take_retry(self, request: Request[S], now: float) -> Replica[S] | None:
-        """Another replica first, if there is one, even if the request has to wait for it."""
+        """Prefer another replica if there is one, even if the request has to wait for it."""
         best = self._offers.best_but(request.failed_on)
         if best is None and not self._any_hope(request.failed_on):
             best = self._offers.best()
@@ -306,7 +307,7 @@ class Replicas(Generic[S]):
         return None if self._any_hope() or now < request.earliest else self._least_bad(request, now)
 
     def _least_bad(self, request: Request[S], now: float) -> Replica[S] | None:
-        """No replica is healthy: one that may yet serve the request, which shows whether it works again."""
+        """When no replica is healthy: one that may still serve the request, which shows whether it works again."""
         able = [replica for replica in self if replica.has_room]
         if not able:
             return None
@@ -314,7 +315,7 @@ class Replicas(Generic[S]):
         return self._give(request, chosen, now)
 
     def _any_hope(self, but: AbstractSet[str] = frozenset()) -> bool:
-        """A healthy replica, not one of `but`, can take a request now, or will when another ends or it is updated."""
+        """Whether a healthy replica not in `but` can take a request now, or will after a request or an update ends."""
         return any(
             replica.health.condition is Condition.HEALTHY
             and replica.slots
@@ -324,7 +325,7 @@ class Replicas(Generic[S]):
         )
 
     def _comes_back(self, replica: Replica[S]) -> bool:
-        """It is out of the rotation for an update which has gone well so far."""
+        """Whether it is out of the rotation for an update that has gone well so far."""
         if self.together and replica.version == self.version:
             return True
         return replica.target is not None and replica.broken <= replica.version and not replica.excluded
@@ -338,7 +339,7 @@ class Replicas(Generic[S]):
         return replica
 
     def _refresh(self, replica: Replica[S], now: float) -> None:
-        """What follows from a change of the replica: its capacity, its offer, and what its time is booked to."""
+        """Bring the replica's capacity, its offer and the booking of its time up to date after a change."""
         condition = replica.health.condition
         replica.capacity = replica.slots if replica.serving and condition is Condition.HEALTHY else 0
         replica.rank = (-replica.version, replica.name, replica.number)
@@ -354,7 +355,7 @@ class Replicas(Generic[S]):
         self._to_probe.pop(replica.name, None)
 
     def _remember(self, replica: Replica[S], now: float) -> None:
-        """It ended unexpectedly, which is a failure should it come back."""
+        """It ended unexpectedly, which counts as a failure if it comes back."""
         replica.health.failed("its session was lost", now)
         self._remembered[replica.name] = replica.health
         if len(self._remembered) > REMEMBERED:
@@ -369,7 +370,7 @@ class Replicas(Generic[S]):
             self._set_serving(replica, True, now)
 
     def _book(self, replica: Replica[S], now: float) -> None:
-        """Book the replica's time from here on to what it does now."""
+        """Book the replica's time from now on to its present state."""
         doing = replica.doing
         if doing is not replica.booked:
             self.usage.move(replica.name, replica.booked, doing, now)
@@ -385,7 +386,7 @@ class Replicas(Generic[S]):
             listener()
 
     def validate(self) -> None:
-        """What always holds between two calls. For tests: it looks at everything."""
+        """Check the invariants between two calls. Raises AssertionError. For tests: it examines everything."""
         for name, replica in self._replicas.items():
             health, room = replica.health, replica.has_room
             healthy = health.condition is Condition.HEALTHY

@@ -1,8 +1,8 @@
-"""What a run is doing, as one record: what Control answers, events and summaries hold, and terminals show.
+"""What a run is doing, as one record, used for Control's answers, events, summaries and terminals.
 
-`coordinator.service.status` builds it, `wire.status` converts it to and from its message field by field (a field has
-the same name in both), `commands.status_text` turns it into text. A new live number is therefore a counter in
-`core.progress` or a field here, with the line that counts it, and a field of the message.
+`coordinator.service.status` builds it, `wire.status` converts it to and from its message field by field (names are the
+same in both), `commands.status_text` turns it into text. To add a live number, add a counter to `core.progress` or a
+field here, the line that counts it, and a field of the message.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A training run in numbers. `to_json` is what an "update" event holds of it, and `from_json` reads it back."""
+    """A training run in numbers. `to_json` is the form in an "update" event, and `from_json` reads it back."""
 
     counts: Counts = field(default_factory=Counts)
     usage: Usage = field(default_factory=Usage)
     success_rate: float = 0.0
-    """Of the last `stop.window` training trajectories."""
+    """Success rate of the last `stop.window` training trajectories."""
     success_by_task: Mapping[str, float] = field(default_factory=dict)
     train_seconds: float = 0.0
 
@@ -48,7 +48,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Figures:
-        """What `to_json` made; what is missing is 0."""
+        """Reads what `to_json` made; missing numbers become 0."""
         by_task = told.get("success_by_task")
         return cls(
             Counts.from_json(told),
@@ -65,7 +65,7 @@ class TimeSpent:
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     idle_because: Mapping[str, float] = field(default_factory=dict)
-    """The idle ones, by cause; environments alone have causes."""
+    """Idle slot-seconds by cause; only environments have causes."""
     queued_because: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -77,27 +77,28 @@ class WorkerStatus:
     role: str
     """ "env", "rollout" or "train"."""
     state: str
-    """ "starting", "ready", "syncing", "lost"; of a replica that fails also "quarantined" or "probing"."""
+    """ "starting", "ready", "syncing", "lost"; for a failing replica also "quarantined" or "probing"."""
     slots: int
     busy: int
     weight_version: int
     seconds_since_heard: float
     doing: str
-    """What its slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused".
+    """What its slots do now, and why some of them wait: "12 acting, 4 idle: the run is paused".
 
-    Of a quarantined replica also its last failure, in its own words."""
+    For a quarantined replica also its last failure, in its own words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Something that does not move, as `core.watchdog` has it. `culprit` and `failure` may hold a worker's words."""
+    """Something that makes no progress, as found by `core.watchdog`. `culprit` and `failure` may be a worker's
+    words."""
 
     kind: str
     waits: str
     """What waits: "update 12"."""
     waits_for: str
     seconds: float
-    """Since its last progress."""
+    """Seconds since its last progress."""
     culprit: str
     """A worker, with its rank; a role; or a queue."""
     failure: str = ""
@@ -105,16 +106,16 @@ class Stall:
     advice: str = ""
     """What a person can do."""
     deliberate: bool = False
-    """A person wants it so: it is no fault."""
+    """A person caused it on purpose, so it is not a fault."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """What stays the same while it lasts: its kind, and the replica where it is about one. Culprits may change."""
+        """Identifies the stall while it lasts: its kind, and the replica if it concerns one. Culprits may change."""
         return self.kind, self.culprit if self.kind == "weights" else ""
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Stall:
-        """What `asdict` made; what is missing is empty."""
+        """Reads what `asdict` made; missing fields are empty."""
         names = ("kind", "waits", "waits_for", "culprit", "failure", "advice")
         text = {name: str(told.get(name, "")) for name in names}
         return cls(**text, seconds=_number(told.get("seconds")), deliberate=bool(told.get("deliberate")))
@@ -124,19 +125,19 @@ class Stall:
 class Status:
     run_id: str
     phase: str
-    """As in `Progress.phase`; of a run that is over, its state."""
+    """As in `Progress.phase`; for a run that is over, its state."""
     figures: Figures = field(default_factory=Figures)
     elapsed_seconds: float = 0.0
-    """Since this process of the run began."""
+    """Seconds since this process of the run began."""
     activity: str = ""
-    """How far the phase has come, where that is not training: "17/200 episodes"."""
+    """Progress within a phase other than training: "17/200 episodes"."""
     share_done: float = 0.0
-    """From 0 to 1: of the evaluation that is under way, else of the way to the nearest stop condition."""
+    """From 0 to 1: how much of the evaluation under way is done, else of the way to the nearest stop condition."""
     env_time: TimeSpent = field(default_factory=TimeSpent)
     rollout_time: TimeSpent = field(default_factory=TimeSpent)
     trainer_time: TimeSpent = field(default_factory=TimeSpent)
     workers: tuple[WorkerStatus, ...] = ()
-    """By role and name."""
+    """Sorted by role and name."""
     doing: Mapping[str, str] = field(default_factory=dict)
     """By role: what the slots of all its workers together do, in the words of `WorkerStatus.doing`."""
     control_address: str = ""

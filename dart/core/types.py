@@ -1,6 +1,6 @@
 """The records that travel through the system: task, step, trajectory, group.
 
-They are plain and frozen; who owns their changing state (statistics, groups, feed) is said in the module that does.
+They are plain and frozen; state that changes (statistics, groups, feed) is documented in the module that owns it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dart.core.action import Action
 class Task:
     """One concrete task: the same id always means the same start state and the same verifier.
 
-    `name` is what statistics are kept for (a MiniWoB page, an OSWorld task), `seed` picks the instance.
+    Statistics are kept by `name` (a MiniWoB page, an OSWorld task); `seed` picks the instance.
     """
 
     suite: str
@@ -31,9 +31,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded screenshot. `data` holds exactly the bytes that `sha256` (32 raw bytes) was taken of.
+    """An encoded screenshot. `data` holds exactly the bytes that `sha256` (32 raw bytes) is the digest of.
 
-    `data` is empty where the receiver is known to hold the digest.
+    `data` is empty when the receiver is known to hold the digest.
     """
 
     sha256: bytes
@@ -65,18 +65,17 @@ class Observation:
     done: bool = False
     reward: float = 0.0
     evidence_json: str = ""
-    """What the verdict rests on: a JSON object, as the world wrote it, or empty."""
+    """The evidence for the verdict: a JSON object, as the world wrote it, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One turn of the policy.
 
-    prompt_token_ids: int[P], exactly as the engine ran them (image placeholders expanded).
-    token_ids: int[T], sampled, the stop token included. logprobs: float[T], natural, of the behaviour policy (after
-    temperature). versions: spans that cover [0, T). text: the sampled tokens decoded. Those that came over the wire or
-    from the store are arrays of 4 bytes a token: a run holds thousands of prompts, and as numbers of Python's they
-    take nine times as much.
+    prompt_token_ids: int[P], exactly as the engine ran them (image placeholders expanded). token_ids: int[T], sampled,
+    the stop token included. logprobs: float[T], natural, of the behaviour policy (after temperature). versions: spans
+    that cover [0, T). text: the sampled tokens decoded. Generations from the wire or the store hold arrays of 4 bytes a
+    token: a run holds thousands of prompts, and as Python numbers they would take nine times as much.
     """
 
     prompt_token_ids: Sequence[int]
@@ -103,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One step to train on: what the coordinator gives to the trainer, and what the trainer takes it for.
+    """One step to train on: what the coordinator sends to the trainer.
 
     It refers to its step's own screenshots and generation; nothing is copied. `advantage` is the trajectory's.
     """
@@ -111,13 +110,13 @@ class Sample:
     trajectory_id: str
     group_id: str
     index: int
-    """Of the step in its trajectory."""
+    """The step's index in its trajectory."""
     images: tuple[Image, ...]
     generation: Generation
     advantage: float
     rescore: bool = False
-    """No policy of this run sampled it, or one that is too old: it has no log-probabilities, and those of the trainer
-    before the update stand for the behaviour policy's."""
+    """No policy of this run sampled it, or one that is too old: it has no log-probabilities, and the trainer's own
+    before the update are used as the behaviour policy's."""
 
     @property
     def name(self) -> str:
@@ -139,7 +138,7 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One finished roll-out. An attempt that infrastructure ended is never one of these."""
+    """One finished roll-out. An attempt that infrastructure ended never becomes a trajectory."""
 
     id: str
     group_id: str
@@ -154,13 +153,13 @@ class Trajectory:
     """Unix seconds."""
     finished: float
     evidence_json: str = ""
-    """What the reward rests on: a JSON object, as the world wrote it, or empty."""
+    """The evidence for the reward: a JSON object, as the world wrote it, or empty."""
     pooled_from: str = ""
-    """The success that this is a copy of, where it stands in for a failure (`core.pool`)."""
+    """The id of the success that this is a copy of, if it replaces a failure (`core.curation.pool`)."""
 
     @property
     def oldest_version(self) -> int:
-        """The weight version of the oldest sampled token: what staleness is counted from."""
+        """The weight version of the oldest sampled token, from which staleness is counted."""
         return min(span.version for step in self.steps for span in step.generation.versions)
 
     @property
@@ -174,7 +173,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Text of the prompt template: special tokens in it are meant."""
+    """Text of the prompt template: special tokens in it are tokenised as such."""
 
     text: str
 
@@ -194,12 +193,12 @@ class Tokens:
 
 
 PromptPart = Markup | Text | Tokens | Image
-"""Parts are tokenised one by one: what has become tokens is never tokenised again."""
+"""Parts are tokenised one by one: tokens are never decoded and tokenised again."""
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Parts that stand together, the same object in every prompt of the episode that has them."""
+    """Parts that belong together: the same object in every prompt of the episode that has them."""
 
     parts: tuple[PromptPart, ...]
     images: tuple[tuple[int, Image], ...] = field(init=False)
@@ -213,7 +212,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Everything that the policy is shown before one turn."""
+    """Everything that the policy sees before one turn."""
 
     blocks: tuple[Block, ...]
     images: tuple[Image, ...]

@@ -1,8 +1,8 @@
 """Where the time of environments, replicas and the trainer goes: slot-seconds by state, kept as events come in.
 
-A worker's slots are each in one state at a time. A `Ledger` knows how many are in which state, and for how long all of
-them together have been in it, per worker and over all. A change costs the same however many workers there are. Time
-(seconds, any origin, never backwards) is an argument.
+Each slot of a worker is in one state at a time. A `Ledger` knows, per worker and in total, how many slots are in each
+state and their summed time in it. The cost of a change does not depend on the number of workers. Time (seconds, any
+origin, never backwards) is an argument.
 
 A worked example: an env worker with two environments joins at 0 s. At 2 s one of them begins an episode, and at 5 s it
 waits for a replica. At 10 s somebody asks.
@@ -14,10 +14,11 @@ waits for a replica. At 10 s somebody asks.
     ledger.seconds(now=10)      # IDLE 12 = 2 environments x 2 s + 1 x 8 s;  ACTING 3;  QUEUED 5
     ledger.utilisation(now=10)  # 8 busy of 20 slot-seconds: 0.4
 
-Nothing is gone through to answer: for each state the account keeps the number of slots and Σ (time of leaving) -
+Answering needs no search: for each state the account keeps the number of slots and Σ (time of leaving) -
 Σ (time of entering), here QUEUED: 1 slot and -5, so that its seconds are 1 x 10 - 5 = 5.
 
-`blame` books the time of a waiting state under a cause as well: what makes environments idle or queued from now on.
+`blame` books the time of a waiting state under a cause as well: the reason why environments are idle or queued from now
+on.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from enum import StrEnum
 
 
 class EnvState(StrEnum):
-    """Of one environment. `RESETTING`, `ACTING`, `QUEUED` and `GENERATING` are within an episode."""
+    """The state of one environment. `RESETTING`, `ACTING`, `QUEUED` and `GENERATING` are within an episode."""
 
     RESETTING = "resetting"
     ACTING = "acting"
     QUEUED = "queued"
-    """Its episode wants a turn, and no replica has capacity."""
+    """Its episode needs a turn, and no replica has capacity."""
     GENERATING = "generating"
-    """A replica, or whoever writes its turns, is at its turn."""
+    """A replica, or another source of turns such as a teacher, works on its turn."""
     IDLE = "idle"
     RESTING = "resting"
-    """Its worker's attempts have failed one after the other: the next has to wait (`rest_seconds`)."""
+    """Its worker's attempts have failed in a row: the next one has to wait (`rest_seconds`)."""
     BOOTING = "booting"
-    """It is being started, and nothing can be begun on it."""
+    """It is being started, and no episode can begin on it."""
     RENEWING = "renewing"
-    """Its last episode is over, and it is made ready for the next one."""
+    """Its last episode is over, and it is being made ready for the next one."""
     LOST = "lost"
     """Its worker is gone and has not come back."""
 
 
 class ReplicaState(StrEnum):
     BUSY = "busy"
-    """It has at least one request; also one that it finishes before it takes new weights."""
+    """It has at least one request, including one that it finishes before it takes new weights."""
     IDLE = "idle"
     SYNCING = "syncing"
-    """It takes new weights: out of the rotation, and nothing is left to generate."""
+    """It takes new weights: it is out of the rotation and has no requests left."""
     QUARANTINED = "quarantined"
     """Its last requests failed: it gets none, or one at a time to see whether it works again."""
     LOST = "lost"
@@ -62,18 +63,18 @@ class TrainerState(StrEnum):
     TRAINING = "training"
     SAVING = "saving"
     IDLE = "idle"
-    """No batch has come together; or, where sampling and training take turns, weights are waited for."""
+    """No batch is complete; or, if sampling and training alternate, replicas are still taking weights."""
 
 
 MOST_REST_SECONDS = 60.0
 
 
 def rest_seconds(failures: int, slots: int) -> float:
-    """How long an environment of a worker rests after its worker's `failures` failed attempts in a row.
+    """How long an environment rests after `failures` failed attempts in a row on its worker.
 
-    Not at all before as many have failed as it has slots: a browser that dies takes all its pages with it. Then 1 s,
-    and twice as long each time as many more have. Without this, a machine whose disk is full would take every roll-out
-    that is given out again, and fail it at once.
+    It does not rest before as many attempts have failed as the worker has slots: a browser that dies takes all its
+    pages with it. Then it rests 1 s, and twice as long for each further such number of failures. Without this, a
+    machine with a full disk would take every roll-out that is given out again, and fail it at once.
     """
     rounds = failures // slots
     return min(MOST_REST_SECONDS, 2.0 ** (min(rounds, 10) - 1)) if rounds else 0.0
@@ -103,7 +104,7 @@ class _Account:
         return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}
 
     def restart(self) -> None:
-        """Time begins at 0 again."""
+        """Reset all times to 0."""
         self.balances = dict.fromkeys(self.counts, 0.0)
 
 
@@ -117,7 +118,7 @@ class _Blame:
 
 
 class Ledger:
-    """`busy`: the states whose share of all slot-seconds is the utilisation."""
+    """`busy`: utilisation is the share of slot-seconds spent in these states."""
 
     def __init__(self, busy: Iterable[State], now: float) -> None:
         self._busy = frozenset(busy)
@@ -127,7 +128,7 @@ class Ledger:
         self._origin = now
 
     def restart(self, now: float) -> None:
-        """Forget what was; slots stay where they are."""
+        """Forget all times; slots stay in their states."""
         self._origin = now
         for account in (self._all, *self._workers.values()):
             account.restart()
@@ -139,12 +140,12 @@ class Ledger:
         self._add(worker, state, slots, now)
 
     def left(self, worker: str, now: float) -> None:
-        """It is gone for good: its slots are not there any more."""
+        """The worker is gone for good, with its slots."""
         for state, count in self._workers.pop(worker).counts.items():
             self._all.add(state, -count, now - self._origin)
 
     def lost(self, worker: str, state: State, now: float, *, for_good: bool) -> None:
-        """It is gone: for good, or all its slots are in `state` until it has `joined` again."""
+        """The worker is gone: for good, or all its slots are in `state` until it has `joined` again."""
         counts = dict(self.counts(worker))
         if for_good:
             self.left(worker, now)
@@ -153,7 +154,7 @@ class Ledger:
             self.move(worker, old, state, now, count)
 
     def move(self, worker: str, old: State, new: State, now: float, slots: int = 1) -> None:
-        """`slots` of the worker change from `old` to `new`. What is not there any more does not move."""
+        """`slots` of the worker change from `old` to `new`. Slots of a worker that is gone do not move."""
         if old is new or (account := self._workers.get(worker)) is None:
             return
         at = now - self._origin
@@ -161,17 +162,17 @@ class Ledger:
         account.move(old, new, slots, at)
 
     def resize(self, worker: str, state: State, slots: int, now: float) -> None:
-        """The worker has so many slots in `state` from now on; others come from nowhere, or are gone."""
+        """Set how many slots the worker has in `state`; slots are added or removed as needed."""
         if worker in self._workers:
             self._add(worker, state, slots - self._workers[worker].counts.get(state, 0), now)
 
     def counts(self, worker: str | None = None) -> Mapping[State, int]:
-        """Slots now in each state; `worker` None: of all."""
+        """Slots now in each state, of one worker or, with None, of all."""
         account = self._all if worker is None else self._workers.get(worker, _Account())
         return {state: count for state, count in account.counts.items() if count}
 
     def busy(self, worker: str) -> int:
-        """Its slots that are in a busy state now."""
+        """How many of the worker's slots are in a busy state now."""
         return sum(count for state, count in self.counts(worker).items() if state in self._busy)
 
     def seconds(self, now: float, worker: str | None = None) -> dict[State, float]:
@@ -179,13 +180,13 @@ class Ledger:
         return (self._all if worker is None else self._workers.get(worker, _Account())).seconds(now - self._origin)
 
     def utilisation(self, now: float) -> float:
-        """Share of the slot-seconds that were busy, those of lost workers left out; 0 before there were any."""
+        """Share of slot-seconds that were busy, without those of lost workers; 0 before there were any."""
         seconds = {state: spent for state, spent in self.seconds(now).items() if state not in _LOST}
         offered = sum(seconds.values())
         return sum(spent for state, spent in seconds.items() if state in self._busy) / offered if offered else 0.0
 
     def blame(self, state: State, cause: str, now: float) -> None:
-        """From now on, time in `state` is due to `cause`; empty: to nothing in particular."""
+        """From now on, time in `state` is due to `cause`; empty means no particular cause."""
         blame = self._blames.setdefault(state, _Blame())
         spent = self.seconds(now).get(state, 0.0)
         if blame.cause and spent > blame.since:
@@ -193,7 +194,7 @@ class Ledger:
         blame.cause, blame.since = cause, spent
 
     def cause(self, state: State) -> str:
-        """What time in `state` is due to now."""
+        """The cause to which time in `state` is due now."""
         return self._blames[state].cause if state in self._blames else ""
 
     def causes(self, state: State, now: float) -> dict[str, float]:

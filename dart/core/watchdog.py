@@ -1,8 +1,8 @@
-"""Is the run still moving, and if not, who is to blame? Pure: facts and the time go in, `Stall`s come out.
+"""Is the run still moving, and if not, what is to blame? Pure: facts and the time go in, what is overdue comes out.
 
-`Watchdog.look` compares a `Pulse`, cheap enough to take every few seconds, with the ones before it, and says what has
+`Watchdog.look` compares a `Pulse`, cheap enough to take every few seconds, with the earlier ones, and reports what has
 made no progress for longer than its bound. The bounds follow the run's own time scale: `factor` times the slowest
-recent trajectory or update, and never less than `Limits` say, so that a desktop's trajectory of eight minutes is no
+recent trajectory or update, and at least what `Limits` says, so that a desktop trajectory of eight minutes is not a
 stall. Only then is a `Scene` needed, from which `explain` (`core.culprits`) finds the culprit.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 FAILING_SECONDS = 60.0
-"""When every attempt fails, nobody has to wait for `Limits.sampling`."""
+"""The bound when every attempt fails, which is shorter than `Limits.sampling`."""
 GROUPS_OF_BATCHES = 4
-"""Batches whose trajectories may finish without one update, before that is a stall: groups without a difference in
-reward are dropped, and some tasks have many of them."""
+"""How many batches' worth of trajectories may finish without an update before that is a stall: groups with equal
+rewards are dropped, and some tasks have many of them."""
 
 
 class Kind(StrEnum):
     START = "start"
-    """A worker that the run needs to begin has not come."""
+    """A worker that the run needs in order to begin is missing."""
     STEP = "step"
     """No environment has answered a reset or an action."""
     EPISODE = "episode"
@@ -29,30 +29,30 @@ class Kind(StrEnum):
     BATCH = "batch"
     """Trajectories finish, and all are dropped, so that no update begins."""
     TRAINER = "trainer"
-    """An update or a checkpoint does not end."""
+    """An update or a checkpoint does not finish."""
     WEIGHTS = "weights"
     """A replica does not get the newest weights."""
     HELD = "held"
-    """Sampling is held back, and the trainer, which it is held back for, has nothing to do."""
+    """Sampling is held back for the trainer, but the trainer has nothing to do."""
     PAUSED = "paused"
-    """A person paused the run: no fault, and told all the same."""
+    """A person paused the run: not a fault, but reported all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds without progress. Those of sampling and updates are longer where the run's own pace is slower."""
+    """Bounds in seconds without progress. Those for sampling and updates grow when the run itself is slower."""
 
     start: float = 600.0
     sampling: float = 300.0
     update: float = 600.0
     weights: float = 600.0
     factor: float = 4.0
-    """Times the slowest recent trajectory, step or update."""
+    """Multiplies the duration of the slowest recent trajectory, step or update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What shows whether the run moves: counts that only grow, and what is expected of it now."""
+    """What shows whether the run moves: counts that only grow, and what it is expected to do now."""
 
     phase: str
     ready: int = 0
@@ -60,34 +60,34 @@ class Pulse:
     answers: int = 0
     """Resets and actions that environments have answered."""
     episodes: int = 0
-    """Trajectories that have finished, of training or of what else is sampled."""
+    """Trajectories that have finished, for training or any other purpose."""
     failures: int = 0
-    """Attempts that have failed since each worker's last good one, of all workers together."""
+    """Failed attempts since each worker's last good one, summed over workers."""
     updates: int = 0
     trainer: str = ""
     """ "training" or "saving"; empty while it has nothing to do."""
     version: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Of each replica."""
+    """The version of each replica."""
     environments: int = 0
     sampling: bool = False
     """Episodes are wanted in this phase."""
     busy: bool = False
     """An episode is under way."""
     held_back: str = ""
-    """Why no episode may begin; empty where one may."""
+    """Why no episode may begin; empty if one may."""
     paused: bool = False
     trajectories_per_update: int = 0
-    """0 where nothing is trained on."""
+    """0 when the run does not train."""
     slowest_trajectory: float = 0.0
-    """Seconds; an estimate from the pace of steps before any has finished."""
+    """Seconds; estimated from the pace of steps until one has finished."""
     slowest_update: float = 0.0
     seconds_per_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """`seconds`: since its last progress. `subject`: the replica, where it is one that is overdue."""
+    """`seconds`: since its last progress. `subject`: the replica, if a replica is overdue."""
 
     kind: Kind
     seconds: float
@@ -96,13 +96,13 @@ class Overdue:
 
 @dataclass(slots=True)
 class _Mark:
-    """What was seen last of something that should change, and since when it has been so."""
+    """The last value of something that should change, and since when it has had that value."""
 
     seen: object = None
     since: float = 0.0
 
     def overdue(self, seen: object, now: float, bound: float) -> float | None:
-        """Seconds that it has been the same, where that is longer than `bound`."""
+        """How long the value has been the same, in seconds, if that is at least `bound`."""
         if seen != self.seen:
             self.seen, self.since = seen, now
         seconds = now - self.since
@@ -119,11 +119,11 @@ class Watchdog:
         self._marks = {kind: _Mark(since=now) for kind in Kind}
         self._replicas: dict[str, _Mark] = {}
         self._episodes_at_update = (0, 0)
-        """Updates so far, and the episodes there were at the last one."""
+        """Updates so far, and the number of episodes at the last one."""
         self._last: dict[str, tuple[int, float]] = {}
 
     def quiet(self, now: float) -> dict[str, float]:
-        """Seconds since each kind of progress was made: "step", "episode", "update", "worker"; none that never was."""
+        """Seconds since each kind of progress ("step", "episode", "update", "worker"); without those never made."""
         return {name: now - at for name, (_, at) in self._last.items()}
 
     def look(self, pulse: Pulse, now: float) -> list[Overdue]:
@@ -138,7 +138,7 @@ class Watchdog:
             for kind, seen, bound, expected in self._expectations(pulse)
             if (seconds := self._checked(kind, seen, bound, expected, now)) is not None
         ]
-        if any(one.kind is Kind.STEP for one in found):  # which is why no episode finishes
+        if any(one.kind is Kind.STEP for one in found):  # that also explains why no episode finishes
             found = [one for one in found if one.kind is not Kind.EPISODE]
         return found + self._behind(pulse, now)
 
@@ -179,7 +179,7 @@ class Watchdog:
         return 0 < enough <= pulse.episodes - episodes
 
     def _behind(self, pulse: Pulse, now: float) -> list[Overdue]:
-        """Replicas that have had the same old weights for too long."""
+        """Replicas whose weights have been outdated and unchanged for too long."""
         found = []
         for name in self._replicas.keys() - pulse.versions.keys():
             del self._replicas[name]

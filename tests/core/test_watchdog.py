@@ -190,7 +190,7 @@ def test_a_world_whose_every_boot_fails_is_named_with_its_last_failure() -> None
     boots = Owed("env-0", last_failure="booting an environment failed: OSError: no address left")
     for kind in (Kind.START, Kind.STEP):
         stall = explain(Overdue(kind, 312.0), scene(bare, REPLICA, REPLICA, RANK, env_0=boots))
-        assert stall.waits_for == "1 of 1 env workers (env-0 dialled in and has no environment that is ready)"
+        assert stall.waits_for == "1 of 1 env workers (env-0 dialled in but has no environment ready)"
         assert (stall.culprit, stall.failure) == ("env", "booting an environment failed: OSError: no address left")
 
 
@@ -214,7 +214,7 @@ def test_a_hung_rank_is_named_with_its_command() -> None:
 def test_a_missing_role_is_named_with_how_many_of_how_many() -> None:
     starting = worker("rollout-1", "rollout", "starting")
     stall = explain(Overdue(Kind.START, 600.0), scene(ENV, REPLICA, starting, RANK))
-    assert stall.waits_for == "1 of 2 rollout workers (rollout-1 dialled in and still prepares)"
+    assert stall.waits_for == "1 of 2 rollout workers (rollout-1 dialled in and still prepares itself)"
     assert stall.culprit == "rollout"
     stall = explain(Overdue(Kind.START, 600.0), scene(ENV, REPLICA, worker("rollout-1", "rollout")))
     assert stall.waits_for == "1 of 1 train workers (not dialled in)"
@@ -231,7 +231,7 @@ def test_the_env_worker_whose_attempts_all_fail_is_named_with_its_words() -> Non
     fails = Owed("env-0", "", 0.0, 9, "env-0: the desktop cannot be reset: no space left on device")
     stall = explain(Overdue(Kind.STEP, 100.0), scene(ENV, REPLICA, RANK, env_0=fails))
     assert stall.culprit == "env-0" and stall.failure.endswith("no space left on device")
-    assert stall.waits_for == "an attempt that ends well: the last 9 on env-0 all failed"
+    assert stall.waits_for == "a successful attempt: the last 9 on env-0 all failed"
 
 
 def test_the_oldest_debt_of_sampling_is_named() -> None:
