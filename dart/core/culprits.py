@@ -108,7 +108,7 @@ def _absent(scene: Scene, role: str) -> str:
     if bare:
         how = f"{bare} dialled in but has no environment ready"
     else:
-        how = f"{starting} dialled in and still prepares itself" if starting else "not dialled in"
+        how = f"{starting} dialled in but is still preparing" if starting else "not dialled in"
     return f"{wanted - ready} of {wanted} {role} workers ({how})"
 
 
@@ -165,7 +165,7 @@ def _dropped(overdue: Overdue, scene: Scene) -> Stall:
     worst = max((fate for fate in fates if fate != "trained"), key=lambda fate: fates[fate], default="nothing yet")
     return Stall(
         overdue.kind, "the next update", f"groups that can be trained on; most trajectories were {worst}",
-        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose other tasks "
+        overdue.seconds, "curation", advice="tasks that always fail or always succeed teach nothing: choose others "
         "(environment.tasks), begin with a policy that succeeds at times, or use curation.pool",
     )  # fmt: skip
 

@@ -214,7 +214,7 @@ def test_a_hung_rank_is_named_with_its_command() -> None:
 def test_a_missing_role_is_named_with_how_many_of_how_many() -> None:
     starting = worker("rollout-1", "rollout", "starting")
     stall = explain(Overdue(Kind.START, 600.0), scene(ENV, REPLICA, starting, RANK))
-    assert stall.waits_for == "1 of 2 rollout workers (rollout-1 dialled in and still prepares itself)"
+    assert stall.waits_for == "1 of 2 rollout workers (rollout-1 dialled in but is still preparing)"
     assert stall.culprit == "rollout"
     stall = explain(Overdue(Kind.START, 600.0), scene(ENV, REPLICA, worker("rollout-1", "rollout")))
     assert stall.waits_for == "1 of 1 train workers (not dialled in)"
