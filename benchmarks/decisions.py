@@ -31,9 +31,9 @@ from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.curation.orders import Order
+from dart.core.fleet.replica import Request
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replica import Request
-from dart.core.replicas import Replicas
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 RESULT = Path(__file__).parent / "results" / "decisions.json"

@@ -25,8 +25,8 @@ from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replicas import Replicas
 from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
@@ -197,6 +197,11 @@ async def _updates(
     finally:
         await server.stop()
         journal.close()
+    return _seen(members, updates, rotation, load, folder)
+
+
+def _seen(members: Sequence[Member], updates: list[Update], rotation: Rotation, load: Load, folder: Path) -> Seen:
+    """What the members and the journal report, put together."""
     told = [event for member in members for event in member.events]
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Seen(

@@ -40,10 +40,10 @@ from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.evaluation.documents import Success
-from dart.core.health import Condition
+from dart.core.fleet.health import Condition
+from dart.core.fleet.replica import Replica
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replica import Replica
-from dart.core.replicas import Replicas
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState

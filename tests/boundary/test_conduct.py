@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dart.core.conduct import (
+from dart.core.fleet.conduct import (
     FIRST_SECONDS,
     FORGIVEN_SECONDS,
     MOST_NAMES,

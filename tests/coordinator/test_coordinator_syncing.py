@@ -21,8 +21,8 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replicas import Replicas
 from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb

@@ -29,7 +29,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.curation.orders import Order
-from dart.core.replica import Request
+from dart.core.fleet.replica import Request
 from dart.core.types import Task, Trajectory
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
@@ -93,7 +93,7 @@ async def test_a_replica_whose_answers_make_no_sense_fails() -> None:
 
 
 async def test_a_repaired_replica_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dart.core.health.FIRST_REST_SECONDS", 0.01)
+    monkeypatch.setattr("dart.core.fleet.health.FIRST_REST_SECONDS", 0.01)
     bad = Replica(*[pb.FAILURE_CODE_ENGINE] * 5)
     async with fleet(rollout_bad=bad, rollout_good=replica) as (_, pool):
         while bad.asked < 6:
@@ -185,7 +185,7 @@ class Orders:
 
 
 async def test_environments_do_not_rest_for_what_a_replica_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dart.core.replicas.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("dart.core.fleet.replicas.FIRST_RETRY_SECONDS", 0.01)
     orders = Orders()
     async with fleet(env=World(), rollout=Replica(always=pb.FAILURE_CODE_ENGINE)) as (envs, pool):
         await sample(orders, envs, pool, settings())

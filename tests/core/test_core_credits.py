@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart.core import credits as module
-from dart.core.credits import Credits
+from dart.core.fleet.credits import Credits
 
 
 def test_the_worked_example() -> None:

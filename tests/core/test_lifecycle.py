@@ -439,8 +439,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.running = []
         while self.unstored:
             self.store_first()
-        self.over.update(one.id for verdict in verdicts(self.groups) if not verdict.released
-                         for one in verdict.trajectories)  # fmt: skip
+        dropped = [verdict for verdict in verdicts(self.groups) if not verdict.released]
+        self.over.update(one.id for verdict in dropped for one in verdict.trajectories)
         self.holds()
 
     def store_first(self) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart.core.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
-from dart.core.replica import Replica, Request
-from dart.core.replicas import AFFINITY_SLACK, Replicas
+from dart.core.fleet.health import MOST_REST_SECONDS, QUARANTINE_PRICE, Condition, Health
+from dart.core.fleet.replica import Replica, Request
+from dart.core.fleet.replicas import AFFINITY_SLACK, Replicas
 from dart.core.usage import ReplicaState
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dart.core.conduct import Conduct, Quarantine
+from dart.core.fleet.conduct import Conduct, Quarantine
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
 from dart.wire.rules import Limits, Malformed, Violation

@@ -1,8 +1,8 @@
 """The environments as a resource: `EnvPool.acquire` waits for a free one, first come first served.
 
-`EnvPool` owns which environments are free; `EnvSession` is one episode's hold on one. How many a worker has is its own
-to say, at any time (`core.credits`): environments boot, are renewed after each episode, and may fail to come back. The
-line has no bound of its own: at most one entry stands in it for each loop that samples.
+`EnvPool` owns which environments are free; `EnvSession` is one episode's hold on one. How many a worker has is its
+own to say, at any time (`core.fleet.credits`): environments boot, are renewed after each episode, and may fail to
+come back. The line has no bound of its own: at most one entry stands in it for each loop that samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.core.action import Action
-from dart.core.credits import Credits
 from dart.core.curation.orders import Order
+from dart.core.fleet.credits import Credits
 from dart.core.pace import Pace
 from dart.core.types import Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds

@@ -1,4 +1,4 @@
-"""The replicas as one resource: `RolloutPool.generate` asks whichever replica `dart.core.replicas.Replicas` chooses.
+"""The replicas as one resource: `RolloutPool.generate` asks whichever replica `core.fleet.replicas` chooses.
 
 A request waits in line while no replica has capacity. It is made again when a replica fails or is lost, elsewhere if
 possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The line has no
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.prompts import PromptTooLarge, fill_screenshots
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
-from dart.core.replica import Replica, Request
-from dart.core.replicas import Replicas
+from dart.core.fleet.replica import Replica, Request
+from dart.core.fleet.replicas import Replicas
 from dart.core.types import Generation, Prompt
 from dart.core.usage import EnvState
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots

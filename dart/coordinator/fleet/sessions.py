@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dart.coordinator.fleet.boundary import Boundary
-from dart.core.conduct import Quarantine
+from dart.core.fleet.conduct import Quarantine
 from dart.screenshots.held import Held
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules

@@ -11,9 +11,9 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.watching import Watch
-from dart.core.health import Condition
+from dart.core.fleet.health import Condition
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replicas import Replicas
 from dart.core.status import Figures, Status, WorkerStatus
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import ROLE_NAMES

@@ -19,8 +19,8 @@ from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
 from dart.core.culprits import Owed, Scene, explain
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replicas import Replicas
 from dart.core.status import Stall, Status
 from dart.core.usage import EnvState, TrainerState
 from dart.core.watchdog import Limits, Pulse, Watchdog

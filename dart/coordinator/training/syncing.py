@@ -1,6 +1,6 @@
 """Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
-`dart.core.replicas.Replicas` decides who is updated next; whenever it has changed, `WeightSync.run` starts the
+`dart.core.fleet.replicas.Replicas` decides who is updated next; whenever it has changed, `WeightSync.run` starts the
 transfers that it allows. Over gloo a replica receives while it serves, and is out of the rotation only while it takes
 what it has received into the model; over NCCL, from the moment its transfer starts. Training and the other replicas go
 on; with `schedule.sync: all` none serves until all have answered. A transfer that breaks costs that replica a retry
@@ -21,9 +21,9 @@ from dart import config
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
+from dart.core.fleet.replica import Replica
+from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.replica import Replica
-from dart.core.replicas import Replicas
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import SyncRecord

@@ -6,7 +6,7 @@
 - `answers`: which answers a command may have, and what in them depends on the command or the run.
 - `crowds`: what is counted in a message's bytes, before it is parsed.
 
-Everything here is pure. What follows from a violation is decided in `dart.core.conduct`.
+Everything here is pure. What follows from a violation is decided in `dart.core.fleet.conduct`.
 """
 
 from dart.wire.rules.answers import ANSWERED_WITH, ANSWERS, UNASKED, Limits, hello, ready, violation

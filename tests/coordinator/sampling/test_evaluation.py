@@ -24,7 +24,7 @@ from dart.core.curation.orders import Order
 from dart.core.types import Task, Termination, Trajectory
 from dart.store.database import Database, sqlite_url
 
-DEMO = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+DEMO = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
 SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
 
 

@@ -3,8 +3,8 @@
 *Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
 cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity queues
 (`wait`) and is given a replica by `grants`. A request that has failed tries another replica first. A quarantined
-replica (`dart.core.health`) gets only probes, unless no healthy replica is left. A choice takes time logarithmic in the
-number of replicas; only when none is healthy are all of them examined.
+replica (`dart.core.fleet.health`) gets only probes, unless no healthy replica is left. A choice takes time
+logarithmic in the number of replicas; only when none is healthy are all of them examined.
 
 *Who is updated next?* `next_update`: at most `max_unavailable` at once, the oldest version first, straight to the
 newest one; a replica whose transfer broke comes after those that have not been tried since. With `together`, all are
@@ -12,8 +12,8 @@ updated at once, and none serves until all are done. A replica that joins with o
 first update.
 
 `Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
-each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants. Times
-are seconds of any origin, passed in as arguments.
+each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants.
+Times are seconds of any origin, passed in as arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from dart.core.health import Condition, Health
-from dart.core.replica import Offers, Replica, Request, S
+from dart.core.fleet.health import Condition, Health
+from dart.core.fleet.replica import Offers, Replica, Request, S
 from dart.core.usage import Ledger, ReplicaState
 
 AFFINITY_SLACK = 2

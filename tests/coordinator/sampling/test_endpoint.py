@@ -32,7 +32,7 @@ from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
 HANG_SECONDS = 600
 CONFIG = config.load(Path(DEMO), ["environment.tasks.names=[click-color, click-dialog]"])

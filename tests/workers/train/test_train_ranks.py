@@ -20,7 +20,7 @@ from train_samples import mixed, settings, totals  # noqa: E402
 
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
-TESTS = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[2] / "support"
 SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty")
 
 

@@ -5,7 +5,7 @@ whose price reaches `QUARANTINE_PRICE` (three failures in a row, or more than on
 quarantined: after a rest, which is twice as long each time, one request at a time may probe it. A probe that is served
 brings the replica back, one that fails sends it back into quarantine.
 
-`Health` is changed by `dart.core.replicas.Replicas` alone. Times are seconds of any origin, passed in as arguments.
+Only `dart.core.fleet.replicas.Replicas` changes a `Health`. Times are seconds of any origin, passed in as arguments.
 """
 
 from __future__ import annotations

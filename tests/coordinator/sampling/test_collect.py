@@ -44,7 +44,7 @@ from dart.store.records import GroupKind
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
 MODEL = ROOT / "dart" / "assets" / "tiny-qwen3vl"
 HANG_SECONDS = 600

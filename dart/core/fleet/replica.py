@@ -1,4 +1,4 @@
-"""The records behind `dart.core.replicas`: a replica, a request, and the offers of replicas to requests."""
+"""The records behind `dart.core.fleet.replicas`: a replica, a request, and the offers of replicas to requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dart.core.health import Condition, Health
+from dart.core.fleet.health import Condition, Health
 from dart.core.usage import ReplicaState
 
 S = TypeVar("S")

@@ -24,7 +24,7 @@ from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupKind
 from dart.wire.convert import sample_to_proto
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 300
 
