@@ -123,8 +123,11 @@ class SleepingEngine:
         for request in self._running.values():
             if request.timer is None and not request.done.done():
                 made = request.tokens - min(request.tokens, math.ceil(request.left / self.token_seconds))
-                if request.spans[-1][0] != self.version:
-                    request.spans[-1][2] = made
+                last = request.spans[-1]
+                if made == last[1]:  # it has made nothing with the version that it had
+                    last[0] = self.version
+                elif last[0] != self.version and made < request.tokens:
+                    last[2] = made
                     request.spans.append([self.version, made, request.tokens])
                 self._go_on(request)
 
