@@ -29,7 +29,8 @@ Each loop, what it consumes, what it waits for, and who wakes it:
                                                    schedule, pause            dropped; Control.Resume
     an episode            its environment's reply  the reply                  the session; a lost worker fails it
                           turns of the policy      a replica with capacity    a request that ends, a replica
-                                                                              that joins or serves again
+                                                                              that joins, serves again or has
+                                                                              rested after failures
     Training._updates     batches                  enough released groups     a trajectory that closes a group
                           the update               every rank's Trained       the session; a lost rank ends it
     WeightSync.run        published versions       a replica that may be      an update, a transfer that ends,
@@ -43,11 +44,12 @@ Each loop, what it consumes, what it waits for, and who wakes it:
 
 Back-pressure goes against the arrows. When the trainer falls behind, released groups wait, the budget of trajectories
 that are begun and not yet consumed is used up, `next` waits, and environments are idle; their ledger says why ("the
-trainer is behind"). When replicas fall behind, requests stand in line, and environments are queued ("the replicas are
+trainer is behind"). When replicas fall behind, requests wait in a line, and environments are queued ("the replicas are
 full"). No queue in here grows without a bound: there is at most one request and one order for each environment, and one
 command for each credit of a worker.
 
-A failure of infrastructure travels the other way: a lost worker fails the calls that waited for it, the episode ends as
-a failed attempt, and the same roll-out is given out again. It is never a reward. What a worker says wrongly is that
-worker's failure (`dart.wire.rules`), not the run's.
+A failure of infrastructure travels the other way: a lost worker fails the calls that waited for it. A turn is then
+asked of another replica. Where an environment failed, or no replica can serve the turn, the episode ends as a failed
+attempt, and the same roll-out is given out again. It is never a reward. What a worker says wrongly is that worker's
+failure (`dart.wire.rules`), not the run's.
 """

@@ -1,8 +1,8 @@
 """The replicas as one resource: `RolloutPool.generate` asks whichever replica `core.fleet.replicas` chooses.
 
-A request waits in line while no replica has capacity. It is made again when a replica fails or is lost, elsewhere if
-possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The line has no
-bound of its own: at most one entry per environment stands in it.
+A request waits in a line while no replica has capacity. It is made again when a replica fails or is lost, elsewhere if
+possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The line needs
+no bound of its own: each environment has at most one request.
 """
 
 from __future__ import annotations
