@@ -273,7 +273,7 @@ def test_old_weights_serve_nothing() -> None:
 
 # ---- random histories ----
 
-EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "again", "publish",
+EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "publish",
           "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
 HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=80)
 
@@ -397,6 +397,7 @@ def test_any_history(events: list[tuple[str, int]], most: int, together: bool) -
     life.finish()
 
 
+@settings(deadline=None)
 @given(HISTORY)
 def test_the_choice_is_that_of_a_pass_over_all_replicas(events: list[tuple[str, int]]) -> None:
     life = Life(1, False)
