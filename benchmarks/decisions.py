@@ -1,11 +1,11 @@
 """What a scheduling decision costs, and whether it grows: `python -m benchmarks.decisions`.
 
-Real: the data manager with its planner, sampler, groups, pool, feed and pacing; the owner of the replicas.
-Not there: the database (what is written to it is dropped) and workers. Trajectories are made beforehand.
+Real: the data manager with its planner, sampler, pool and lifecycle machine; the owner of the replicas. Not there: the
+database (what is written to it is dropped) and workers. Trajectories are made beforehand.
 
 begin: which roll-out a free environment takes next. finish: a trajectory counts, and its group closes, is judged and
-goes to the feed or the pool. route: which replica takes a request, and that it has ended. batch: an update's groups
-leave the feed and count as trained, over its trajectories. All in microseconds.
+waits for the trainer or is dropped. route: which replica takes a request, and that it has ended. batch: an update's
+groups leave the line and count as trained, over its trajectories. All in microseconds.
 """
 
 from __future__ import annotations

@@ -223,6 +223,36 @@ def test_unusable_ends_a_group_once_wherever_it_is(stage: str) -> None:
     assert not groups.undecided and groups.waiting_trajectories == 0
 
 
+def test_an_unusable_group_makes_no_failed_attempt_again() -> None:
+    groups = machine()
+    first, second = begin(groups, 2)
+    groups.unusable(first.group_id, "its screenshot is gone")
+    assert groups.failed(first, now=0.0) is Attempt.AGAIN
+    groups.validate()
+    assert groups.next(ENVIRONMENTS)[0].group_id != first.group_id
+    groups.finished(trajectory(second, 1.0))
+    assert [(one.cause, len(one.trajectories)) for one in verdicts(groups)] == [(UNUSABLE, 1)]
+
+
+def test_a_synchronous_update_begins_when_sampling_has_come_to_rest() -> None:
+    groups = machine(rollouts=3, size=3, synchronous=True)
+    orders = begin(groups, 5)
+    for order in orders[:3]:
+        groups.finished(trajectory(order, float(order is orders[0])))
+    assert not groups.update_due, "the first group is not decided about"
+    verdicts(groups)
+    assert groups.waiting_trajectories == 3 and not groups.update_due, "two roll-outs of the second still run"
+    assert groups.why_wait(ENVIRONMENTS) == "an update waits for what is under way"
+    for order in orders[3:]:
+        groups.finished(trajectory(order))
+    assert groups.update_due, "the third has not begun"
+    groups.take()
+    groups.consumed()
+    assert groups.why_wait(ENVIRONMENTS) == "the update and its weights are waited for"
+    groups.update_over()
+    assert groups.why_wait(ENVIRONMENTS) is None
+
+
 def test_the_budget_holds_new_groups_back() -> None:
     groups = machine(rollouts=3, size=6)  # one batch and one group: 9
     begin(groups, 9)

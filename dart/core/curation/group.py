@@ -60,6 +60,7 @@ class Group:
         ended = len(self.finished) + self.given_up
         assert self.started == ended + len(self.running) + len(self.retry), self
         assert self.started <= self.planned + self.given_up, self
+        assert not (self.unusable and self.has_next), self
         assert (self.stage is Stage.OPEN) == bool(self.running or self.has_next), self
         names = [one.id for one in self.finished] + [one.trajectory_id for one in self.retry] + list(self.running)
         assert len(set(names)) == len(names), f"a roll-out of {self.id} is there twice: {names}"
