@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 
 JSON = Mapping[str, "JSON"] | Sequence["JSON"] | str | float | bool | None
 
+_STRICT = json.JSONEncoder(allow_nan=False)
+"""`json.dumps` would make one for each call, which takes as long as the encoding of an event."""
+
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """The value as JSON, with null for numbers that are not finite. Raises TypeError for types that JSON lacks."""
+    encode = _STRICT.encode if indent is None else json.JSONEncoder(allow_nan=False, indent=indent).encode
     try:
-        return json.dumps(value, allow_nan=False, indent=indent)
+        return encode(value)
     except ValueError:
-        return json.dumps(finite(value), allow_nan=False, indent=indent)
+        return encode(finite(value))
 
 
 def finite(value: object) -> object:

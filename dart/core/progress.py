@@ -7,11 +7,11 @@ events of metrics.jsonl hold, and `Counts.from_json` reads it back when the run 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dart.core.curation.batches import ReleasedGroup, samples_of
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.json_text import JSON
 from dart.core.types import Termination, Trajectory
 
@@ -121,7 +121,8 @@ class Progress:
         self._phase = "starting"
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = 0
-        """Not in `_counts` yet, because trajectories finish far more often than anybody reads the counters."""
+        self._new_fates: Counter[str] = Counter()
+        """Not in `_counts` yet, because trajectories and groups end far more often than anybody reads the counters."""
         self._recent: deque[bool] = deque(maxlen=window)
         self._recent_by_task: dict[str, deque[bool]] = {}
         self._trajectory_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
@@ -134,14 +135,16 @@ class Progress:
 
     @property
     def counts(self) -> Counts:
-        if self._new_trajectories:
+        if self._new_trajectories or self._new_fates:
             was = self._counts
             self._counts = replace(
                 was,
                 trajectories=was.trajectories + self._new_trajectories,
                 env_steps=was.env_steps + self._new_steps,
                 unparsable=was.unparsable + self._new_unparsable,
+                fates=dict(Counter(was.fates) + self._new_fates) if self._new_fates else was.fates,
             )
+            self._new_fates = Counter()
             self._new_trajectories = self._new_steps = self._new_unparsable = 0
         return self._counts
 
@@ -176,7 +179,7 @@ class Progress:
 
     def dropped(self, fate: str, trajectories: int) -> None:
         """This many trajectories will not be trained on. `fate`: as stored, "dropped: " and the cause."""
-        self._counts = replace(self.counts, fates=self._with_fate(fate, trajectories))
+        self._new_fates[fate] += trajectories
 
     def version_made(self, version: int, seconds: float | None) -> None:
         """An update has made this weight version. `seconds`: how long it took; None if that is not known."""
@@ -186,14 +189,15 @@ class Progress:
 
     def batch_consumed(self, batch: Sequence[ReleasedGroup], staleness: Sequence[int]) -> None:
         """An update has trained on the batch. `staleness`: one value per trajectory, in versions."""
-        samples, was = samples_of(batch), self.counts
+        turns = [step.generation for group in batch for one in group.trajectories for step in one.steps]
+        was = self.counts
         self._counts = replace(
             was,
-            trained_steps=was.trained_steps + len(samples),
-            trained_tokens=was.trained_tokens + sum(sample.tokens for sample in samples),
-            fates=self._with_fate(TRAINED, len(staleness)),
+            trained_steps=was.trained_steps + len(turns),
+            trained_tokens=was.trained_tokens + sum([len(one.prompt_token_ids) + len(one.token_ids) for one in turns]),
             staleness=was.staleness.with_more(staleness),
         )
+        self._new_fates[TRAINED] += len(staleness)
 
     def weights_synced(self) -> None:
         """A replica has taken new weights."""
@@ -246,11 +250,6 @@ class Progress:
     def slowest_update(self) -> float:
         """Seconds that the slowest recent update took; 0 before the first."""
         return max(self._update_seconds, default=0.0)
-
-    def _with_fate(self, fate: str, trajectories: int) -> dict[str, int]:
-        fates = dict(self.counts.fates)
-        fates[fate] = fates.get(fate, 0) + trajectories
-        return fates
 
 
 def _whole(told: JSON) -> int:

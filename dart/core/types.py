@@ -160,11 +160,11 @@ class Trajectory:
     @property
     def oldest_version(self) -> int:
         """The weight version of the oldest sampled token, from which staleness is counted."""
-        return min(span.version for step in self.steps for span in step.generation.versions)
+        return min([span.version for step in self.steps for span in step.generation.versions])
 
     @property
     def newest_version(self) -> int:
-        return max(span.version for step in self.steps for span in step.generation.versions)
+        return max([span.version for step in self.steps for span in step.generation.versions])
 
     @property
     def sampled_tokens(self) -> int:

@@ -90,7 +90,7 @@ class Judging:
     def _shaping(self, trajectory: Trajectory) -> float:
         if not self.overlong_penalty:
             return 0.0
-        longest = max(len(step.generation.token_ids) for step in trajectory.steps)
+        longest = max([len(step.generation.token_ids) for step in trajectory.steps])
         return self.overlong_penalty * overlong_penalty(longest, self.max_tokens, self.overlong_buffer)
 
 
