@@ -1,5 +1,5 @@
-# One virtual environment beside the sources; every target installs what it needs first.
-# Only Python 3.11+ and (for the browser) apt have to be there.
+# One virtual environment beside the sources; every target first installs what it needs.
+# Only Python 3.11+ and (for the browser) apt must be present.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,10 +10,10 @@ BUF    := npx --yes @bufbuild/buf@1.75.0
 
 .PHONY: help install browser demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
 
-help: ## What can be made.
+help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-# torch first: the CPU build is small and everything else accepts it as it is.
+# torch first: its CPU build is small, and nothing installed later replaces it.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
@@ -32,15 +32,15 @@ browser:
 demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
 	$(VENV)/bin/dart train configs/miniwob_cpu.yaml
 
-# Without their dependencies: tests/algo/test_algo_references.py calls their equations, and nothing else of them.
+# Without their dependencies: tests/algo/test_algo_references.py calls only their equations.
 build/references/installed: $(VENV)/installed
 	rm -rf build/references
 	$(PY) -m pip install --quiet --no-deps --target build/references verl==0.9.1 trl==1.16.0
 	touch $@
 
-references: build/references/installed ## Two other implementations of the equations, to compare with.
+references: build/references/installed ## Install verl and trl, whose equations ours are tested against.
 
-# In an environment of their own: the project needs none of them. benchmarks.transport says which could not be installed.
+# In their own environment: the project needs none of them. benchmarks.transport reports which could not be installed.
 PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop
 
 build/peers/installed:
@@ -50,43 +50,43 @@ build/peers/installed:
 	for package in $(PEERS); do build/peers/bin/python -m pip install --quiet $$package || echo "without $$package"; done
 	touch $@
 
-peers: build/peers/installed ## What benchmarks.transport compares with.
+peers: build/peers/installed ## Install what benchmarks.transport compares with.
 
-test: install references ## All tests, the real browser and the real engine included.
+test: install references ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
 
-test-fast: install ## Without the engine, torch and the browser.
+test-fast: install ## Run the tests that need no engine, torch or browser.
 	$(PY) -m pytest -m 'not engine and not torch and not browser'
 
-lint: $(VENV)/installed ## Style.
+lint: $(VENV)/installed ## Check style and formatting.
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(VENV)/installed ## Types.
+types: $(VENV)/installed ## Check types.
 	$(PY) -m mypy -p dart -p benchmarks -p examples
 
-imports: $(VENV)/installed ## Who may import whom.
+imports: $(VENV)/installed ## Check which module may import which.
 	PYTHONPATH=. $(VENV)/bin/lint-imports
 
 proto: $(VENV)/installed ## Generate the Python code of the wire protocol.
 	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/dart/v1/*.proto
 	touch dart/v1/__init__.py
 
-proto-check: $(VENV)/installed ## The protocol is well-formed, unbroken, and its generated code is current.
+proto-check: $(VENV)/installed ## Check that the protocol is well-formed and compatible, and its generated code current.
 	$(BUF) lint proto
 	$(BUF) breaking proto --against proto/released.binpb
 	rm -rf build/proto && mkdir -p build/proto
 	$(PY) -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
 	for file in build/proto/dart/v1/*; do cmp $$file dart/v1/$$(basename $$file) || { echo "run make proto"; exit 1; }; done
 
-bench: install ## Measure what takes minutes; results go to benchmarks/results.
+bench: install ## Run the benchmarks that take minutes; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path
 	$(PY) -m benchmarks.decisions
 	$(PY) -m benchmarks.sessions
 	$(PY) -m benchmarks.efficiency
 	$(PY) -m benchmarks.report
 
-bench-check: install ## Has something become clearly slower than what benchmarks/results/check.json has?
+bench-check: install ## Check that nothing is clearly slower than benchmarks/results/check.json.
 	$(PY) -m benchmarks.check
 
 clean:
