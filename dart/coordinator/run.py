@@ -14,6 +14,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
@@ -54,6 +55,7 @@ from dart.store.database import Database
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import read_token
+from dart.wire.rules import Limits
 
 GOODBYE_SECONDS = 4.0
 INTERRUPT_CHECKPOINT_SECONDS = 3.0
@@ -85,6 +87,7 @@ class Run:
         self.fleet = Fleet(config.server.lost_after_seconds, config.server.reply_timeout_seconds)
         screenshots = StoredScreenshots(database.blobs)
         self._shared = screenshots.share() if config.server.share_screenshots else None
+        self.fleet.boundary.limits = Limits(start.version, vocabulary_size(config.model.folder))
         self.envs = EnvPool(self.fleet)
         self.replicas: Replicas[Worker] = Replicas(
             time.monotonic(), start.version, config.sync.max_unavailable, together=config.schedule.sync == "all"
@@ -96,6 +99,7 @@ class Run:
         self.journal = Journal(directory.metrics, start.first_event)
         self.sync = WeightSync(config.sync, self.replicas, self.ranks, database, self.progress, self.journal)
         self.data = self._data_source()
+        self.replicas.on_change.append(self._note_version)
         self.replicas.on_change.append(self._blame_queue)
         self.replicas.on_condition.append(self._note_condition)
         self._blame_queue()
@@ -369,6 +373,10 @@ class Run:
             "replica_health", replica=replica.name, state=str(health.condition), failures=health.failures,
             why=health.last_failure,
         )  # fmt: skip
+
+    def _note_version(self) -> None:
+        """No worker has a newer version than the one that was published last."""
+        self.fleet.boundary.limits.version = self.replicas.version
 
     def _welcome(self, hello: pb.Hello) -> str:
         return welcome(self.config, self._start, hello, self._job, self._shared)

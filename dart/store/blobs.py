@@ -121,19 +121,21 @@ class BlobStore:
             if not self._files.holds(name):
                 raise self._missing(image.sha256)
             return
+        # Also where the digest is held: other bytes under it would go on to whoever gets them from memory.
+        if hashlib.sha256(image.data).digest() != image.sha256:
+            raise _other_bytes(image)
         if self._files.holds(name, len(image.data)):
             return  # another length is what a power failure leaves: it is written again
-        if hashlib.sha256(image.data).digest() != image.sha256:
-            raise BlobCorrupt(
-                f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again"
-            )
         self._files.write(name, image.data)
 
     def put_many(self, images: Iterable[Image]) -> None:
-        """Stores each digest once, however often it comes; bytes win over an image without."""
+        """Stores each digest once, however often it comes; bytes win over an image without. Raises as `put`."""
         unique: dict[bytes, Image] = {}
         for image in images:
-            if image.data or image.sha256 not in unique:
+            other = unique.get(image.sha256)
+            if other is not None and image.data and other.data and image.data != other.data:
+                raise _other_bytes(image)
+            if image.data or other is None:
                 unique[image.sha256] = image
         for image in unique.values():
             self.put(image)
@@ -190,3 +192,7 @@ class BlobStore:
         return BlobMissing(
             f"blob {digest.hex()} is not in {self.where}: name the directory or URL that the run wrote its blobs to"
         )
+
+
+def _other_bytes(image: Image) -> BlobCorrupt:
+    return BlobCorrupt(f"image {image.sha256.hex()}: its {len(image.data)} bytes have another SHA-256: send it again")

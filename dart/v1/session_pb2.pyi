@@ -179,12 +179,14 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reject(_message.Message):
-    __slots__ = ("reason", "remedy")
+    __slots__ = ("reason", "remedy", "retry_after_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
     REMEDY_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     remedy: str
-    def __init__(self, reason: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+    retry_after_seconds: float
+    def __init__(self, reason: _Optional[str] = ..., remedy: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions", "shares_blobs")

@@ -148,6 +148,14 @@ class _Service:
         self.end.refused(message, why)
 
 
+class NotYet(Exception):
+    """The coordinator will have this worker again after so many seconds."""
+
+    def __init__(self, reason: str, seconds: float) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
+
+
 async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -> str:
     """Work until Bye; returns its reason. `stop` set: say Bye and end.
 
@@ -176,8 +184,13 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
     delay = _FIRST_DELAY_SECONDS
     while True:
         dialled = time.monotonic()
+        wait = delay * random.uniform(0.5, 1.0)
         try:
             return await _stream(service, stop)
+        except NotYet as error:
+            log.warning("coordinator %s: %s; dialling again in %.0f s", options.dial.address, error, error.seconds)
+            wait = error.seconds
+            deadline = time.monotonic() + wait + options.connect_seconds
         except StreamLostError as error:
             if error.code == grpc.StatusCode.UNAUTHENTICATED:
                 raise UserError(
@@ -193,7 +206,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                     f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there"
                 ) from None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), delay * random.uniform(0.5, 1.0))
+            await asyncio.wait_for(stop.wait(), wait)
             return "stopped"
         delay = min(delay * 1.6, 3.0)
 
@@ -225,6 +238,8 @@ def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
     match first.WhichOneof("body"):
         case "welcome":
             return first.welcome
+        case "reject" if first.reject.retry_after_seconds > 0:
+            raise NotYet(first.reject.reason, first.reject.retry_after_seconds)
         case "reject":
             raise UserError(f"coordinator {options.dial.address}: {first.reject.reason}: {first.reject.remedy}")
         case other:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dart.core.fleet.conduct import Conduct, Quarantine
+from dart.core.types import Image
+from dart.screenshots import header
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
 from dart.wire.rules import Limits, Malformed, Violation
@@ -33,6 +35,34 @@ LATE_ANSWERS = 64
 """Answers beyond one for each command that a worker may send: those to commands of the stream before, say."""
 
 Listener = Callable[[str, Violation, Quarantine | None], None]
+
+
+MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})
+
+
+def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
+    """What is wrong with a screenshot that an environment sent, as far as its first bytes show; decoding is not safe.
+
+    `shared`: its worker may leave the bytes out, because it writes them to the run's directory. Whether the bytes have
+    the digest is seen where they are stored and where they are used: looking here would cost as much as all the rest.
+    """
+    if not image.sha256:
+        return None  # the episode is over, and needs none
+    where = "Observed.image: Image"
+    if image.media_type not in MEDIA_TYPES:
+        return Violation(f"{where}.media_type", rules.shortened(image.media_type), f"one of {sorted(MEDIA_TYPES)}")
+    size = f"{image.width}×{image.height}"
+    if not 0 < image.width * image.height <= header.MAX_PIXELS:
+        return Violation(f"{where}.width_pixels, height_pixels", size, f"1 to {header.MAX_PIXELS:,} pixels in all")
+    if not image.data:
+        return None if shared else Violation(f"{where}.data", "empty", "there: this worker shares no directory")
+    try:
+        seen = header.size_of(image.data)
+    except header.BadHeader as error:
+        return Violation(f"{where}.data", f"{len(image.data):,} bytes", f"a whole picture: it {error}")
+    if seen not in (None, (image.width, image.height)):
+        return Violation(f"{where}.width_pixels, height_pixels", size, "those of the picture itself")
+    return None
 
 
 class Boundary:
@@ -77,6 +107,10 @@ class Boundary:
             for listener in self.on_violation:
                 listener(worker.id, broken, quarantine)
         return None if worker.role == pb.ROLE_TRAIN else quarantine
+
+    def told(self, worker_id: str) -> str:
+        """What this worker has done wrong, for people; empty for one that has done nothing."""
+        return self.conduct.told(worker_id, time.monotonic())
 
     def refused(self, worker_id: str) -> float:
         """Seconds for which a worker of this name is not admitted."""

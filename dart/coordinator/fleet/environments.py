@@ -8,23 +8,27 @@ come back. The line has no bound of its own: at most one entry stands in it for 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.fleet.boundary import broken_screenshot
+from dart.coordinator.fleet.sessions import Fleet, RuleBroken, Worker
 from dart.core.action import Action
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
 from dart.core.pace import Pace
-from dart.core.types import Observation, Task
+from dart.core.types import Image, Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import SLOTS, has
 from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_action
+from dart.wire.rules import Violation
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ class EnvPool:
     def __init__(self, fleet: Fleet) -> None:
         now = time.monotonic()
         self.usage = Ledger(set(EnvState) - NOT_BUSY, now)
-        self.usage.blame(EnvState.RESTING, "one attempt after the other failed", now)
+        self.usage.blame(EnvState.RESTING, "its worker's attempts failed, or it broke rules", now)
         self.pace = Pace()
         self.slots = 0
         """Environments of all workers, free or not."""
@@ -66,6 +70,8 @@ class EnvPool:
         self._failures: Counter[str] = Counter()
         """Of each worker, since an attempt on it ended well."""
         self._resting: Counter[str] = Counter()
+        self._parked: Counter[str] = Counter()
+        """Of those that rest: the environments of workers that broke rules."""
         self._live: dict[str, Worker] = {}
         self._credits: dict[str, Credits] = {}
         """Of each worker that is live."""
@@ -85,6 +91,9 @@ class EnvPool:
             worker = self._free.popleft()
             credits = self._credits_of(worker)
             if credits is not None and credits.free > 0:  # else it was lost, or took this one back
+                if not self._may_work(worker):
+                    self._park(worker)
+                    continue
                 credits.take()
                 return worker
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
@@ -100,6 +109,7 @@ class EnvPool:
         """No episode was begun on the environment that `acquire` gave: it is free again."""
         if credits := self._credits_of(worker):
             credits.give_back()
+            self._fleet.boundary.conduct.ended(worker.id, well=False)
             self._give(worker)
 
     def begun(self, worker: Worker) -> None:
@@ -116,8 +126,13 @@ class EnvPool:
         if credits := self._credits_of(worker):
             if failed is not None:
                 self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
+            restored = self._fleet.boundary.conduct.ended(worker.id, well=failed is False)
+            self._unpark(worker, self._parked[worker.id] if restored else 1)
             for _ in range(credits.end()):
                 self._freed(worker)
+
+    def broke(self, worker: Worker, broken: Violation) -> None:
+        self._fleet.boundary.broke(worker, broken)
 
     def after_an_episode(self, worker: Worker) -> EnvState:
         credits = self._credits_of(worker)
@@ -146,13 +161,33 @@ class EnvPool:
         credits = self._credits_of(worker)
         if credits is None or credits.free <= 0:
             return
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                credits.take()
-                waiter.set_result(worker)
-                return
-        self._free.append(worker)
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        if not self._waiting:
+            self._free.append(worker)
+        elif self._may_work(worker):
+            credits.take()
+            self._waiting.popleft().set_result(worker)
+        else:
+            self._park(worker)
+
+    # ---- workers that broke rules (`core.conduct`) ----
+
+    def _may_work(self, worker: Worker) -> bool:
+        return self._fleet.boundary.conduct.may_work(worker.id, time.monotonic())
+
+    def _park(self, worker: Worker) -> None:
+        """A free environment whose worker may have no work now, or no more than it has."""
+        self._parked[worker.id] += 1
+        self._resting[worker.id] += 1
+        self.move(worker, EnvState.IDLE, EnvState.RESTING)
+        if seconds := self._fleet.boundary.conduct.seconds_left(worker.id, time.monotonic()):
+            asyncio.get_running_loop().call_later(seconds, self._unpark, worker, 1)
+
+    def _unpark(self, worker: Worker, environments: int) -> None:
+        for _ in range(min(environments, self._parked[worker.id]) if self._credits_of(worker) else 0):
+            self._parked[worker.id] -= 1
+            self._rested(worker)
 
     def move(self, worker: Worker, old: EnvState, new: EnvState) -> None:
         """One of the worker's environments changes; after the worker is lost nothing does."""
@@ -209,7 +244,8 @@ class EnvPool:
         if credits := self._credits_of(worker):
             self.slots -= credits.count
             del self._live[worker.id], self._credits[worker.id]
-            del self._failures[worker.id], self._resting[worker.id]
+            del self._failures[worker.id], self._resting[worker.id], self._parked[worker.id]
+            self._fleet.boundary.conduct.ended(worker.id, well=False)
             self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)
         self._free = deque(w for w in self._free if w is not worker)
 
@@ -232,7 +268,7 @@ class EnvSession:
         reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
         self._count_answer()
         self.enter(EnvState.GENERATING)
-        return observation_from_proto(reply)
+        return self._seen(observation_from_proto(reply))
 
     async def act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
@@ -244,12 +280,30 @@ class EnvSession:
         reply = await self._worker.call(message)
         self._count_answer()
         self.enter(EnvState.GENERATING)
-        return observation_from_proto(reply)
+        return self._seen(observation_from_proto(reply))
 
     async def suggest(self) -> Action | None:
         """What the scripted oracle would do next; None when it finds no way on."""
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
+
+    def answer_for(self, images: Iterable[Image]) -> None:
+        """Somebody could not use these screenshots. Raises RuleBroken where this environment sent other bytes than it
+        said."""
+        for image in images:
+            if image.data and hashlib.sha256(image.data).digest() != image.sha256:
+                self._broke(
+                    Violation("Observed.image: Image.data", f"{len(image.data):,} other bytes", "those of sha256")
+                )
+
+    def _seen(self, observation: Observation) -> Observation:
+        if broken := broken_screenshot(observation.image, shared=self._worker.shares_blobs):
+            self._broke(broken)
+        return observation
+
+    def _broke(self, broken: Violation) -> NoReturn:
+        self._pool.broke(self._worker, broken)
+        raise RuleBroken(self._worker.id, broken)
 
     def _count_answer(self) -> None:
         now = time.monotonic()

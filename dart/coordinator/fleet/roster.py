@@ -6,11 +6,14 @@ import asyncio
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
+from dart.core.fleet.conduct import Quarantine
 from dart.v1 import session_pb2 as pb
+from dart.wire.rules import Violation
 
 
 class Roster:
-    """Records an event for each worker that becomes ready or is lost, and when environments are missing."""
+    """Records an event for each worker that becomes ready or is lost, when environments are missing, and for each rule
+    that a worker breaks."""
 
     def __init__(self, fleet: Fleet, journal: Journal) -> None:
         self._journal = journal
@@ -22,6 +25,7 @@ class Roster:
         fleet.on_ready.append(self._worker)
         fleet.on_lost.append(self._worker)
         fleet.on_slots.append(self._slots)
+        fleet.boundary.on_violation.append(self._violation)
 
     async def change(self) -> None:
         """Wait until a worker comes, goes, or has another number of environments."""
@@ -40,6 +44,11 @@ class Roster:
                                 reason=slots.reason)  # fmt: skip
         self._missing[worker.id] = slots.reason
         self._notify()
+
+    def _violation(self, worker: str, broken: Violation, quarantine: Quarantine | None) -> None:
+        seconds = quarantine.seconds if quarantine else 0.0
+        self._journal.event("violation", worker=worker, field=broken.field, value=broken.value, rule=broken.rule,
+                            mended=broken.mended, quarantine_seconds=seconds)  # fmt: skip
 
     def _notify(self) -> None:
         """Wake everybody who waits; each looks again whether its condition holds."""

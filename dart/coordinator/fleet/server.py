@@ -67,7 +67,7 @@ class CoordinatorService:
             await self._not_taken(hello)
             worker, resumed = self._fleet.admit(hello)
         except Rejected as error:
-            reject = pb.Reject(reason=str(error), remedy=error.remedy)
+            reject = pb.Reject(reason=str(error), remedy=error.remedy, retry_after_seconds=error.retry_after_seconds)
             await stream.write(pb.SessionResponse(reject=reject).SerializeToString())
         except Refused as error:
             self._door.refused(context.peer(), error)
@@ -138,6 +138,9 @@ class CoordinatorService:
         return message.batch or (message,)
 
     def _check(self, hello: pb.Hello) -> str:
+        if seconds := self._fleet.refused(hello):
+            told = self._fleet.boundary.told(hello.worker_id)
+            raise Rejected(f"worker {hello.worker_id} is {told}", "look at its log", seconds)
         if broken := rules.hello(hello):
             raise Rejected(str(broken), "name the worker otherwise with --id, or update dart on its machine")
         if hello.protocol_version < OLDEST_PROTOCOL_VERSION:

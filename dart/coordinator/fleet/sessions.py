@@ -208,11 +208,14 @@ class Worker:
 
 
 class Rejected(Exception):
-    """This worker is not wanted; the message and the remedy are told to it, and it ends."""
+    """This worker is not wanted; the message and the remedy are told to it, and it ends.
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    `retry_after_seconds`: more than 0 where it may dial again after so long.
+    """
+
+    def __init__(self, reason: str, remedy: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(reason)
-        self.remedy = remedy
+        self.remedy, self.retry_after_seconds = remedy, retry_after_seconds
 
 
 Listener = Callable[[Worker], None]
@@ -250,6 +253,10 @@ class Fleet:
         """Another instance with the name or trainer rank of this Hello, and a stream that is not silent for long."""
         long_ago = time.monotonic() - self._lost_after / 2
         return next((one for one in self._same_place(hello) if one.connections and one.last_heard >= long_ago), None)
+
+    def refused(self, hello: pb.Hello) -> float:
+        """Seconds for which this worker is not admitted, because it is in quarantine. A session that goes on is."""
+        return 0.0 if hello.instance_id in self.workers else self.boundary.refused(hello.worker_id)
 
     def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:
         """The worker of this Hello, and whether it resumes a session that is still remembered.

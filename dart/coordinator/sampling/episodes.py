@@ -8,6 +8,7 @@ capacity. Infrastructure failures end an attempt, never the loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -49,9 +50,14 @@ class _Turns:
         """The one that made the last turn."""
 
     async def generate(self, prompt: Prompt) -> Generation:
-        generation, self.replica = await self._pool.generate(
-            prompt, self._temperature, self._max_tokens, self.replica or None, enter=self._env.enter
-        )
+        try:
+            generation, self.replica = await self._pool.generate(
+                prompt, self._temperature, self._max_tokens, self.replica or None, enter=self._env.enter
+            )
+        except InfrastructureError as error:
+            if not error.worker:  # no replica's fault
+                self._env.answer_for(prompt.images)
+            raise
         return generation
 
 
@@ -101,6 +107,8 @@ async def sample(
         except BlobError as error:
             log.warning("%s cannot be stored: %s", order.trajectory_id, error)
             source.failed(order.failed(worker.id), InfrastructureError(str(error), worker.id))
+            with contextlib.suppress(InfrastructureError):
+                env.answer_for(image for step in trajectory.steps for image in step.images)
 
     async def underway(env: EnvSession, worker: Worker, order: Order) -> None:
         with envs.underway.episode():
