@@ -1,8 +1,8 @@
 """The run's configuration: one YAML file, one pydantic model, no torch.
 
-Every number that the algorithm uses is a field with a default here, never a literal in code. Defaults are the
-paper's (arXiv 2509.23866) where it gives one. `load` turns anything wrong into one `ConfigError` that names the
-field, the value and the remedy.
+Every number that the algorithm uses is a field with a default here, never a literal in code. Defaults are the paper's
+(arXiv 2509.23866) where it gives them. `load` reports any mistake as one `ConfigError` that names the field, the value
+and the remedy.
 """
 
 from dart.config.base import ConfigError, Fraction, Positive, Seconds, Section

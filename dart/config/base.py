@@ -1,4 +1,4 @@
-"""What every section of the config is made of."""
+"""The base of every config section, and common field types."""
 
 from __future__ import annotations
 

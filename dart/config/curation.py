@@ -11,35 +11,39 @@ from dart.config.base import Fraction, Positive, Section
 
 class DynamicRollouts(Section):
     enabled: bool = True
-    minimum: int = Field(2, ge=2, description="N of a task that always succeeds.")
-    threshold: Fraction = Field(0.6, description="Up to this success rate N is curation.rollouts; above, it falls.")
-    window: Positive = Field(16, description="Roll-outs of the task that its success rate is taken over.")
+    minimum: int = Field(2, ge=2, description="N for a task that always succeeds.")
+    threshold: Fraction = Field(0.6, description="Up to this success rate, N is curation.rollouts; above it, N falls.")
+    window: Positive = Field(16, description="Recent roll-outs over which a task's success rate is taken.")
 
 
 class DynamicLength(Section):
     enabled: bool = True
-    margin: int = Field(2, ge=0, description="Steps allowed beyond the longest success.")
+    margin: int = Field(2, ge=0, description="Steps allowed beyond those of the longest success.")
     floor: Positive = Field(5, description="The limit never falls below this.")
-    window: Positive | None = Field(None, description="Successes that count; none: all of them.")
+    window: Positive | None = Field(None, description="Recent successes to consider; none: all of them.")
 
 
 class Pool(Section):
     enabled: bool = True
-    per_task: Positive = Field(8, description="Successes kept per task name, the newest.")
-    max_age: Positive | None = Field(None, description="Updates after which a success leaves the pool; none: never.")
+    per_task: Positive = Field(8, description="Newest successes to keep per task name.")
+    max_age: Positive | None = Field(
+        None, description="Updates after which a success is removed from the pool; none: never."
+    )
     sources: tuple[Path, ...] = Field((), description="Folders that `dart collect` made; read when the run starts.")
 
 
 class Curation(Section):
-    rollouts: int = Field(8, ge=2, description="N: trajectories per group, at most. One alone has no advantage.")
+    rollouts: int = Field(8, ge=2, description="N: the most trajectories per group. A single one has no advantage.")
     step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
     dynamic_rollouts: DynamicRollouts = Field(default_factory=DynamicRollouts)
     dynamic_length: DynamicLength = Field(default_factory=DynamicLength)
     pool: Pool = Field(default_factory=Pool)
     task_preference: Fraction = Field(
-        0.75, description="0: all tasks equally often; 1: only those whose roll-outs differ from each other."
+        0.75, description="0: all tasks equally often; 1: only tasks whose roll-outs have different results."
     )
     success_threshold: Fraction = Field(1.0, description="A reward of at least this is a success.")
     max_staleness: int = Field(
-        4, ge=0, description="Trainer version minus a sample's oldest token's; older is dropped."
+        4,
+        ge=0,
+        description="The most weight versions that a sample may be behind the trainer; older samples are dropped.",
     )

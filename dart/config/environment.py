@@ -12,10 +12,10 @@ _MINIWOB_ONCE = ("step_timeout_seconds", "settle_seconds", "max_wait_seconds", "
 
 class TaskSet(Section):
     names: tuple[str, ...] = Field(
-        min_length=1, description="For miniwob as miniwob.farama.org has them; `dart doctor CONFIG` checks them."
+        min_length=1, description="Task names; for miniwob see miniwob.farama.org. `dart doctor CONFIG` checks them."
     )
-    train_seeds: tuple[int, int] = Field((0, 1_000_000), description="[first, last) of the seeds trained on.")
-    eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="[first, last) of the held-out seeds.")
+    train_seeds: tuple[int, int] = Field((0, 1_000_000), description="Training seeds, [first, last).")
+    eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="Held-out seeds, [first, last).")
 
     @model_validator(mode="after")
     def _seeds(self) -> TaskSet:
@@ -30,7 +30,7 @@ class TaskSet(Section):
 
 
 class Delay(Section):
-    """Waiting that makes a fast environment as slow as a desktop; for benchmarks. Uniform in [least, most] seconds."""
+    """Delays that make a fast environment as slow as a desktop, for benchmarks. Uniform in [least, most] seconds."""
 
     reset_seconds: tuple[float, float] = Field((0.0, 0.0), description="After each reset.")
     step_seconds: tuple[float, float] = Field((0.0, 0.0), description="After each action.")
@@ -48,10 +48,10 @@ class Environment(Section):
         BUILTIN_SUITE,
         pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
         description="The world: `miniwob`, or `module:Class` for one of your own (docs/extending.md). Any other name "
-        "is a world of env workers in another language, which you start yourself beside `dart coordinator`.",
+        "means env workers in another language, which you start yourself beside `dart coordinator`.",
     )
     options: dict[str, JsonValue] = Field(
-        default_factory=dict, description="The world's own options; those of miniwob are below."
+        default_factory=dict, description="The world's own options; miniwob's are below."
     )
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
@@ -62,7 +62,7 @@ class Environment(Section):
     @model_validator(mode="before")
     @classmethod
     def _moved(cls, raw: object) -> object:
-        """MiniWoB's options once stood here, as they still do in the configs of older runs."""
+        """Move MiniWoB's options to `options`: configs of older runs have them directly in this section."""
         if not isinstance(raw, dict) or raw.get("kind", BUILTIN_SUITE) != BUILTIN_SUITE:
             return raw
         moved = {name: value for name, value in raw.items() if name in _MINIWOB_ONCE}
@@ -70,5 +70,5 @@ class Environment(Section):
         if not moved or not isinstance(options, dict):
             return raw
         if twice := sorted(moved.keys() & options.keys()):
-            raise ValueError(f"{twice[0]} is given twice: keep environment.options.{twice[0]} alone")
+            raise ValueError(f"{twice[0]} is given twice: keep only environment.options.{twice[0]}")
         return {name: value for name, value in raw.items() if name not in moved} | {"options": options | moved}

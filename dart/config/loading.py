@@ -18,7 +18,7 @@ from dart.config.whole import Config
 def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     """Read a YAML config, apply `section.field=value` overrides, and check it.
 
-    Raises ConfigError with one message for the first things that are wrong: each names field, value and remedy.
+    Raises ConfigError with one message about the first problems found: each names field, value and remedy.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def _override(raw: dict[str, object], override: str) -> None:
 
 
 def explain(where: str, problem: ErrorDetails, model: type[BaseModel] = Config, above: str = "") -> str:
-    """One problem of pydantic's in a line: field, value and remedy. `above`: where the model stands, as "section."."""
+    """One pydantic problem as one line: field, value and remedy. `above`: the path to the model, as in "section."."""
     field = above + ".".join(str(part) for part in problem["loc"]) or "(whole)"
     value = problem["input"]
     shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"

@@ -14,10 +14,10 @@ BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
 
 class Model(Section):
     path: str = Field(
-        description="A Hugging Face folder, at the same place on every machine with a model, or builtin:NAME for one "
-        "that ships with dart."
+        description="A Hugging Face folder, at the same path on every machine that loads the model, or builtin:NAME "
+        "for one that ships with dart."
     )
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Of the replicas and the trainer.")
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="The dtype of replicas and trainer.")
 
     @property
     def folder(self) -> Path:
@@ -29,35 +29,37 @@ class Model(Section):
 class Agent(Section):
     grammar: Literal["ui_tars", "qwen3_vl"] = Field("ui_tars", description="How the policy writes its actions.")
     coordinates: Literal["pixels", "thousand"] = Field(
-        "pixels", description="UI-TARS 1.5 writes pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
+        "pixels", description="UI-TARS 1.5 uses pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
     )
     prompt: Literal["ui_tars", "qwen3_vl", "minimal"] = Field(
         "ui_tars", description="The prompt template; `minimal` has no system text, for models made for one task."
     )
-    history_screenshots: Positive = Field(5, description="Screenshots in the prompt, this step's included.")
-    history_turns: Positive = Field(35, description="Earlier turns whose texts are in the prompt.")
+    history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
+    history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")
     resize_multiple: Positive = Field(
         28,
-        description="What the model's preprocessor_config.json does, so that coordinates mean the same: it resizes "
-        "screenshots to multiples of this (pixels).",
+        description="Must match the model's preprocessor_config.json, so that coordinates agree: both sides of a "
+        "resized screenshot are multiples of this (pixels).",
     )
-    max_pixels: Positive = Field(16384 * 28 * 28, description="Likewise: to at most this many pixels.")
-    min_pixels: Positive = Field(100 * 28 * 28, description="Likewise: to at least this many pixels.")
+    max_pixels: Positive = Field(
+        16384 * 28 * 28, description="The most pixels of a resized screenshot, as in preprocessor_config.json."
+    )
+    min_pixels: Positive = Field(
+        100 * 28 * 28, description="The fewest pixels of a resized screenshot, as in preprocessor_config.json."
+    )
 
 
 class Rollout(Section):
-    replicas: Positive = Field(1, description="vLLM engines; each is a roll-out worker.")
-    temperature: float = Field(
-        1.0, gt=0.0, description="Of sampling, and of the log-probabilities that are trained on."
-    )
-    max_tokens: Positive = Field(512, description="Sampled tokens per step.")
-    slots: Positive = Field(32, description="Requests that one replica holds at once.")
-    max_model_len: Positive = Field(32768, description="Tokens of prompt and answer together.")
-    tensor_parallel: Positive = Field(1, description="GPUs of one replica.")
+    replicas: Positive = Field(1, description="The number of vLLM engines; each is a roll-out worker.")
+    temperature: float = Field(1.0, gt=0.0, description="Used for sampling and for the log-probabilities in training.")
+    max_tokens: Positive = Field(512, description="The most tokens to sample per step.")
+    slots: Positive = Field(32, description="The most requests at one replica at once.")
+    max_model_len: Positive = Field(32768, description="The most tokens of prompt and answer together.")
+    tensor_parallel: Positive = Field(1, description="GPUs per replica.")
     kv_cache_bytes: int | None = Field(None, description="Size of the KV cache; none: vLLM decides.")
-    enforce_eager: bool = Field(False, description="vLLM without CUDA graphs.")
-    image_cache_entries: Positive = Field(4096, description="Screenshots a replica keeps by digest.")
+    enforce_eager: bool = Field(False, description="true: run vLLM without CUDA graphs.")
+    image_cache_entries: Positive = Field(4096, description="Screenshots that a replica caches by digest.")
     environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")
     startup_timeout_seconds: Seconds = Field(
-        600.0, description="A replica whose engine is not ready by then ends, and is started again."
+        600.0, description="A replica whose engine is not ready within this time is ended and started again."
     )

@@ -14,9 +14,9 @@ from dart.core.loopback import is_loopback
 class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
     directory: Path = Field(Path("runs"), description="Where run directories are made.")
-    seed: int = Field(0, description="Of the order of tasks and of the trainer's shuffles.")
+    seed: int = Field(0, description="Random seed for the order of tasks and the trainer's shuffles.")
     database_wait_seconds: Seconds = Field(
-        3600.0, description="Another program (a backup) may lock run.db for so long before the run ends."
+        3600.0, description="How long another program (a backup) may lock run.db before the run ends."
     )
 
 
@@ -24,35 +24,41 @@ LeastBytes = Annotated[int, Field(ge=1 << 20)]
 
 
 class Retention(Section):
-    """What a run keeps on the disk for as long as it lasts."""
+    """What a run keeps on disk while it lasts."""
 
     screenshot_bytes: LeastBytes | None = Field(
         None,
-        description="Of all screenshots, about. Beyond it the oldest that nothing needs are removed: those of groups "
-        "that were dropped, or trained on before the oldest kept checkpoint. Trajectories stay. none: no bound.",
+        description="Approximate bound on all screenshots. Beyond it, the oldest unneeded ones are removed: those of "
+        "groups that were dropped, or trained on before the oldest kept checkpoint. Trajectories stay. none: no "
+        "bound.",
     )
     evaluation_screenshots: bool = Field(
-        True, description="false: those of evaluations that have ended may be removed, too."
+        True, description="false: screenshots of finished evaluations may be removed, too."
     )
     unused_seconds: float = Field(
-        3600.0, ge=60.0, description="Screenshots that no trajectory refers to, of failed attempts, stay for so long."
+        3600.0, ge=60.0, description="How long screenshots of failed attempts, to which no trajectory refers, are kept."
     )
     events: Positive = Field(
-        200_000, description="In run.db; older ones are deleted, except updates, evaluations, checkpoints and phases."
+        200_000,
+        description="The most events in run.db. Older ones are deleted, except updates, evaluations, checkpoints and "
+        "phases.",
     )
     metrics_bytes: LeastBytes = Field(
-        128 << 20, description="Of metrics.jsonl and metrics.jsonl.1 together, about; the same kinds always stay."
+        128 << 20,
+        description="Approximate bound on metrics.jsonl and metrics.jsonl.1 together; the same kinds of events are "
+        "always kept.",
     )
     log_bytes: LeastBytes = Field(
-        32 << 20, description="Of coordinator.log and of each file in logs; one older part is kept beside it."
+        32 << 20,
+        description="Bound on coordinator.log and on each file in logs; one older part of each is kept as well.",
     )
 
 
 class Stop(Section):
-    updates: Positive | None = Field(None, description="Updates of the trainer.")
-    train_seconds: Seconds | None = Field(None, description="Of training; evaluations do not count.")
+    updates: Positive | None = Field(None, description="Trainer updates.")
+    train_seconds: Seconds | None = Field(None, description="Seconds of training; evaluations do not count.")
     env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
-    success_rate: Fraction | None = Field(None, description="Of the last `window` training trajectories.")
+    success_rate: Fraction | None = Field(None, description="Success rate of the last `window` training trajectories.")
     window: Positive = Field(512, description="Trajectories.")
 
     @model_validator(mode="after")
@@ -66,72 +72,85 @@ class Stop(Section):
 
 class Evaluation(Section):
     episodes: int = Field(200, ge=0, description="Held-out episodes before and after training; 0 for none.")
-    before: bool = Field(True, description="false: only after training, for runs that begin with the same weights.")
-    samples: Positive = Field(
-        1, description="Episodes per instance (task and seed) in `dart eval`; before and after training it is one."
+    before: bool = Field(
+        True, description="false: evaluate only after training, for runs that begin with the same weights."
     )
-    temperature: float | None = Field(None, ge=0.0, description="none: as in training; 0: greedy.")
+    samples: Positive = Field(
+        1,
+        description="Episodes per instance (task and seed) in `dart eval`; evaluations of a training run always use "
+        "one.",
+    )
+    temperature: float | None = Field(None, ge=0.0, description="none: the same as in training; 0: greedy.")
 
 
 class Checkpoint(Section):
     every_updates: Positive = Field(
-        50, description="One more is made at the end, and at Ctrl-C if it takes less than 3 s."
+        50, description="Another is made at the end, and at Ctrl-C if that takes less than 3 s."
     )
-    keep: Positive = Field(2, description="The newest so many; older ones are deleted.")
+    keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
 
 
 TokenRole = Literal["env", "rollout", "train", "control"]
 
 
 class Watchdog(Section):
-    """When a run that makes no progress is said to be stalled: in `dart status`, in `dart why`, to health checks."""
+    """When a run without progress is reported as stalled: in `dart status`, in `dart why`, to health checks."""
 
-    start_seconds: Seconds = Field(600.0, description="While it starts: no other worker has become ready for so long.")
-    sampling_seconds: Seconds = Field(
-        300.0, description="No environment has answered, or no episode has finished, for so long; at least."
+    start_seconds: Seconds = Field(
+        600.0, description="While the run starts: time without another worker becoming ready."
     )
-    update_seconds: Seconds = Field(600.0, description="An update or a checkpoint has lasted for so long; at least.")
-    weights_seconds: Seconds = Field(600.0, description="A replica has not had newer weights for so long.")
+    sampling_seconds: Seconds = Field(
+        300.0, description="Time without an answer of any environment, or without a finished episode; at least."
+    )
+    update_seconds: Seconds = Field(600.0, description="Duration of an update or a checkpoint; at least.")
+    weights_seconds: Seconds = Field(
+        600.0, description="Time that a replica has been behind without getting newer weights."
+    )
     factor: float = Field(
-        4.0, ge=1.0, description="Where the run's own pace is slow: times its slowest recent trajectory or update."
+        4.0,
+        ge=1.0,
+        description="In a slow run, the bounds are this many times the slowest recent trajectory or update, if that "
+        "is longer.",
     )
     end_after_seconds: Seconds | None = Field(
-        None, description="A run that has made no progress for so long ends; `--resume` goes on with it. none: never."
+        None, description="A run without progress for this long ends; `--resume` continues it. none: never."
     )
-    exit_code: int = Field(75, ge=1, le=125, description="Of a run that ended so.")
+    exit_code: int = Field(75, ge=1, le=125, description="Exit code of a run that ended this way.")
 
 
 class Server(Section):
     host: str = Field(
-        "127.0.0.1", description="Any that is not loopback needs all `tokens` and TLS (docs/machines.md)."
+        "127.0.0.1", description="An address other than loopback requires all `tokens` and TLS (docs/machines.md)."
     )
     port: int = Field(0, ge=0, le=65535, description="0: any free port.")
     heartbeat_seconds: Seconds = Field(
-        2.0, description="Rarer where there are more than 500 workers, up to a third of `lost_after_seconds`."
+        2.0,
+        description="Time between heartbeats; longer with more than 500 workers, up to a third of `lost_after_seconds`.",
     )
-    lost_after_seconds: Seconds = Field(15.0, description="A worker that is silent for so long is given up.")
+    lost_after_seconds: Seconds = Field(15.0, description="A worker that is silent for this long counts as lost.")
     reply_timeout_seconds: Seconds = Field(
         600.0,
-        description="A command to an environment or a replica without an answer by then has failed; a worker that owes "
-        "half of its answers is begun anew.",
+        description="A command to an environment or a replica fails when it is not answered within this time; a "
+        "worker that owes half of its answers is restarted.",
     )
     share_screenshots: bool = Field(
         True,
-        description="Workers that see the run's blob directory write and read screenshots there themselves; those that "
-        "do not, or all with false, have them from the coordinator.",
+        description="true: workers with access to the run's blob directory write and read screenshots there; other "
+        "workers exchange them with the coordinator, and with false all do.",
     )
     tls_certificate: Path | None = Field(
-        None, description="PEM. `dart train`'s own workers trust exactly this file: let it be self-signed there."
+        None,
+        description="PEM. Workers started by `dart train` trust exactly this file, so it must be self-signed there.",
     )
-    tls_key: Path | None = Field(None, description="PEM, of tls_certificate.")
+    tls_key: Path | None = Field(None, description="PEM: the key of tls_certificate.")
     tls_client_ca: Path | None = Field(
         None,
-        description="Set: workers must show a certificate of this authority; for `dart coordinator`, whose workers are "
-        "started by hand.",
+        description="If set, workers must present a certificate of this authority; for `dart coordinator`, whose "
+        "workers are started by hand.",
     )
     tokens: dict[TokenRole, str] = Field(
         default_factory=dict,
-        description="A bearer token per role, as env:NAME or file:PATH; never the token itself. A host that is open to "
+        description="A bearer token per role, as env:NAME or file:PATH, never the token itself. A host that is open to "
         "the network needs all four.",
     )
 

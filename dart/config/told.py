@@ -1,4 +1,4 @@
-"""What each role is told in its Welcome."""
+"""The config that each role gets in its Welcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dart.config.trainer import Sync, Trainer
 
 
 class SharedBlobs(Section):
-    """The run's screenshots, for workers that see the directory: it holds a file `id` with this word."""
+    """The run's screenshots, for workers with access to the directory: its file `id` holds this word."""
 
     directory: Path
     id: str

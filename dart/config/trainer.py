@@ -17,40 +17,44 @@ OWN_LOSS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Loss(Section):
-    """Defaults are the paper's; docs/losses.md says what gives GSPO, CISPO, DAPO, Dr.GRPO and IcePop."""
+    """Defaults are the paper's; docs/losses.md has the settings for GSPO, CISPO, DAPO, Dr.GRPO and IcePop."""
 
     kind: str = Field("grpo", description="`grpo`, `cispo`, `likelihood`, or `module:function` for your own.")
     ratio: Literal["token", "sequence"] = Field(
-        "token", description="Of the policy to the one before the update; `sequence` is GSPO's, over a step's response."
+        "token",
+        description="The ratio of the policy to the one before the update; `sequence` is GSPO's, over a step's "
+        "response.",
     )
-    clip_low: float = Field(0.2, gt=0.0, le=1.0, description="The ratio is clipped at 1 minus this; 1: not from below.")
-    clip_high: float = Field(0.28, gt=0.0, description="And at 1 plus this.")
+    clip_low: float = Field(
+        0.2, gt=0.0, le=1.0, description="The ratio is clipped below at 1 minus this; 1: no lower bound."
+    )
+    clip_high: float = Field(0.28, gt=0.0, description="The ratio is clipped above at 1 plus this.")
     aggregation: Literal["step_mean", "token_mean", "constant"] = Field(
         "step_mean",
-        description="Mean over a step's tokens, then over steps; or over all tokens (DAPO); or a step's sum divided by "
-        "constant_length, then mean over steps (Dr.GRPO).",
+        description="The mean over a step's tokens, then over steps; or over all tokens (DAPO); or a step's sum "
+        "divided by constant_length, then mean over steps (Dr.GRPO).",
     )
-    constant_length: Positive | None = Field(None, description="Tokens; for aggregation `constant`.")
+    constant_length: Positive | None = Field(None, description="Number of tokens, for aggregation `constant`.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="Of the KL to the initial policy. As a loss, k1 has gradient 0 on average."
+        "k3", description="Estimator of the KL to the initial policy. As a loss, k1 has gradient 0 on average."
     )
     kl_coefficient: float = Field(0.1, ge=0.0, description="beta; 0: no reference model is loaded.")
     importance: Literal["truncated", "masked", "none"] = Field(
         "truncated",
-        description="What becomes of the ratio of the policy before the update to the one sampled from: cut at the "
-        "cap, 0 outside floor and cap (IcePop), or not used.",
+        description="How to use the ratio of the policy before the update to the one sampled from: truncated at the "
+        "cap, masked to 0 outside floor and cap (IcePop), or not used.",
     )
     importance_level: Literal["token", "sequence"] = Field(
-        "token", description="The ratio of each token, or the product over a step's response."
+        "token", description="Each token's ratio, or the product over a step's response."
     )
-    importance_cap: float = Field(1.0, gt=0.0, description="C of the importance weight.")
-    importance_floor: float = Field(0.5, ge=0.0, description="For importance `masked`.")
-    entropy_coefficient: float = Field(0.0, ge=0.0, description="Of an entropy bonus.")
+    importance_cap: float = Field(1.0, gt=0.0, description="C, the upper bound of the importance weight.")
+    importance_floor: float = Field(0.5, ge=0.0, description="The lower bound, for importance `masked`.")
+    entropy_coefficient: float = Field(0.0, ge=0.0, description="Coefficient of an entropy bonus.")
     entropy_quantile: float = Field(
         0.2,
         ge=0.0,
         lt=1.0,
-        description="Steps whose entropy is below this quantile of their group's do not train; 0: all do, and a "
+        description="Steps with an entropy below this quantile of their group are not trained on; 0: all are, and a "
         "forward pass per update is saved.",
     )
 
@@ -78,60 +82,64 @@ class Loss(Section):
 
 
 class Advantage(Section):
-    level: Literal["trajectory", "step"] = Field("trajectory", description="What counts once in mean and std.")
-    std_normalise: bool = Field(True, description="false is Dr.GRPO.")
+    level: Literal["trajectory", "step"] = Field("trajectory", description="What counts once in the mean and std.")
+    std_normalise: bool = Field(True, description="Divide by the std; false is Dr.GRPO.")
     overlong_buffer: int = Field(
         0,
         ge=0,
-        description="DAPO's soft overlong punishment: a trajectory's reward falls over the last so many tokens before "
-        "its longest response reaches rollout.max_tokens; 0: it does not.",
+        description="DAPO's soft overlong punishment: a trajectory's reward falls over this many last tokens before "
+        "its longest response reaches rollout.max_tokens; 0: no punishment.",
     )
-    overlong_penalty: float = Field(1.0, gt=0.0, description="By how much it has fallen at rollout.max_tokens.")
+    overlong_penalty: float = Field(1.0, gt=0.0, description="How much the reward has fallen at rollout.max_tokens.")
 
 
 class Trainer(Section):
-    ranks: Positive = Field(1, description="Processes of the trainer.")
+    ranks: Positive = Field(1, description="Number of trainer processes.")
     learning_rate: float = Field(1e-6, gt=0.0, description="Of AdamW.")
-    final_learning_rate_fraction: Fraction = Field(1.0, description="Linear decay to this share at the last update.")
+    final_learning_rate_fraction: Fraction = Field(
+        1.0, description="Linear decay of the learning rate to this share at the last update."
+    )
     weight_decay: float = Field(0.1, ge=0.0, description="Of AdamW.")
-    gradient_clip: float = Field(2.0, gt=0.0, description="Longest gradient (its norm over all weights).")
+    gradient_clip: float = Field(2.0, gt=0.0, description="The largest gradient norm, over all weights.")
     adam_betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Of AdamW.")
     adam_epsilon: float = Field(
-        1e-8, gt=0.0, description="Larger: weights with tiny gradients, such as unused tokens' rows, move less."
+        1e-8, gt=0.0, description="A larger value moves weights with tiny gradients, such as unused tokens' rows, less."
     )
-    trajectories_per_update: Positive = Field(64, description="Released trajectories that make a batch, at least.")
+    trajectories_per_update: Positive = Field(64, description="The fewest released trajectories that make a batch.")
     minibatches: Positive = Field(1, description="Optimiser steps per batch.")
-    microbatch_tokens: Positive = Field(16384, description="Padded tokens per forward pass.")
-    gradient_checkpointing: bool = Field(False, description="Less memory, a second forward pass.")
-    threads: Positive | None = Field(None, description="torch CPU threads per rank; none: torch decides.")
+    microbatch_tokens: Positive = Field(16384, description="The most tokens per forward pass, padding included.")
+    gradient_checkpointing: bool = Field(False, description="Saves memory at the cost of a second forward pass.")
+    threads: Positive | None = Field(None, description="CPU threads of torch per rank; none: torch decides.")
     loss: Loss = Field(default_factory=Loss)
     advantage: Advantage = Field(default_factory=Advantage)
 
 
 class Schedule(Section):
-    """What waits for what. The defaults are the paper's; the others are what it is compared with."""
+    """What waits for what. The defaults are the paper's; the other values are baselines."""
 
     sampling: Literal["rollout", "task", "batch"] = Field(
         "rollout",
-        description="A free environment takes the next roll-out at once; or waits until all N roll-outs of its set's "
-        "task have finished; or until the whole batch has.",
+        description="A free environment takes the next roll-out at once, or waits until all N roll-outs of its set's "
+        "task have finished, or until the whole batch has.",
     )
     training: Literal["asynchronous", "synchronous"] = Field(
-        "asynchronous", description="Sampling and updates go on side by side, or take turns."
+        "asynchronous", description="Sampling and updates run concurrently, or alternate."
     )
     sync: Literal["rolling", "all"] = Field(
-        "rolling", description="Replicas get new weights one after the other, or all at once while none serves."
+        "rolling", description="Replicas get new weights one after another, or all at once while none serves."
     )
 
 
 class Supervised(Section):
-    sources: tuple[Path, ...] = Field((), description="Folders that `dart collect` made: what is imitated.")
+    sources: tuple[Path, ...] = Field(
+        (), description="Folders that `dart collect` made: the demonstrations to imitate."
+    )
 
 
 class Sync(Section):
     transport: Literal["gloo", "nccl"] = Field(
         "nccl", description="nccl: trainer and replicas have GPUs of their own; gloo: everything else, a CPU included."
     )
-    max_unavailable: Positive = Field(1, description="Replicas that may be updated at the same time.")
-    mode: Literal["keep", "drain", "abort"] = Field("drain", description="What becomes of requests in flight.")
-    timeout_seconds: Seconds = Field(120.0, description="A transfer that takes longer is broken off and tried again.")
+    max_unavailable: Positive = Field(1, description="The most replicas that may be updated at the same time.")
+    mode: Literal["keep", "drain", "abort"] = Field("drain", description="What happens to requests in flight.")
+    timeout_seconds: Seconds = Field(120.0, description="A transfer that takes longer is aborted and tried again.")

@@ -1,4 +1,4 @@
-"""The whole config, and what has to fit together in it."""
+"""The whole config, and the checks across its sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dart.config.trainer import Schedule, Supervised, Sync, Trainer
 
 
 class Config(Section):
-    """A run, whole."""
+    """The config of a run."""
 
     algorithm: Literal["grpo", "sft"] = Field(
         "grpo", description="`sft` imitates demonstrations: no sampling, and trainer.loss is the likelihood alone."
@@ -39,7 +39,7 @@ class Config(Section):
 
     @property
     def samples(self) -> bool:
-        """The run needs environments and replicas."""
+        """True if the run needs environments and replicas."""
         return self.algorithm != "sft" or self.evaluation.episodes > 0
 
     @model_validator(mode="after")
@@ -61,7 +61,7 @@ class Config(Section):
         if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.minimum > self.curation.rollouts:
             raise ValueError(
                 f"curation.dynamic_rollouts.minimum is {self.curation.dynamic_rollouts.minimum}, more than "
-                f"curation.rollouts ({self.curation.rollouts}): lower it, or set dynamic_rollouts.enabled: false"
+                f"curation.rollouts ({self.curation.rollouts}): lower it or set dynamic_rollouts.enabled: false"
             )
         if self.curation.dynamic_rollouts.enabled and self.curation.dynamic_rollouts.window < self.curation.rollouts:
             raise ValueError(
