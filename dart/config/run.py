@@ -125,7 +125,7 @@ class Server(Section):
     port: int = Field(0, ge=0, le=65535, description="0: any free port.")
     heartbeat_seconds: Seconds = Field(
         2.0,
-        description="Time between heartbeats; longer with more than 500 workers, up to a third of `lost_after_seconds`.",
+        description="Time between heartbeats; longer with over 500 workers, up to a third of `lost_after_seconds`.",
     )
     lost_after_seconds: Seconds = Field(15.0, description="A worker that is silent for this long counts as lost.")
     reply_timeout_seconds: Seconds = Field(

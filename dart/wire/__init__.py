@@ -1,1 +1,1 @@
-"""The wire code that both ends share: sessions, security, and conversion between records and protobuf."""
+"""The wire code that both ends share: sessions, security, and conversion between records and protobuf messages."""

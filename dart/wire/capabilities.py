@@ -1,8 +1,8 @@
-"""Every capability: the names by which Hello and Welcome say what an end can do beyond the protocol's first version.
+"""Every capability: the names with which Hello and Welcome say what an end can do beyond the protocol's first version.
 
-A name is known from one protocol version on. When `dart.wire.channel.OLDEST_PROTOCOL_VERSION` has reached the version
-in which every worker has it, asking for it is unnecessary: both ends may then take it for granted, and the name stays
-in this file, so that it is never given another meaning.
+A name exists from some protocol version on. Once `dart.wire.channel.OLDEST_PROTOCOL_VERSION` reaches the version in
+which every worker has it, both ends may take it for granted. The name stays in this file, so that it is never given
+another meaning.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ SLOTS = "slots"
 class Capability:
     name: str
     roles: tuple[str, ...]
-    """Whose Hello names it; "coordinator" names it in Welcome."""
+    """The roles that name it in Hello; "coordinator" names it in Welcome."""
     meaning: str
     known_since: int = 1
     """The protocol version whose first release could name it."""
     granted_since: int | None = None
-    """The protocol version from which on every worker has it and nobody has to ask; None: it is still asked for."""
+    """The protocol version from which every worker has it, so that nobody has to ask; None while it must be asked
+    for."""
 
 
 KNOWN = {
@@ -59,7 +60,7 @@ KNOWN = {
 
 
 def has(end: pb.Hello | pb.Welcome, name: str) -> bool:
-    """True when the end that introduced itself so can do it."""
+    """True when the end with this Hello or Welcome has the capability."""
     granted = KNOWN[name].granted_since
     if granted is not None and isinstance(end, pb.Hello) and end.protocol_version >= granted:
         return True

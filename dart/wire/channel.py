@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A stopped peer sends no FIN: ping it, also while no call is active.
+    # A stopped peer sends no FIN, so ping it, even while no call is active.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -30,8 +30,8 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two runs on one machine must not share a port, and a taken port must be an error.
     ("grpc.so_reuseport", 0),
-    # Without probing, every message on a connection that is mostly quiet has no ping of its own to measure the link by;
-    # the window that the pings would widen is wide from the start.
+    # Bandwidth probing would send a ping with nearly every message on a mostly quiet connection. The window that these
+    # pings would widen is wide from the start instead.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
 )
@@ -101,7 +101,7 @@ def read_token(source: str, field: str) -> str:
 
 
 def authorised(metadata: Mapping[str, str], token: str | None) -> bool:
-    """True when no token is asked for or the caller's bearer token is it."""
+    """True when no token is required, or the caller's bearer token matches."""
     if token is None:
         return True
     return hmac.compare_digest(metadata.get("authorization", "").encode(), f"Bearer {token}".encode())

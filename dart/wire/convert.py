@@ -1,8 +1,8 @@
 """Records ⇄ protobuf, one pair of functions per message. Unknown or unset kinds raise ValueError.
 
-Python's protobuf copies a message that is put into another by writing and parsing it, which takes 70 times as long as
-setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So what carries screenshots is filled in where it is
-to be: `write_image`, `write_sample`; and so is what goes into every step's messages.
+Python's protobuf copies a message into another one by serialising and parsing it, which takes 70 times as long as
+setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So messages with screenshots are filled in place
+(`write_image`, `write_sample`), and so are the parts of every step's messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def action_to_proto(action: a.Action) -> apb.Action:
 
 
 def write_action(into: apb.Action, action: a.Action) -> None:
-    """Into an empty message."""
+    """Fill in an empty message."""
     match action:
         case a.Move(at):
             _write_at(into.move, at)
@@ -155,10 +155,10 @@ def task_from_proto(message: tpb.Task) -> t.Task:
 
 
 def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
-    """All parts, screenshots without their bytes.
+    """All parts, with screenshots without their bytes.
 
-    Messages that stand one behind the other are read as one, and lists in them grow (the encoding's definition says
-    so): a block is encoded once, and a prompt of many turns is one join and one parse.
+    By definition of the encoding, concatenated messages parse as one, with their lists concatenated. So a block is
+    encoded once, and a prompt of many turns takes one join and one parse.
     """
     for block in prompt.blocks:
         if block.encoded is None:
@@ -287,14 +287,14 @@ def step_to_proto(step: t.Step, with_images: bool) -> tpb.Step:
 
 
 def sample_to_proto(sample: t.Sample) -> spb.Sample:
-    """With the bytes of its screenshots."""
+    """The message, with the bytes of its screenshots."""
     message = spb.Sample()
     write_sample(message, sample)
     return message
 
 
 def write_sample(into: spb.Sample, sample: t.Sample, held: Container[bytes] = ()) -> None:
-    """`held`: digests of screenshots whose bytes the receiver has, or gets elsewhere."""
+    """`held`: digests of screenshots whose bytes the receiver has, or gets from elsewhere."""
     g = sample.generation
     into.trajectory_id, into.group_id, into.step_index = sample.trajectory_id, sample.group_id, sample.index
     into.advantage, into.rescore = sample.advantage, sample.rescore
@@ -308,7 +308,7 @@ def write_sample(into: spb.Sample, sample: t.Sample, held: Container[bytes] = ()
 
 
 def sample_from_proto(message: spb.Sample, held: Mapping[bytes, t.Image] = MappingProxyType({})) -> t.Sample:
-    """`held`: screenshots with their bytes, by digest. The generation has no text: nobody trains on that."""
+    """`held`: screenshots with their bytes, by digest. The generation has no text, because training does not use it."""
     generation = t.Generation(
         array("I", message.prompt_token_ids[:]),
         array("I", message.token_ids[:]),

@@ -1,11 +1,12 @@
-"""What one end of a session has to say: messages wait here for the stream, and those that wait together go together.
+"""Outgoing messages of one end of a session: they wait here for the stream, and messages that wait together are
+batched.
 
 A message on a stream costs some 40 µs whatever its size: a system call, and a hop between gRPC's threads and the event
-loop. So whatever has come up while the last one was written is written as one. It waits for nothing: a message that is
-alone goes alone.
+loop. So all messages that arrived while the last one was written are written as one. Nothing is delayed: a message that
+waits alone is sent alone.
 
-A message over the limit never reaches the stream, which it would break, again with every resumption: `too_large` is
-told instead, and fails the one command that it belongs to.
+A message over the limit would break the stream, again with every resumption, so it is never sent: `too_large` is called
+instead, and fails only the command that the message belongs to.
 
 Worked example: an Act, a Release and a Generate of 2 MB wait. The first `take` gives Act and Release as one batch; the
 Generate would make it larger than FULL_BYTES, so the second `take` gives it alone.
@@ -24,19 +25,19 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.channel import MAX_MESSAGE_BYTES
 
 FULL_BYTES = 1 << 20
-"""A batch holds at most so much: larger ones gain nothing, and must not pass a message's limit."""
+"""The most bytes in a batch: larger ones gain nothing, and must not exceed the limit of a message."""
 MOST_ENTRIES = 1 << 16
-"""A batch that is read has at most so many messages: one of FULL_BYTES has fewer, and each costs time to look at."""
+"""The most messages accepted in a batch: one of FULL_BYTES has fewer, and each costs time to process."""
 
 Message = TypeVar("Message", pb.SessionRequest, pb.SessionResponse)
 
 
 class MalformedError(Exception):
-    """The other end sent bytes that are no message of this protocol."""
+    """The other end sent bytes that are not a message of this protocol."""
 
 
 class Outbox(Generic[Message]):
-    """What waits for one stream. `batches`: the other end reads them.
+    """Messages that wait for one stream. `batches`: the other end accepts batches.
 
     `too_large` is called with a message that is over `limit` bytes, and its size.
     """
@@ -51,7 +52,7 @@ class Outbox(Generic[Message]):
         self._too_large: Callable[[Message, int], None] | None = too_large
         self._waiting: deque[Message] = deque()
         self._encoded: tuple[Message, bytes] | None = None
-        """The next message, which the last batch had no room for."""
+        """The next message, for which the last batch had no room."""
         self._reader: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class Outbox(Generic[Message]):
             self._reader.set_result(None)
 
     async def get(self) -> Message:
-        """The next message, alone. One reader at a time, which does not `take` as well."""
+        """The next message, alone. For a single reader, which must not call `take` as well."""
         while not self._waiting:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -93,7 +94,7 @@ class Outbox(Generic[Message]):
         return (encoded[0] if len(encoded) == 1 else _joined(encoded)), _goodbye(message)
 
     def _encode(self, message: Message) -> bytes | None:
-        """None when the message is too large, which has been told then."""
+        """The encoded message; None if it is too large, after `too_large` has been called."""
         encoded = message.SerializeToString()
         if len(encoded) <= self._limit:
             return encoded
@@ -103,12 +104,12 @@ class Outbox(Generic[Message]):
 
 
 def too_large(what: str, size: int) -> str:
-    """What is said of a message that is over the limit."""
+    """The error text for a message over the limit."""
     return f"the message {what} is {size:,} bytes, and the limit is {MAX_MESSAGE_BYTES:,}"
 
 
 def messages(encoded: bytes, kind: type[Message]) -> Sequence[Message]:
-    """What a message from the stream brings: itself, or its batch. Raises MalformedError."""
+    """The messages in the bytes from the stream: a single one, or a batch. Raises MalformedError."""
     try:
         message = kind.FromString(encoded)
     except DecodeError as error:
@@ -126,9 +127,9 @@ def _goodbye(message: pb.SessionRequest | pb.SessionResponse) -> bool:
 
 
 def _joined(encoded: list[bytes]) -> bytes:
-    """A message whose batch these are: a list field is, for each entry, a tag, its length and its bytes.
+    """Encode these messages as one batch: each entry of a list field is a tag, a length and its bytes.
 
-    Put together here because a message that is put into another message is copied twice over (`wire.convert`).
+    This is done by hand because protobuf would copy each message twice (`wire.convert`).
     """
     pieces: list[bytes] = []
     for one in encoded:
@@ -137,7 +138,7 @@ def _joined(encoded: list[bytes]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits to a byte, the lowest first; the top bit says that more follow."""
+    """Encode a number with seven bits per byte, lowest first; a byte's top bit says that more follow."""
     made = bytearray()
     while number > 0x7F:
         made.append(number & 0x7F | 0x80)

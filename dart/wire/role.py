@@ -1,4 +1,4 @@
-"""What a worker role has to offer; `dart.wire.worker` does the rest (dialling, heartbeats, replies, reconnecting)."""
+"""The interface of a worker role; `dart.wire.worker` does the rest (dialling, heartbeats, replies, reconnecting)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Reply = (
 
 
 class CommandError(Exception):
-    """One command failed and the worker goes on: it becomes a `Failure` with this code and message.
+    """One command failed and the worker continues: the answer is a `Failure` with this code and message.
 
-    `trajectories`: ids of those of a batch that cannot be trained on.
+    `trajectories`: ids of trajectories in the batch that cannot be trained on.
     """
 
     def __init__(self, code: pb.FailureCode, message: str, trajectories: Sequence[str] = ()) -> None:
@@ -52,11 +52,11 @@ class CommandError(Exception):
 class WorkerRole(Protocol):
     """One role's work.
 
-    `prepare` is called once, with the role's config (the JSON of Welcome); it may take minutes; heartbeats go on
-    meanwhile. `handle` is called in a task of its own for every command, so commands run side by side; commands of
-    one assignment come one after the other, except Abort. It returns the reply (the session fills in the
-    assignment), or None where there is nothing to say (Abort; all pages of a TrainBatch but the last). It raises
-    CommandError for a failure of this command alone; any other exception ends the worker. `close` is always called.
+    `prepare` is called once, with the role's config (the JSON of Welcome); it may take minutes, during which heartbeats
+    continue. `handle` is called in a task of its own for every command, so commands run concurrently; commands of one
+    assignment come one after another, except Abort. It returns the reply (the session fills in the assignment), or None
+    if there is none (Abort; all pages of a TrainBatch but the last). It raises CommandError if only this command
+    failed; any other exception ends the worker. `close` is always called.
     """
 
     role: pb.Role
@@ -70,10 +70,10 @@ class WorkerRole(Protocol):
 
 @runtime_checkable
 class Offering(Protocol):
-    """A role whose slots come and go (`Slots`). Of env workers; its Hello has the capability "slots"."""
+    """A role whose slots come and go (`Slots`): env workers with the capability "slots" in Hello."""
 
     async def run(self, say: Callable[[pb.Slots], None]) -> None:
         """Called after each `prepare`, and cancelled before the next one and before `close`.
 
-        It says what there is, whenever that changes. Whatever it raises ends the worker.
+        It reports the slots whenever they change. Any exception it raises ends the worker.
         """

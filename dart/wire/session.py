@@ -1,18 +1,18 @@
-"""The two ends of a session as plain objects: what is sent, carried out, answered, repeated or dropped, and when.
+"""The two ends of a session as plain objects: they decide what is sent, carried out, answered, repeated or dropped.
 
 No event loop and no network: events come in as calls, with the time as an argument; messages go out through `Sink.put`.
 The coordinator has one `CoordinatorEnd` for each worker instance, the worker has one `WorkerEnd`. Both outlive their
 streams; `dart.wire.stream` moves the messages.
 
-What always holds, however often streams break, and whatever arrives twice:
+Invariants, however often streams break, and whatever arrives twice:
 
 - A command is known by (assignment id, attempt, sequence) within an epoch, and is carried out at most once.
-- A command without an answer is sent again with each new stream of the same epoch, before anything newer; a command
-  that was answered, or that nobody waits for any more, is not.
-- At most one command of an assignment is at the worker at a time; the pages of one call count as one command. What
-  follows waits here until the one before it is answered, so a Release never overtakes an Act whose caller has given up.
-  Abort alone does not wait.
-- A new epoch voids everything of the one before.
+- A command without an answer is sent again on each new stream of the same epoch, before anything newer; a command that
+  was answered, or that nobody waits for any more, is not.
+- At most one command of an assignment is at the worker at a time; the pages of one call count as one command. The next
+  command waits here until the one before it is answered, so a Release never overtakes an Act whose caller has given up.
+  Only Abort does not wait.
+- A new epoch voids everything from the one before.
 
 Worked example: the caller of Act 2 is cancelled and the episode sends Release 3. The end keeps Act 2 (`abandon`) and
 holds Release 3 back. The stream breaks; on the new one Act 2 goes out again. The worker has carried it out already and
@@ -38,19 +38,19 @@ Key: TypeAlias = tuple[str, int, int]
 """(assignment id, attempt, sequence): one command."""
 
 BOUNDED = frozenset({"reset", "act", "suggest", "generate", "hold_screenshots", "release"})
-"""Commands whose answers have to come in time. An update takes as long as it takes, transfers have a timeout."""
+"""Commands with a time limit for the answer. Updates have no limit, and transfers have a timeout of their own."""
 
 Sent_contra = TypeVar("Sent_contra", contravariant=True)
 
 
 class Sink(Protocol[Sent_contra]):
-    """Takes the messages for the other end; they are written in this order."""
+    """Takes the messages for the other end, which are written in this order."""
 
     def put(self, message: Sent_contra, /) -> None: ...
 
 
 def _field_names(message: type[pb.SessionRequest] | type[pb.SessionResponse]) -> dict[str, str]:
-    """Of each message that can be a body: its type's name, and the name of its field."""
+    """For each message that can be a body: its type's name → the name of its field."""
     bodies = message.DESCRIPTOR.oneofs_by_name["body"].fields
     return {field.message_type.name: field.name for field in bodies if field.message_type is not None}
 
@@ -70,32 +70,32 @@ def assignment_of(message: pb.SessionRequest | pb.SessionResponse) -> pb.Assignm
 
 @dataclass(slots=True)
 class _Command:
-    """A command (all its pages) that the worker owes an answer to, or will when it is sent."""
+    """A command (with all its pages) that the worker owes an answer to, or will owe once it is sent."""
 
     key: Key
     kind: str
     messages: Sequence[pb.SessionResponse]
     since: float
-    """When it was issued, or let go after a wait (monotonic seconds)."""
+    """When it was issued, or sent after waiting here (monotonic seconds)."""
     awaited: bool
-    """Somebody waits for the reply. A Release goes out until it is answered all the same."""
+    """Somebody waits for the reply. A Release is sent until it is answered in any case."""
     place: int = 0
-    """How many commands had been sent when it was, itself included."""
+    """Its position among all commands sent, from 1."""
     asked_again: int = 0
-    """How often another reply was asked for."""
+    """How often the reply was requested again."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """One piece of work: its numbering, and its commands."""
+    """One piece of work: its numbering and its commands."""
 
     sequence: int = 0
     open: _Command | None = None
-    """The one at the worker."""
+    """The command at the worker."""
     held: tuple[_Command, ...] = ()
-    """Those that wait for it, oldest first."""
+    """Commands that wait for it, oldest first."""
     finished: bool = False
-    """No more will be issued."""
+    """No more commands will be issued."""
 
     @property
     def wanted(self) -> bool:
@@ -106,7 +106,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Commands that were not answered in time. `hangs`: they are so many that the worker itself has failed."""
+    """Commands that were not answered in time. `hangs`: there are so many that the worker itself has failed."""
 
     why: str = ""
     failed: Sequence[Key] = ()
@@ -120,7 +120,7 @@ class CoordinatorEnd:
     epoch: int
     outbox: Sink[pb.SessionResponse]
     stale: int = 0
-    """Replies of another epoch, or to a command that nobody has open."""
+    """Replies from another epoch, or to a command that is not open."""
     _work: dict[Work, _Work] = field(default_factory=dict)
     _sent: int = 0
 
@@ -130,9 +130,9 @@ class CoordinatorEnd:
         return sum(state.open is not None for state in self._work.values())
 
     def issue(self, commands: Sequence[Command | pb.SessionResponse], now: float, awaited: bool = True) -> Key:
-        """Number a command, or the pages of one, and send it as soon as its work allows; what its reply is known by.
+        """Number a command, or the pages of one, and send it as soon as its work allows. Returns the key of its reply.
 
-        A command may come in its message already: a body that is put into a message is copied.
+        A command may already be wrapped in its message, which saves copying the body.
         """
         messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
         kind = messages[0].WhichOneof("body") or ""
@@ -145,7 +145,7 @@ class CoordinatorEnd:
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
         key = (*work, state.sequence)
         if kind == "abort":
-            self.outbox.put(messages[0])  # it has no reply, and is for the command that it would have to wait for
+            self.outbox.put(messages[0])  # no reply, and it concerns the command it would have to wait for
             return key
         command = _Command(key, kind, messages, now, awaited)
         if state.open is None:
@@ -155,7 +155,7 @@ class CoordinatorEnd:
         return key
 
     def abandon(self, key: Key) -> None:
-        """Nobody waits for this reply any more. The command stays open while another waits behind it."""
+        """Nobody waits for this reply any more. The command stays open while another waits for it."""
         if (state := self._work.get(key[:2])) is None:
             return
         if state.open is not None and state.open.key == key:
@@ -164,7 +164,7 @@ class CoordinatorEnd:
             state.held = tuple(command for command in state.held if command.key != key)
 
     def finish(self, work: Work) -> None:
-        """No more commands of this work will be issued: forget its numbering, and a command that nobody wants."""
+        """No more commands of this work will be issued: forget its numbering, and an open command that nobody wants."""
         if (state := self._work.get(work)) is not None:
             state.finished = True
             if not state.wanted:
@@ -172,11 +172,11 @@ class CoordinatorEnd:
 
     @property
     def surplus(self) -> int:
-        """Stale replies beyond one for each command that was ever sent: an honest worker comes to none."""
+        """Stale replies beyond one for each command ever sent: an honest worker has none."""
         return self.stale - self._sent
 
     def owed(self, assignment: pb.Assignment) -> pb.SessionResponse | None:
-        """The open command that a reply with this assignment answers; of its pages, the last."""
+        """The open command that a reply with this assignment answers; of several pages, the last."""
         state = self._work.get((assignment.assignment_id, assignment.attempt))
         if state is None or state.open is None or not self._answers(assignment, state.open):
             return None
@@ -185,7 +185,7 @@ class CoordinatorEnd:
     def ask_again(self, command: pb.SessionResponse | None, most: int) -> bool:
         """Send this command again, or all that are open; False when each has been sent again `most` times already.
 
-        A worker that has answered one repeats its reply; one that carries it out goes on with it.
+        A worker that has answered a command repeats its reply; one that is still working on it continues.
         """
         again = [
             one for one in self._open() if (command is None or command is one.messages[-1]) and one.asked_again < most
@@ -196,7 +196,7 @@ class CoordinatorEnd:
         return bool(again)
 
     def answered(self, assignment: pb.Assignment) -> Key | None:
-        """The command that a reply closes; None when the reply is stale, which is counted."""
+        """Close the command that a reply answers, and return it; None if the reply is stale, which is counted."""
         work = (assignment.assignment_id, assignment.attempt)
         state = self._work.get(work)
         if state is None or state.open is None or not self._answers(assignment, state.open):
@@ -207,7 +207,7 @@ class CoordinatorEnd:
         return key
 
     def refused(self, message: pb.SessionResponse) -> Key | None:
-        """The stream cannot carry this message: the command that it closes. None when nobody has it open."""
+        """The stream cannot carry this message: close its command, and return it; None if it is not open."""
         assignment = assignment_of(message)
         if assignment is None:
             return None
@@ -220,7 +220,7 @@ class CoordinatorEnd:
         return key
 
     def resume(self, outbox: Sink[pb.SessionResponse]) -> None:
-        """The same instance has a new stream: what it owes an answer to goes out again, in the old order."""
+        """The same instance has a new stream: commands without an answer are sent again, in the old order."""
         self.outbox = outbox
         for command in sorted(self._open(), key=lambda command: command.place):
             work = command.key[:2]
@@ -233,8 +233,8 @@ class CoordinatorEnd:
     def overdue(self, now: float, seconds: float) -> Overdue:
         """Commands without an answer for `seconds` have failed, and are closed.
 
-        When they are at least half of what the worker has, its engine or its browser hangs, though its heartbeats go
-        on; then nothing is closed, because the worker is to be given up.
+        If they are at least half of the worker's commands, its engine or its browser hangs although heartbeats
+        continue; then nothing is closed, because the worker is to be given up.
         """
         waiting = [command for command in self._open() if command.kind in BOUNDED]
         late = [command for command in waiting if now - command.since >= seconds]
@@ -249,12 +249,12 @@ class CoordinatorEnd:
         return Overdue(why, [command.key for command in late])
 
     def oldest(self, now: float) -> tuple[str, float]:
-        """(kind, seconds) of the command that somebody has waited for longest; ("", 0.0) where nobody waits."""
+        """(kind, seconds) of the command that somebody has waited for longest; ("", 0.0) if nobody waits."""
         oldest = min((one for one in self._open() if one.awaited), key=lambda one: one.since, default=None)
         return (oldest.kind, now - oldest.since) if oldest else ("", 0.0)
 
     def validate(self) -> None:
-        """Raises AssertionError when what always holds does not. For tests."""
+        """Check the invariants. Raises AssertionError. For tests."""
         for work, state in self._work.items():
             commands = [*([state.open] if state.open else []), *state.held]
             keys = [command.key for command in commands]
@@ -280,7 +280,7 @@ class CoordinatorEnd:
             self.outbox.put(message)
 
     def _close(self, work: Work, state: _Work, now: float = 0.0) -> None:
-        """The worker owes no answer to the open command any more; the next one of this work may go."""
+        """The worker owes no answer to the open command any more: send the next one of this work."""
         state.open = None
         if state.held:
             following, *rest = state.held
@@ -300,12 +300,12 @@ def _wrapped_command(command: Command) -> pb.SessionResponse:
 # ---- the worker's end ----
 
 LEAST_KEPT = 64
-"""Pieces of work whose last reply is kept, at least."""
+"""The last reply is kept for at least this many pieces of work."""
 
 
 @dataclass(slots=True)
 class _Done:
-    """The newest command of one piece of work: carried out, or being so."""
+    """The newest command of one piece of work, done or under way."""
 
     sequence: int
     running: bool = True
@@ -314,16 +314,17 @@ class _Done:
 
 @dataclass(slots=True)
 class WorkerEnd:
-    """Says which commands to carry out, and keeps the last reply of each recent piece of work to repeat it."""
+    """Decides which commands to carry out, and keeps the last reply of each recent piece of work to repeat it."""
 
     outbox: Sink[pb.SessionRequest]
     epoch: int = 0
     kept: int = LEAST_KEPT
-    """Set to twice the slots where that is more: what can be unanswered, and what has just been answered."""
+    """Raised to twice the slots if that is more: work that can be unanswered, and work just answered."""
     _work: OrderedDict[Work, _Done] = field(default_factory=OrderedDict)
 
     def welcomed(self, welcome: pb.Welcome, outbox: Sink[pb.SessionRequest]) -> bool:
-        """A new stream has begun. True when what this end held is void: the coordinator does not know it."""
+        """A new stream has begun. Returns True if the coordinator does not know this end, so that what it held is
+        void."""
         void = self.epoch != 0 and not welcome.resumed
         if void:
             self._work.clear()
@@ -331,7 +332,7 @@ class WorkerEnd:
         return void
 
     def accept(self, assignment: pb.Assignment) -> bool:
-        """True when the command with this assignment is to be carried out; one that was answered is answered again."""
+        """Whether to carry out the command with this assignment; if it was answered before, the reply is repeated."""
         if assignment.epoch != self.epoch:
             log.warning("dropped a command of epoch %d; this is epoch %d", assignment.epoch, self.epoch)
             return False
@@ -347,7 +348,7 @@ class WorkerEnd:
         return False
 
     def reply(self, assignment: pb.Assignment, reply: Reply | pb.Failure | None) -> None:
-        """The command was carried out; None: it has no reply (an Abort, a page that is not the last)."""
+        """The command was carried out. `reply` is None if it has none (an Abort, a page that is not the last)."""
         message = None if reply is None else _wrapped_reply(reply, assignment)
         if assignment.epoch != self.epoch:
             return
@@ -358,13 +359,13 @@ class WorkerEnd:
             self.outbox.put(message)
 
     def refused(self, message: pb.SessionRequest, why: str) -> None:
-        """The stream cannot carry this reply: the command has failed instead."""
+        """The stream cannot carry this reply: answer that the command failed."""
         assignment = assignment_of(message)
         if assignment is not None and not message.HasField("failure"):
             self.reply(assignment, pb.Failure(code=pb.FAILURE_CODE_INVALID, message=why))
 
     def _forget(self) -> None:
-        """The oldest work that is not being done, when there is too much of it."""
+        """Forget the oldest work that is not under way, if there is too much of it."""
         spare = len(self._work) - self.kept
         oldest: Iterable[Work] = (work for work, done in self._work.items() if not done.running)
         for work in [work for work, _ in zip(oldest, range(spare), strict=False)]:
@@ -372,7 +373,7 @@ class WorkerEnd:
 
 
 def _wrapped_reply(reply: Reply | pb.Failure, assignment: pb.Assignment) -> pb.SessionRequest:
-    """The reply in its message. A screenshot's bytes are set in place (`dart.wire.convert` says why)."""
+    """The reply in its message. A screenshot's bytes are set in place (see `dart.wire.convert`)."""
     data = b""
     if isinstance(reply, pb.Observed) and reply.image.data:
         data, reply.image.data = reply.image.data, b""

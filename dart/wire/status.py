@@ -1,6 +1,6 @@
-"""`Status` ⇄ GetStatusResponse. A field of the record and of the message have the same name, so there is no table.
+"""`Status` ⇄ GetStatusResponse. Record and message use the same field names, so no table is needed.
 
-The message has some figures at its top level as well, where programs that are older than `Figures` look for them.
+The message repeats some figures at its top level, where programs older than `Figures` look for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dart.v1 import control_pb2 as cpb
 
 Record = typing.TypeVar("Record")
 _KNOWN: dict[type, dict[str, type]] = {}
-"""The fields of the records that were converted so far: finding them anew would take 50 µs for each worker."""
+"""Fields of the records converted so far: looking them up each time would take 50 µs for each worker."""
 
 
 def status_to_proto(status: Status) -> cpb.GetStatusResponse:
@@ -81,5 +81,5 @@ def _types(record: type) -> dict[str, type]:
 
 
 def _prefix(enum: str) -> str:
-    """What the names of an enum's values begin with: ROLE_ of Role."""
+    """The prefix of an enum's value names: ROLE_ for Role."""
     return enum.upper() + "_"

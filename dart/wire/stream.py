@@ -1,16 +1,16 @@
-"""One gRPC stream: bytes in and out, one event for every way in which it can break, and both ends' loops over it.
+"""One gRPC stream: bytes in and out, one exception for every way in which it can break, and the loop of both ends.
 
-What grpc.aio raises on a stream that is over depends on which call noticed first, and most of it is no RpcError
+What grpc.aio raises when a stream is over depends on which call noticed first, and most of it is not an RpcError
 (grpc/aio/_call.py and _cython/_cygrpc/aio of grpcio 1.85):
 
 - `AioRpcError`: a read after the peer or the network ended the call; a write that the core refused.
 - `asyncio.InvalidStateError`: a write after the call has ended, or after `done_writing`.
-- `grpc.aio.BaseError`: on the server, a read or write after the call has ended (`UsageError`), of a server that has
+- `grpc.aio.BaseError`: on the server, a read or write after the call has ended (`UsageError`), after the server has
   stopped, or that the core refused (`ExecuteBatchError`).
 - `asyncio.CancelledError`: a read after this end cancelled the call, though nobody cancelled the task that reads.
-- `OSError`, `EOFError`: nothing in grpc.aio raises them today; a stream that is not gRPC's does.
+- `OSError`, `EOFError`: nothing in grpc.aio raises them today; streams other than gRPC's do.
 
-All of them come out of `Stream` as StreamLostError, and so does a call's own end. Cancelling the task passes through.
+`Stream` turns all of them into StreamLostError, and also the end of the call. Cancellation of the task passes through.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, OSError,
 
 
 class StreamLostError(Exception):
-    """The stream broke, ended without a goodbye or went silent. `code`: the status of the call, where it has one."""
+    """The stream broke, ended without a goodbye or went silent. `code`: the status of the call, if it has one."""
 
     def __init__(self, why: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(why)
@@ -42,7 +42,7 @@ class StreamLostError(Exception):
 
 
 class Call(Protocol):
-    """The part of a gRPC call that is used here: the client's, or the server's context. Both give and take bytes."""
+    """The part of a gRPC call used here: the client's call or the server's context. Both read and write bytes."""
 
     async def read(self) -> object: ...
 
@@ -56,7 +56,7 @@ class Stream:
         self._call = call
 
     async def read(self) -> bytes:
-        """The next message. Raises StreamLostError when there is none any more."""
+        """The next message. Raises StreamLostError when the stream is over."""
         try:
             received = await self._call.read()
         except BROKEN as error:
@@ -68,7 +68,7 @@ class Stream:
         return received
 
     async def write(self, encoded: bytes) -> None:
-        """Raises StreamLostError when the other end cannot be told anything any more."""
+        """Raises StreamLostError when nothing can be sent to the other end any more."""
         try:
             await self._call.write(encoded)
         except BROKEN as error:
@@ -78,30 +78,30 @@ class Stream:
 
 
 def lost(error: BaseException) -> StreamLostError:
-    """The one event, in the words of whatever was raised."""
+    """The exception for a lost stream, with the text of whatever was raised."""
     if isinstance(error, grpc.aio.AioRpcError):
         return StreamLostError(error.details() or error.code().name, error.code())
     return StreamLostError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def _cancelled(error: asyncio.CancelledError) -> BaseException:
-    """The cancellation itself when it is meant for this task, else the end of the stream."""
+    """The cancellation itself if it is meant for this task, else StreamLostError."""
     task = asyncio.current_task()
     return error if task is None or task.cancelling() else StreamLostError("the call was cancelled")
 
 
 HANG_UP_SECONDS = 2.0
-"""How long an end that said goodbye, or cannot write any more, waits for the other end to say or end something."""
+"""How long an end that said goodbye, or can no longer write, waits for a last message or the end of the stream."""
 
 
 @dataclass(slots=True)
 class Pulse:
-    """When to say something, and since when the other end is silent. Times are monotonic seconds."""
+    """When to send something, and how long the other end has been silent. Times are monotonic seconds."""
 
     interval: float
-    """Something is written at least every so many seconds."""
+    """Something is written at least this often, in seconds."""
     silence: float = math.inf
-    """Seconds without a word after which the other end counts as lost."""
+    """Seconds without a message after which the other end counts as lost."""
     written: float = 0.0
     heard: float = 0.0
 
@@ -110,7 +110,7 @@ class Pulse:
         return max(0.0, self.written + self.interval - now)
 
     def lost_in(self, now: float) -> float:
-        """Seconds until the other end counts as lost; 0 when it does."""
+        """Seconds until the other end counts as lost; 0 when it is."""
         return max(0.0, self.heard + self.silence - now)
 
 
@@ -122,10 +122,10 @@ class Goodbye(NamedTuple):
 
 
 class Conversation(Generic[Sent, Received]):
-    """One stream's life, the same for both ends: read, write, beat and listen side by side.
+    """Runs one stream, the same way for both ends: reads, writes, sends heartbeats and watches for silence.
 
-    `receive` is called with each message but a goodbye. Messages to send are put into `outbox`, a Bye as well.
-    `parse` gives the messages in what was read; without it, bytes that are no message end the stream.
+    `receive` is called with each message except a goodbye. Messages to send are put into `outbox`, including a Bye.
+    `parse` returns the messages in what was read; without it, bytes that are not a message end the stream.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class Conversation(Generic[Sent, Received]):
         self._sends: type[Sent] = sends
         self._receive: Callable[[Received], None] = receive
         self.parted = False
-        """Either end has said goodbye, also when the stream has ended otherwise since."""
+        """Either end has said goodbye, even if the stream has since ended in another way."""
 
     async def run(self, *alongside: Coroutine[object, None, None]) -> Goodbye:
-        """Until a goodbye, or one of `alongside` ends the stream by raising StreamLostError; that is raised then.
+        """Run until a goodbye. A StreamLostError from the stream or from one of `alongside` is raised.
 
-        What else goes wrong in `alongside` is raised in an exception group.
+        Other exceptions in `alongside` are raised in an exception group.
         """
         self.pulse.written = self.pulse.heard = time.monotonic()
         parts: list[Coroutine[object, None, Goodbye | None]] = [self._read(), self._write(), self._beat(), *alongside]
@@ -182,18 +182,18 @@ class Conversation(Generic[Sent, Received]):
             try:
                 await self._stream.write(encoded)
             except StreamLostError:
-                # The reader knows better what this means: a goodbye of the other end may be on its way.
+                # Let the reader decide what this means: a goodbye from the other end may be on its way.
                 await asyncio.sleep(HANG_UP_SECONDS)
                 raise
             self.pulse.written = time.monotonic()
             if goodbye:
-                # The other end hangs up when it has read this. Ending the stream here instead could overtake it.
+                # The other end hangs up when it has read this. Ending the stream here could overtake the message.
                 self.parted = True
                 await asyncio.sleep(HANG_UP_SECONDS)
                 return Goodbye("", heard=False)
 
     async def _beat(self) -> None:
-        """A timer per message would cost more than the message."""
+        """Send heartbeats, on one timer: a timer per message would cost more than the message."""
         while True:
             await asyncio.sleep(self.pulse.beat_in(time.monotonic()) or self.pulse.interval)
             if not self.pulse.beat_in(time.monotonic()) and not self._outbox:
@@ -208,9 +208,9 @@ class Conversation(Generic[Sent, Received]):
 
 
 async def first_end(parts: Sequence[Coroutine[object, None, Goodbye | None]]) -> Goodbye:
-    """The first goodbye, or the first loss of the stream that any part met; the other parts are cancelled.
+    """Run the parts until the first goodbye, or the first loss of the stream; then cancel the others.
 
-    What the rest meets after that is no news: when one end says goodbye, the other's write may fail.
+    Later errors of the other parts are ignored: when one end says goodbye, the other's write may fail.
     """
     ends: list[Goodbye | StreamLostError] = []
     ended = asyncio.Event()

@@ -1,8 +1,8 @@
 """A worker's end of the session: dial, Hello, prepare, Ready, then one reply per command until Bye.
 
-What always holds: a command is carried out at most once per epoch, however often it arrives (`dart.wire.session`); a
-lost stream is dialled again, however it broke, and if the coordinator remembers this instance, work in progress goes
-on; if it does not, the work is cancelled and the role prepared anew. Heartbeats go on during long work; silence from
+Invariants: a command is carried out at most once per epoch, however often it arrives (`dart.wire.session`). After a
+lost stream, however it broke, the worker dials again; if the coordinator remembers this instance, work in progress
+continues, else the work is cancelled and the role is prepared again. Heartbeats continue during long work; silence from
 the coordinator counts as a lost stream. `serve` returns when either end says Bye.
 """
 
@@ -42,14 +42,14 @@ class WorkerOptions:
     capabilities: Sequence[str] = ()
     """Names of what this worker can do beyond the protocol's first version (`dart.wire.capabilities`)."""
     connect_seconds: float = 30.0
-    """How long the first connection may take, and how long a lost one is tried again."""
+    """How long to try to connect, at first and after a lost connection."""
     silence_factor: float = 5.0
-    """Heartbeat intervals without a word after which the coordinator counts as lost."""
+    """Heartbeat intervals of silence after which the coordinator counts as lost."""
 
 
 @dataclass(slots=True)
 class _Service:
-    """What outlives a stream: the role, this instance's name and end of the session, and what runs.
+    """What outlives a stream: the role, this instance's name and end of the session, and running commands.
 
     The outbox is bounded by the coordinator's credits: one reply per command, and one heartbeat.
     """
@@ -62,9 +62,9 @@ class _Service:
     end: WorkerEnd = field(init=False)
     preparing: asyncio.Task[pb.Ready] | None = None
     offering: asyncio.Task[None] | None = None
-    """Runs for a role whose slots come and go."""
+    """The task of a role whose slots come and go."""
     slots: pb.Slots | None = None
-    """The last that was said; every stream begins with it."""
+    """The last report; every stream begins with it."""
     config_json: str = ""
     running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     welcomed_at: float = 0.0
@@ -86,7 +86,7 @@ class _Service:
         )
 
     async def welcomed(self, welcome: pb.Welcome) -> None:
-        """A stream has begun. Where the coordinator does not know this instance, what was held is void."""
+        """A stream has begun. If the coordinator does not know this instance, what was held is void."""
         self.welcomed_at = time.monotonic()
         self.outbox = Outbox(has(welcome, BATCHES), self._too_large)
         self.config_json = welcome.config_json
@@ -100,7 +100,8 @@ class _Service:
                 self.preparing = self.offering = self.slots = None
 
     async def prepare(self) -> None:
-        """Prepare the role once per epoch, however often the stream breaks meanwhile; then say Ready on each stream."""
+        """Prepare the role once per epoch, however often the stream breaks meanwhile; then send Ready on each
+        stream."""
         if self.preparing is None:
             self.preparing = self.tasks.create_task(self.role.prepare(self.config_json))
         ready = await asyncio.shield(self.preparing)
@@ -157,9 +158,9 @@ class NotYet(Exception):
 
 
 async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -> str:
-    """Work until Bye; returns its reason. `stop` set: say Bye and end.
+    """Work until Bye, and return its reason. Setting `stop` makes it say Bye and end.
 
-    Raises UserError when the coordinator cannot be reached or rejects this worker, and whatever the role raises.
+    Raises UserError if the coordinator cannot be reached or rejects this worker, and whatever the role raises.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -178,7 +179,7 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
 
 
 async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
-    """Stream after stream until one ends with Bye; gives up when dialling fails for `connect_seconds`."""
+    """Run stream after stream until one ends with Bye; give up when dialling fails for `connect_seconds`."""
     options = service.options
     deadline = time.monotonic() + options.connect_seconds
     delay = _FIRST_DELAY_SECONDS
@@ -212,7 +213,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
 
 
 async def _stream(service: _Service, stop: asyncio.Event) -> str:
-    """One connection's life. Returns the reason of a Bye; raises StreamLostError when it breaks in any way."""
+    """Run one connection. Returns the reason of a Bye; raises StreamLostError if it breaks in any way."""
     options = service.options
     async with options.dial.channel() as channel:
         stream = Stream(_session_call(channel)(metadata=options.dial.metadata))
@@ -230,7 +231,7 @@ async def _stream(service: _Service, stop: asyncio.Event) -> str:
 
 
 def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
-    """The first message's Welcome. Raises UserError when the coordinator does not want this worker."""
+    """The Welcome in the first message. Raises UserError if the coordinator rejects this worker."""
     try:
         first = messages(encoded, pb.SessionResponse)[0]
     except MalformedError as error:
@@ -247,9 +248,9 @@ def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
 
 
 def _session_call(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[bytes, bytes]:
-    """As the generated stub's Session, but it takes and gives encoded messages.
+    """Like the generated stub's Session, but with encoded messages.
 
-    What is written is encoded already (`dart.wire.outbox`), and grpc would turn a message that it cannot parse into
+    Outgoing messages are encoded already (`dart.wire.outbox`), and grpc would turn a message that it cannot parse into
     None.
     """
     name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -257,6 +258,6 @@ def _session_call(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallab
 
 
 async def _say_goodbye(outbox: Outbox[pb.SessionRequest], stop: asyncio.Event) -> None:
-    """Through the outbox: a call takes one write at a time."""
+    """Send a message through the outbox, because a call takes one write at a time."""
     await stop.wait()
     outbox.put(pb.SessionRequest(bye=pb.Bye(reason="stopped")))

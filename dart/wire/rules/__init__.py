@@ -1,10 +1,10 @@
-"""What a peer may say: every message is checked here before anything counts, stores or routes it.
+"""What a peer may send: every message is checked here before anything counts, stores or routes it.
 
 - `table`: the range, length, count and finiteness of every field of every message that a peer may send, in one table.
-- `kinds`: the kinds of rule in it, and `Violation`, which names the field, the value (shortened) and the rule.
-- `fields`: the table applied to a message.
+- `kinds`: the kinds of rule in the table, and `Violation`, which names the field, the value (shortened) and the rule.
+- `fields`: applies the table to a message.
 - `answers`: which answers a command may have, and what in them depends on the command or the run.
-- `crowds`: what is counted in a message's bytes, before it is parsed.
+- `crowds`: counts fields in a message's bytes, before it is parsed.
 
 Everything here is pure. What follows from a violation is decided in `dart.core.fleet.conduct`.
 """

@@ -1,6 +1,6 @@
 """Which answers a command may have, and what in an answer depends on the command or on the run.
 
-`violation` is asked about every answer before anybody sees it. It is pure, and says the first rule that is broken.
+`violation` checks every answer before anything else sees it. It is pure, and reports the first broken rule.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ANSWERS: Mapping[str, str] = {
 """Command → the kind of its answer. Every one of them may be answered with a failure as well; Abort has no answer."""
 ANSWERED_WITH = frozenset({*ANSWERS.values(), "failure"})
 UNASKED = frozenset({"ready", "heartbeat", "bye", "slots"})
-"""What a worker says by itself, after its Hello."""
+"""What a worker sends unasked, after its Hello."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """What this run knows and its workers must agree with. None: not known, then any value will do.
+    """Facts of this run that answers must agree with. None means not known: any value is accepted.
 
     `version`: the newest weight version that the trainer has made. `vocabulary`: how many token ids the model has.
     """
@@ -45,7 +45,7 @@ class Limits:
 
 
 def violation(answer: pb.SessionRequest, command: pb.SessionResponse, limits: Limits) -> Violation | None:
-    """What is wrong with an answer to this command. What can be mended in it is (`Violation.mended`)."""
+    """What is wrong with an answer to this command. Repairable values are repaired (`Violation.mended`)."""
     asked, kind = command.WhichOneof("body") or "", answer.WhichOneof("body") or ""
     if kind != "failure" and kind != ANSWERS.get(asked):
         return Violation(
@@ -110,7 +110,7 @@ def _generated(generated: pb.Generated, asked: pb.Generate, limits: Limits) -> V
         return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {limit or TOKEN_IDS.most:,} entries")
     wanted = 0 if asked.HasField("forced_text") else count
     if len(generated.logprobs) != wanted:
-        # Sampled tokens without one each would pass for on-policy ones in training.
+        # Training would take sampled tokens without log-probabilities for on-policy ones.
         return Violation("Generated.logprobs", f"{len(generated.logprobs):,} entries", f"{wanted:,} entries")
     for name, ids in (("token_ids", tokens), ("prompt_token_ids", generated.prompt_token_ids)):
         if len(ids) > TOKEN_IDS.most:
@@ -144,7 +144,7 @@ def _trained(trained: pb.Trained, command: pb.TrainBatch, limits: Limits) -> Vio
 
 
 def _saved(saved: pb.CheckpointSaved, limits: Limits) -> Violation | None:
-    """An update that is under way may have ended before the checkpoint was written."""
+    """An update under way may have ended before the checkpoint was written."""
     if limits.version is None or saved.weight_version in (limits.version, limits.version + 1):
         return None
     versions = f"{limits.version} or {limits.version + 1}, the versions that the trainer can have"

@@ -1,8 +1,8 @@
-"""What a message brings, counted in its bytes before anything is parsed.
+"""Counts the fields in a message's bytes before anything is parsed.
 
-An empty entry of a list takes two or three bytes, and 50 to 100 when it is parsed: 16 MB of them take a second and
-half a gigabyte. So the fields of a large message are counted first, nested ones as well, and one that has too many is
-never parsed. A list of numbers is one field however long it is: it is packed.
+An empty list entry takes two or three bytes on the wire and 50 to 100 when parsed: 16 MB of them take a second and half
+a gigabyte. So the fields of a large message are counted first, including nested ones, and a message with too many is
+never parsed. A list of numbers is one field however long it is, because it is packed.
 
 The encoding: https://protobuf.dev/programming-guides/encoding/. A field is a tag (number << 3 | kind) and its value; of
 a kind 2 value, the length comes first.
@@ -22,28 +22,28 @@ from dart.wire.rules.kinds import Violation
 from dart.wire.rules.table import MOST_BATCH
 
 MOST_FIELDS = 60_000
-"""Of one message. The largest that is sent on purpose is a trainer's list of tensors, a few for each of its layers."""
+"""For one message. The largest legitimate one is a trainer's list of tensors, a few for each of its layers."""
 SMALL_BYTES = 2 * MOST_FIELDS
-"""A field takes two bytes at the least, so a message up to this size is parsed as it is."""
+"""A field takes at least two bytes, so messages up to this size are parsed without counting."""
 _ASSIGNMENT_BYTES = 1024
 _FIXED = {1: 8, 5: 4}
 """Kind → bytes of the value."""
 
 
 class Garbled(Exception):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What takes the place of a message that was not parsed. `assignment`: what it claims to answer, where it says."""
+    """Replaces a message that was not parsed. `assignment`: what it claims to answer, if it says."""
 
     violation: Violation
     assignment: pb.Assignment | None = None
 
 
 def parsed(data: bytes) -> pb.SessionRequest | Malformed:
-    """The message in these bytes, unless it cannot be parsed or would take too much."""
+    """The message in these bytes, or `Malformed` if it cannot be parsed or would take too much memory."""
     try:
         if len(data) > SMALL_BYTES and _crowded(data):
             broken = Violation("SessionRequest", f"{len(data):,} bytes", f"of at most {MOST_FIELDS:,} fields")
@@ -59,9 +59,9 @@ def parsed(data: bytes) -> pb.SessionRequest | Malformed:
 
 
 def _crowded(data: bytes) -> bool:
-    """True when there are more than `MOST_FIELDS` fields, or the bytes are no fields.
+    """True when there are more than `MOST_FIELDS` fields, or the bytes are not fields.
 
-    It looks no further when what is left is too short to hold so many: after a screenshot's bytes, say.
+    It stops when the remaining bytes are too few to hold so many, for example after a screenshot's bytes.
     """
     left, fields, within = len(data), 0, [(0, len(data), _TREE)]
     while within:
@@ -110,7 +110,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(the number at this place, the place behind it). Raises Garbled."""
+    """(the number at this position, the position after it). Raises Garbled."""
     number = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -123,7 +123,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _assignment(data: bytes) -> pb.Assignment | None:
-    """Of the one body in these bytes, as far as it can be read."""
+    """The assignment of the body in these bytes, as far as it can be read."""
     try:
         number, start, stop = next(_fields(data, 0, len(data)))
         if number == pb.SessionRequest.BATCH_FIELD_NUMBER or start < 0:

@@ -1,8 +1,8 @@
-"""The table applied: the fields of one message against their rules.
+"""Applies the table: checks the fields of a message against their rules.
 
-A `Checker` is made of a type's rules once. `first_broken` is a function that is put together from their expressions, as
-`dataclasses` puts `__init__` together: it reads each field once, and none that cannot break its rule, because reading a
-field of a message costs more than most comparisons.
+One `Checker` is made for each message type. Its function `first_broken` is generated from the rules' expressions, as
+`dataclasses` generates `__init__`: it reads each field once, and skips fields that cannot break a rule, because reading
+a field of a message costs more than most comparisons.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dart.wire.rules.kinds import (
 from dart.wire.rules.table import RULES
 
 COMPARED = "Assignment"
-"""The type that the session compares number by number with those of the commands that it waits for."""
+"""Not checked here: the session compares it number by number with those of the commands it waits for."""
 Field = tuple[str, object]
 Test = Callable[[object], bool]
 
@@ -51,12 +51,13 @@ class Checker:
     says: dict[str, str] = field(default_factory=dict)
     notes: list[tuple[str, Note]] = field(default_factory=list)
     tables: list[tuple[str, Table, Test, Test]] = field(default_factory=list)
-    """With the tests of a key and of a value."""
+    """Maps, with the tests of a key and of a value."""
     nested: list[tuple[str, Checker]] = field(default_factory=list)
     repeated: list[tuple[str, Checker]] = field(default_factory=list)
 
     def violation(self, message: Message) -> Violation | None:
-        """The first rule that a field breaks; what can be mended is, and is told only where nothing else is broken."""
+        """The first rule that a field breaks. Repairable values are repaired, and reported if nothing else is
+        broken."""
         if found := self.first_broken(message):
             name, value = found
             return Violation(f"{self.name}.{name}", _shown(value), self.says[name])
@@ -89,7 +90,7 @@ class Checker:
 
 
 def _shown(value: object) -> str:
-    """A list's first entries at most: it may have millions."""
+    """Shows at most a list's first entries, because it may have millions."""
     if isinstance(value, (str, bytes, int, float)):
         return shortened(value)
     entries = cast(Sequence[object], value)
@@ -100,7 +101,7 @@ _made: dict[str, Checker] = {}
 
 
 def checker(descriptor: Descriptor) -> Checker:
-    """The rules of a type. A field that the table lacks is not checked; a test sees to it that there is none."""
+    """The rules of a type. A field missing from the table is not checked; a test ensures that none is missing."""
     if (known := _made.get(descriptor.full_name)) is not None:
         return known
     made = _made[descriptor.full_name] = Checker(descriptor.name)
@@ -148,9 +149,9 @@ BODIES: dict[str, Checker] = {
     one.name: checker(cast(Descriptor, one.message_type))
     for one in pb.SessionRequest.DESCRIPTOR.oneofs_by_name["body"].fields
 }
-"""By the name of the body's field."""
+"""Checkers by the name of the body's field."""
 REQUESTS: dict[str, Checker] = {
     method.input_type.name: checker(method.input_type)
     for method in cpb.DESCRIPTOR.services_by_name["ControlService"].methods
 }
-"""By the type's name: what Control is asked."""
+"""Checkers of Control's requests, by the type's name."""

@@ -1,10 +1,9 @@
 """The kinds of rule that a field may have.
 
-`says` completes the sentence "FIELD is VALUE, and must be …". `test` is the rule as a Python expression about
-the named variable: `fields` puts those of one message type together into one function, because calling a function for
-each field would cost more than all the comparisons. Lists of numbers are compared as a whole, in C: a prompt has
-thousands of them. A `Note` does not refuse: `mended` gives the value that takes the old
-one's place.
+`says` completes the sentence "FIELD is VALUE, and must be …". `test` is the rule as a Python expression about the named
+variable: `fields` puts those of one message type together into one function, because calling a function for each field
+would cost more than all the comparisons. Lists of numbers are compared as a whole, in C, because a prompt has thousands
+of them. A `Note` does not refuse: `mended` gives the value that replaces the old one.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 """All control characters but tab and newline."""
 _NAMED = re.compile(r"[A-Za-z0-9._:@+/-]*")
 WITH = {"isfinite": math.isfinite, "named": _NAMED.fullmatch}
-"""What the expressions call beyond Python's own functions."""
+"""The functions that the expressions call, besides Python's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a message says that it must not say. `mended`: it was put right, and the message counts all the same."""
+    """What a message says that it must not say. `mended`: the value was repaired, and the message is accepted."""
 
     field: str
     value: str
@@ -35,14 +34,14 @@ class Violation:
         return f"{self.field} is {self.value}, and must be {self.rule}"
 
     def within(self, outer: str) -> Violation:
-        """The same, of a message inside that field."""
+        """The same violation, in a message inside that field."""
         return replace(self, field=f"{outer}: {self.field}")
 
 
 def shortened(value: object) -> str:
     """A value as a violation shows it: at most `SHOWN` characters, without control characters.
 
-    Only the beginning of a long value is looked at.
+    Only the beginning of a long value is read.
     """
     if isinstance(value, (str, bytes)):
         length, unit = len(value), "characters" if isinstance(value, str) else "bytes"
@@ -97,7 +96,7 @@ class Yes:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of one line that something depends on, so that it cannot be cut."""
+    """A one-line string that something depends on, so that it cannot be cut."""
 
     most: int
     least: int = 0
@@ -141,7 +140,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A string for people to read: a long one is cut, control characters are replaced, and nothing is refused."""
+    """A string for people to read: long ones are cut, control characters are replaced, and nothing is refused."""
 
     most: int
 
@@ -169,21 +168,21 @@ class Octets:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes that the size of a message alone bounds. They are checked where they are read."""
+    """Bytes bounded only by the size of a message. They are checked where they are read."""
 
     says: str
 
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """A nested message: its own type's rules hold for it."""
+    """A nested message, checked by the rules of its own type."""
 
     says: str = "a message whose fields keep their rules"
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids. Where the run's vocabulary is known, ids stay below its size (`answers`)."""
+    """Token ids. If the run's vocabulary is known, `answers` checks that ids are below its size."""
 
     most: int
     most_id: int
@@ -195,7 +194,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A repeated field: so many entries at most, and `each` holds for every one of them."""
+    """A repeated field: at most `most` entries, and `each` holds for every one of them."""
 
     most: int
     each: Whole | Real | Name | Text | Words | One
@@ -209,14 +208,14 @@ class Many:
         if isinstance(each, One):
             return few
         if isinstance(each, Real):
-            # The sum is finite when all are: float32 numbers cannot add up to more than a double holds.
+            # The sum is finite if all entries are: float32 numbers cannot add up to more than a double holds.
             return f"{few} and (not {v} or isfinite(sum(all_ := {v}[:])) and max(all_) <= {each.most!r})"
         return f"{few} and all({each.test('one')} for one in {v})"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A map: so many entries at most. Values that break their rule are left out, and the message counts."""
+    """A map with at most `most` entries. Values that break their rule are left out, and the message is accepted."""
 
     most: int
     keys: Name | Text

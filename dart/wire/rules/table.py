@@ -1,7 +1,7 @@
-"""The one table: what every field of every message that a peer may send must be like.
+"""The table of rules: what every field of every message from a peer must be like.
 
-`tests/boundary/test_rules.py` walks the protobuf descriptors and fails where a field has no rule here, so that nobody
-adds a field without saying what it may hold. What depends on the command that is answered is in `answers`.
+`tests/boundary/test_rules.py` walks the protobuf descriptors and fails if a field has no rule here, so that nobody adds
+a field without saying what it may hold. Rules that depend on the command being answered are in `answers`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from dart.wire.rules.kinds import (
 )
 
 MOST_STORED = 2**63 - 1
-"""What the database holds as a whole number."""
+"""The largest whole number that the database holds."""
 MOST_U64 = 2**64 - 1
 MOST_BATCH = 10_000
-"""Messages that are put together. A full slot sends one each, and a worker has at most `MOST_SLOTS`."""
+"""The most messages in a batch. Each busy slot sends one, and a worker has at most `MOST_SLOTS`."""
 MOST_SLOTS = 65_536
 MOST_ENGINE_RANKS = 1_024
 MOST_TOKENS = 1 << 20
-"""Of a prompt, and of an answer."""
+"""The most tokens of a prompt, and of an answer."""
 MOST_TOKEN_ID = (1 << 24) - 1
-"""No vocabulary is larger; where the run's own is known, that is the bound (`answers.Limits`)."""
+"""No vocabulary is larger; if the run's own is known, that is the bound (`answers.Limits`)."""
 MOST_SPANS = 4_096
 MOST_TENSORS = 100_000
 MOST_SIDE = 32_768
-"""Pixels of a screenshot's width or height; what both make together is bounded as well (`answers.MOST_PIXELS`)."""
+"""The most pixels of a screenshot's width or height; their product is bounded as well (`answers.MOST_PIXELS`)."""
 MOST_SECONDS = 1e8
 LOGPROB_TOLERANCE = 1e-3
-"""A log-probability above 0 by so much is rounding."""
+"""A log-probability may exceed 0 by this much, by rounding."""
 NOTE_CHARACTERS = 2_000
 INSTRUCTION_CHARACTERS = 65_536
 EVIDENCE_CHARACTERS = 65_536
@@ -65,7 +65,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         ),
         "batch": Many(MOST_BATCH, One("a message with a body, which is no batch itself")),
     },
-    # The session compares it with the commands that it waits for, number by number: another one answers nothing.
+    # The session compares it, number by number, with the commands that it waits for: one that differs answers nothing.
     "Assignment": {
         "assignment_id": Name(128),
         "attempt": Whole(0, 2**32 - 1),
@@ -100,7 +100,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     },
     "Heartbeat": {"sent_unix_seconds": Real(-1e12, 1e12)},
     "Bye": {"reason": Note(NOTE_CHARACTERS)},
-    # An unknown code is as good as none: a newer worker may know more.
+    # An unknown code is treated as none: a newer worker may know more.
     "Failure": {
         "assignment": One(),
         "code": Whole(0, 1_000),
