@@ -17,10 +17,11 @@ Value = TypeVar("Value")
 class Held(Generic[Value]):
     """Values by digest, of at most `capacity` together; without `weigh` each weighs 1, so that is a number of them."""
 
-    def __init__(self, capacity: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
+    def __init__(self, capacity: int, weigh: Callable[[Value], int] | None = None) -> None:
         self.capacity = capacity
         self._weigh = weigh
         self._weight = 0
+        """Of all together, where they are weighed."""
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def __len__(self) -> int:
@@ -40,13 +41,20 @@ class Held(Generic[Value]):
 
     def note(self, digest: bytes, value: Value) -> None:
         """The screenshot was used, and this is what is kept of it from now on; the oldest go where room is short."""
-        if digest in self._values:
-            self._weight -= self._weigh(self._values.pop(digest))
-        self._values[digest] = value
-        self._weight += self._weigh(value)
-        while self._weight > self.capacity and self._values:
-            _, dropped = self._values.popitem(last=False)
-            self._weight -= self._weigh(dropped)
+        values, weigh = self._values, self._weigh
+        if weigh is None:
+            values[digest] = value
+            values.move_to_end(digest)
+            if len(values) > self.capacity:
+                values.popitem(last=False)
+            return
+        if digest in values:
+            self._weight -= weigh(values.pop(digest))
+        values[digest] = value
+        self._weight += weigh(value)
+        while self._weight > self.capacity and values:
+            _, dropped = values.popitem(last=False)
+            self._weight -= weigh(dropped)
 
     def lacking(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those that are not here when each in turn is noted, at weight 1: what is new may push out what comes later.
@@ -64,7 +72,6 @@ class Held(Generic[Value]):
             return new
         replay: Held[bool] = Held(self.capacity)
         replay._values = OrderedDict.fromkeys(self._values, True)
-        replay._weight = len(self._values)
         lacking = set()
         for digest in digests:
             if digest not in replay:

@@ -37,11 +37,14 @@ async def fill_screenshots(
     ScreenshotLost, PromptTooLarge, and what `Worker.call` raises where screenshots are sent ahead.
     """
     stored: dict[bytes, bytes] = {}
-    words = sum(len(block.encoded or b"") for block in prompt.blocks) + len(request.forced_text)
+    if _needs_no_care(request, prompt, worker, with_data):
+        _write(request, prompt, worker, stored, with_data)
+        return
+    words = _words(request, prompt)
     for _ in range(ROUNDS):
         lacking = await _lacking(stored, prompt, worker, screenshots, with_data)
         if words + sum(map(len, lacking.values())) <= MOST_BYTES:
-            _write(request, prompt, worker, lacking, with_data)
+            _write(request, prompt, worker, stored, with_data)
             return
         await _send_ahead(request.assignment, prompt, words, worker, lacking)
         with_data = False
@@ -49,6 +52,22 @@ async def fill_screenshots(
         f"{worker.id} has no room for the {len(prompt.images)} screenshots of a prompt beside those of other requests: "
         "raise rollout.image_cache_entries"
     )
+
+
+def _words(request: pb.Generate, prompt: Prompt) -> int:
+    """Bytes of all but the screenshots."""
+    return sum([len(block.encoded or b"") for block in prompt.blocks]) + len(request.forced_text)
+
+
+def _needs_no_care(request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> bool:
+    """All bytes are at hand, and fit even if the replica lacks every screenshot. So it is with nearly all prompts."""
+    size = _words(request, prompt)
+    reads = with_data or not worker.shares_blobs
+    for image in prompt.images:
+        if reads and not image.data:
+            return False
+        size += len(image.data)
+    return size <= MOST_BYTES
 
 
 async def _lacking(
@@ -73,17 +92,19 @@ async def _lacking(
     }
 
 
-def _write(request: pb.Generate, prompt: Prompt, worker: Worker, lacking: dict[bytes, bytes], with_data: bool) -> None:
-    start = 0
+def _write(request: pb.Generate, prompt: Prompt, worker: Worker, stored: dict[bytes, bytes], with_data: bool) -> None:
+    """The bytes that the replica lacks, each where it comes to it. `with_data`: of all."""
+    start, held = 0, worker.screenshots
     sent: set[bytes] = set()
     for block in prompt.blocks:
         for place, image in block.images:
-            needed = image.sha256 not in worker.screenshots or (with_data and image.sha256 not in sent)
-            if needed and (data := lacking.get(image.sha256)):
-                request.prompt[start + place].image.data = data
-                sent.add(image.sha256)
+            digest = image.sha256
+            if digest not in held or (with_data and digest not in sent):
+                sent.add(digest)
+                if data := image.data or stored.get(digest):
+                    request.prompt[start + place].image.data = data
             # A worker that shares the store keeps what it reads there, as if it had been sent.
-            worker.screenshots.note(image.sha256, True)
+            held.note(digest, True)
         start += len(block.parts)
 
 
