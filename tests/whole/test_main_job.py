@@ -123,7 +123,7 @@ def test_checkpoint_loads_and_is_what_was_trained(finished: Path, tmp_path: Path
 
 def test_status_and_runs_tell_of_it(finished: Path) -> None:
     done = subprocess.run(command("status", str(finished)), capture_output=True, text=True, check=False)
-    assert re.search(r"finished, 4 updates, \d+ trajectories", done.stdout)
+    assert re.search(r"finished: update 4, success \d+%, \d+ trajectories", done.stdout)
     done = subprocess.run(command("runs", str(finished.parent)), capture_output=True, text=True, check=False)
     assert "finished" in done.stdout
 
