@@ -13,23 +13,23 @@ import click
 from dart import __version__
 from dart.errors import UserError
 
-# Children are started by exec at once, so gRPC has nothing to prepare for a fork; it would log each.
+# Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
 )
-RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run directory.")
+RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run.")
 INITIAL_WEIGHTS = click.option(
     "--initial-weights",
     is_flag=True,
-    help="With --resume: from the weights of model.path, where no checkpoint can be gone on from.",
+    help="With --resume: start from the weights of model.path, when no checkpoint can be used.",
 )
 EXTERNAL_WORKERS = click.option(
     "--external-workers",
     is_flag=True,
-    help="Start no workers here; they are started elsewhere with `dart worker`, as for `dart coordinator`.",
+    help="Start no workers on this machine; start them elsewhere with `dart worker`, as for `dart coordinator`.",
 )
 
 
@@ -47,7 +47,7 @@ def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--endpoint-system",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Text that the endpoint is told first, where agent.prompt does not say how actions are written.",
+            help="Text sent to the endpoint first, when agent.prompt does not say how actions are written.",
         ),
     )
     for option in reversed(options):
@@ -58,13 +58,13 @@ def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
 ENDPOINT = ("endpoint", "endpoint_model", "endpoint_key", "endpoint_system")
 
 
-def _taken(choices: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the choices that go together, taken out of them."""
+def _take(choices: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Remove the named options from `choices` and return them."""
     return {name: choices.pop(name) for name in names}
 
 
 def _run_options(command: Callable[..., object]) -> Callable[..., object]:
-    """A run, live or past, and how its coordinator is asked."""
+    """Options that name a run, live or past, and say how to reach its coordinator."""
     options = (
         click.argument("run", required=False, type=click.Path(path_type=Path)),
         click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]"),
@@ -79,7 +79,7 @@ def _run_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 class _Group(click.Group):
-    """Commands in the order in which they are written; a UserError is one message and exit code 2."""
+    """Lists commands in the order of definition; prints a UserError as one message and exits with its code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -112,7 +112,7 @@ def main() -> None:
 @INITIAL_WEIGHTS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial_weights: bool, quiet: bool) -> None:
-    """Train: the coordinator and every worker of CONFIG on this machine. Ctrl-C ends all of them."""
+    """Train: run the coordinator and all workers of CONFIG on this machine. Ctrl-C stops all of them."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
@@ -128,7 +128,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
 def coordinator(
     config: Path, overrides: tuple[str, ...], resume: Path | None, initial_weights: bool, quiet: bool
 ) -> None:
-    """The coordinator alone; workers are started elsewhere with `dart worker`."""
+    """Run only the coordinator; start workers elsewhere with `dart worker`."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
@@ -137,11 +137,13 @@ def coordinator(
 
 @main.command()
 @click.option("--role", required=True, help="env, rollout or train.")
-@click.option("--coordinator", "address", required=True, metavar="HOST:PORT", help="The coordinator to dial.")
-@click.option("--id", "worker_id", metavar="NAME", help="A name that is stable over restarts. [default: host-role-pid]")
+@click.option("--coordinator", "address", required=True, metavar="HOST:PORT", help="The coordinator to connect to.")
+@click.option(
+    "--id", "worker_id", metavar="NAME", help="A name that stays the same after a restart. [default: host-role-pid]"
+)
 @click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="This worker's certificate, for mTLS.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of --tls-certificate.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def worker(
     role: str,
@@ -152,9 +154,9 @@ def worker(
     tls_key: Path | None,
     parent_watch: bool,
 ) -> None:
-    """One worker. All else arrives from the coordinator; its token is read from DART_TOKEN.
+    """Run one worker. The coordinator sends it all other settings; its token is read from DART_TOKEN.
 
-    More than one training rank: accelerate launch --num_processes N -m dart worker --role train ...
+    For more than one training rank: accelerate launch --num_processes N -m dart worker --role train ...
     """
     from dart.commands.worker import run_worker
 
@@ -171,47 +173,47 @@ def worker(
 @click.option(
     "--against",
     metavar="FOLDER",
-    help="Compare with this on the same instances: another checkpoint, evaluated after the first, or a finished "
-    "evaluation's run directory or evaluation.json.",
+    help="Compare on the same instances with this: another checkpoint, which is evaluated after the first, or the run "
+    "directory or evaluation.json of a finished evaluation.",
 )
 @click.option("--tasks", metavar="A,B,...", help="Task names. [default: environment.tasks.names]")
 @click.option(
     "--seeds",
     metavar="FIRST:LAST",
-    help="Seeds from FIRST up to LAST - 1, none of which is trained on. [default: environment.tasks.eval_seeds]",
+    help="Seeds from FIRST to LAST - 1; none may be a training seed. [default: environment.tasks.eval_seeds]",
 )
 @click.option(
     "--episodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Instances: tasks in turn, each with the next seed. "
-    "[default: every task with every one of --seeds, else evaluation.episodes]",
+    help="Number of instances, going round the tasks, each with its next seed. "
+    "[default: every task with each of --seeds if given, else evaluation.episodes]",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Episodes of each instance, for pass@1 to pass@K. [default: evaluation.samples]",
+    help="Episodes per instance, for pass@1 to pass@K. [default: evaluation.samples]",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     metavar="T",
-    help="Of sampling; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
+    help="Sampling temperature; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
 )
 @EXTERNAL_WORKERS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
-    """Success on held-out seeds with a 95 % interval, per task, pass@k, why episodes failed; no training.
+    """Evaluate without training: held-out success with a 95 % interval, overall and per task, pass@k, failure causes.
 
-    With --endpoint: of the model behind it, and none is loaded here. With --against: the difference of the two on the
-    same instances, its interval and an exact p-value.
+    With --endpoint, the model behind it is evaluated and none is loaded here. With --against, also print the difference
+    between the two on the same instances, with its interval and an exact p-value.
     """
     from dart.commands.endpoint import EndpointOptions
     from dart.commands.evaluate import EvaluateOptions
     from dart.commands.evaluate import evaluate as run
 
-    endpoint = EndpointOptions(**_taken(choices, ENDPOINT))
+    endpoint = EndpointOptions(**_take(choices, ENDPOINT))
     run(EvaluateOptions(config, overrides, endpoint=endpoint, **choices))
 
 
@@ -223,10 +225,12 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     "teacher",
     type=click.Choice(["oracle", "endpoint", "policy"]),
     required=True,
-    help="Who does the tasks: the scripted oracle, which reads the page; a teacher behind an OpenAI-compatible chat "
-    "endpoint; or the config's model itself.",
+    help="What performs the tasks: the scripted oracle, which reads the page; a teacher behind an OpenAI-compatible "
+    "chat endpoint; or the config's own model.",
 )
-@click.option("--checkpoint", metavar="FOLDER", help="With policy: these weights. [default: the config's model.path]")
+@click.option(
+    "--checkpoint", metavar="FOLDER", help="With policy: use these weights. [default: the config's model.path]"
+)
 @_endpoint_options
 @click.option(
     "--per-task",
@@ -234,49 +238,49 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     default=8,
     show_default=True,
     metavar="M",
-    help="Successes wanted of each task name.",
+    help="Successes to collect for each task name.",
 )
 @click.option(
     "--most-attempts",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Attempts at each task name, at most. [default: 10 times --per-task]",
+    help="The most attempts at each task name. [default: 10 times --per-task]",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     metavar="K",
-    help="With endpoint or policy: attempts at each concrete task (name and seed) before the next seed. [default: 1]",
+    help="With endpoint or policy: attempts at each task instance (name and seed). [default: 1]",
 )
 @click.option(
     "--seeds",
     metavar="FIRST:LAST",
-    help="Seeds from FIRST up to LAST - 1, none of which is held out. [default: environment.tasks.train_seeds]",
+    help="Seeds from FIRST to LAST - 1; none may be an evaluation seed. [default: environment.tasks.train_seeds]",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     metavar="T",
-    help="With endpoint or policy: of sampling; 0 is greedy. [default: rollout.temperature]",
+    help="With endpoint or policy: sampling temperature; 0 is greedy. [default: rollout.temperature]",
 )
 @EXTERNAL_WORKERS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
-    """Collect successes of the training tasks, for curation.pool.sources and as a data set; no training."""
+    """Collect successes on the training tasks, for curation.pool.sources and as a data set, without training."""
     from dart.commands.collect import CollectOptions
     from dart.commands.collect import collect as run
     from dart.commands.endpoint import EndpointOptions
 
-    endpoint = EndpointOptions(**_taken(choices, ENDPOINT))
+    endpoint = EndpointOptions(**_take(choices, ENDPOINT))
     run(CollectOptions(config, overrides=overrides, endpoint=endpoint, **choices))
 
 
 @main.command()
 @_run_options
 def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
-    """What a run is doing, live if it runs; how it ended if not. RUN defaults to the newest under runs/.
+    """Show what a running run is doing, or how a past one ended. RUN defaults to the newest under runs/.
 
-    A token, where the coordinator asks for one, is read from DART_TOKEN.
+    If the coordinator requires a token, it is read from DART_TOKEN.
     """
     from dart.commands.status import StatusOptions
     from dart.commands.status import status as show
@@ -287,9 +291,9 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 @main.command()
 @_run_options
 def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
-    """Why a run does not move, and who is to blame; why it ended, if it has. RUN defaults to the newest under runs/.
+    """Explain why a run makes no progress and what causes it, or why it ended. RUN defaults to the newest under runs/.
 
-    A token, where the coordinator asks for one, is read from DART_TOKEN.
+    If the coordinator requires a token, it is read from DART_TOKEN.
     """
     from dart.commands.status import StatusOptions
     from dart.commands.why import why as explain
@@ -300,7 +304,7 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 @main.command()
 @click.argument("directory", default="runs", type=click.Path(path_type=Path))
 def runs(directory: Path) -> None:
-    """Past runs, newest first."""
+    """List past runs, newest first."""
     from dart.commands.status import list_runs
 
     list_runs(directory)
@@ -321,7 +325,7 @@ def export(run: Path, out: Path, weight_version: int | None) -> None:
 @main.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 def doctor(config: Path | None) -> None:
-    """What is missing on this machine, and how to mend it. With CONFIG: for that run."""
+    """Show what is missing on this machine and how to fix it. With CONFIG, check what that run needs."""
     from dart.commands.doctor import doctor as check
 
     check(config)

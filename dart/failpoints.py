@@ -22,7 +22,7 @@ _name, _left = _armed()
 
 
 def failpoint(name: str) -> None:
-    """End the process here, at once and without any clean-up, if it is this one's turn."""
+    """End the process here, at once and without any clean-up, if this failpoint is due."""
     global _left  # noqa: PLW0603 - one count for the process, which it ends
     if name != _name:
         return

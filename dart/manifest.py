@@ -1,7 +1,7 @@
-"""A folder that is known to be whole: `manifest.json`, written last, names its files with their sizes and SHA-256.
+"""A folder that can be verified: `manifest.json`, written last, names its files with their sizes and SHA-256.
 
-Used for checkpoints: the trainer writes one through `written`, and whoever is about to go on from one asks `problem`
-first. A folder from before there were manifests is looked at as far as its files tell by themselves.
+Used for checkpoints: the trainer writes one through `written`, and `problem` checks it before a run resumes from it.
+A folder from before there were manifests is checked as far as its files allow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dart.failpoints import failpoint
 NAME = "manifest.json"
 _ASIDE, _UNFINISHED = ".old", ".tmp"
 _THREADS = 4
-"""Hashing leaves the interpreter alone, so several files are hashed at once."""
+"""Files hashed at once: hashing releases the interpreter lock."""
 
 
 def seal(folder: Path) -> None:
@@ -43,7 +43,7 @@ def seal(folder: Path) -> None:
 
 
 def problem(folder: Path) -> str | None:
-    """Why the folder is not as it was sealed; None where it is whole. Reads every byte of it."""
+    """How the folder differs from what was sealed; None if it is intact. Reads every byte of it."""
     if not folder.is_dir():
         return "the folder is not there"
     try:
@@ -86,7 +86,7 @@ def aside(folder: Path) -> Path:
 
 
 def put_back(parent: Path) -> None:
-    """Give folders that were moved aside their names again, where the process was killed before another had them."""
+    """Restore folders that were moved aside, if the process was killed before their replacements were in place."""
     for waiting in parent.glob(f".*{_ASIDE}"):
         folder = parent / waiting.name[1 : -len(_ASIDE)].rpartition(".")[0]
         if not folder.exists():

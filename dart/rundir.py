@@ -1,12 +1,12 @@
-"""A run directory: what is in it, how it is made, opened, locked and found again. Every name in it is said here alone.
+"""A run directory: what is in it, how it is made, opened, locked and found. Every name in it is defined only here.
 
     config.yaml      the resolved config              blobs/        screenshots by SHA-256
     run.db           everything that a restart needs  checkpoints/  v000050, v000100, ...
     run.lock         held by the process that works   logs/         one file for each local worker
     metrics.jsonl    every event, one on a line       summary.json, evaluation.json   what a finished run came to
 
-What always holds: a directory is made once, and a second run never gets the first one's; one process at a time works
-on it (`lock`), and reading needs no lock.
+What always holds: a directory is made once and never reused for another run; one process at a time works on it
+(`lock`), and reading needs no lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_OF_ONE_NAME = 1000
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """One run's directory. Making the object touches nothing on the disk."""
+    """One run's directory. Constructing the object does not touch the disk."""
 
     path: Path
 
@@ -84,9 +84,9 @@ class RunDirectory:
         return self.path / "dataset" / "train.parquet"
 
     def checkpoint(self, recorded: str) -> Path:
-        """Where the checkpoint lies that the database recorded at `recorded`.
+        """The checkpoint that the database recorded at `recorded`.
 
-        By its name: the run may have been moved, or be opened from another working directory.
+        It is found by its name: the run may have been moved, or be opened from another working directory.
         """
         return self.checkpoints / Path(recorded).name
 
@@ -111,7 +111,7 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:
-        """The run directory at `path`. Raises UserError when it is none."""
+        """The run directory at `path`. Raises UserError when it is not one."""
         found = cls(path)
         if not found.is_run:
             raise UserError(f"{path} is not a run directory: it has no {_DATABASE}; `dart runs` lists them")
@@ -119,7 +119,7 @@ class RunDirectory:
 
     @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:
-        """Every run directory right under `parent`, newest first. Raises UserError when there is none."""
+        """Every run directory directly under `parent`, newest first. Raises UserError when there is none."""
         databases = sorted(parent.glob(f"*/{_DATABASE}"), key=lambda path: path.stat().st_ctime, reverse=True)
         if not databases:
             raise UserError(f"no run under {parent}: name a run directory, or start one with `dart train`")
@@ -163,7 +163,7 @@ class RunDirectory:
         return held(self.lock_file)
 
     def state(self, record: RunRecord) -> str:
-        """How the run is. One whose process is gone without a word was interrupted, whatever its row says."""
+        """The run's state. If its process ended without recording why, it was interrupted, whatever its row says."""
         if record.state == RunState.RUNNING and not is_held(self.lock_file):
             return RunState.INTERRUPTED
         return record.state
@@ -186,15 +186,15 @@ class Guard:
         database = self.directory.database
         if _identity(database) != self._database:
             raise UserError(
-                f"{database} was removed or replaced while the run went on, and what it has done since is in no file "
-                "that anybody can open: put the run directory back from a copy and go on with --resume, or start a new "
+                f"{database} was removed or replaced during the run, so what the run has done since then is lost: "
+                "restore the run directory from a copy and continue with --resume, or start a new "
                 "run"
             )
         return self._hold.renew()
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Which file it is, whatever its name; None where there is none."""
+    """The file's identity, whatever its name; None if there is no file."""
     try:
         status = file.stat()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""`dart collect`: successes for the experience pool, and as a data set (docs/collect.md).
+"""`dart collect`: gathers successes for the experience pool and as a data set (docs/collect.md).
 
-A run directory as of any run, without a trainer: run.db holds the successes, dataset/train.parquet their steps.
+It makes an ordinary run directory, without a trainer: run.db holds the successes, dataset/train.parquet their steps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dart.store.dataset import check_writable, write_dataset
 from dart.worlds.plugs import find, known_here
 
 ATTEMPTS_PER_SUCCESS = 10
-"""Of a task, where --most-attempts does not say."""
+"""Attempts at a task per wanted success, when --most-attempts is not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """The command line of `dart collect`. None: not given."""
+    """The command line of `dart collect`. None means not given."""
 
     config: Path
     teacher: Teacher
@@ -51,7 +51,7 @@ class CollectOptions:
 
 
 def collect(options: CollectOptions) -> None:
-    """Collect, write the data set and print what came of it. Raises UserError for anything wrong, before it starts."""
+    """Collect, write the data set and print the outcome. Raises UserError for anything wrong, before it starts."""
     _check_options(options)
     config = load(options.config, options.overrides)
     if options.checkpoint is not None:
@@ -75,7 +75,7 @@ def collect(options: CollectOptions) -> None:
 
 
 def _check_options(options: CollectOptions) -> None:
-    """Every option says something to the chosen teacher. Raises UserError."""
+    """Raises UserError for an option that does not apply to the chosen teacher."""
     said: dict[str, tuple[object, tuple[str, ...]]] = {
         "--checkpoint": (options.checkpoint, ("policy",)),
         **{name: (value, ("endpoint",)) for name, value in options.endpoint.given.items()},
@@ -85,11 +85,11 @@ def _check_options(options: CollectOptions) -> None:
     for option, (value, teachers) in said.items():
         if value is not None and options.teacher not in teachers:
             raise UserError(
-                f"{option} {value} says nothing to --from {options.teacher}: leave it out, or use --from {teachers[-1]}"
+                f"{option} {value} does not apply to --from {options.teacher}: omit it, or use --from {teachers[-1]}"
             )
     if options.temperature is not None and not math.isfinite(options.temperature):
         raise UserError(
-            f"--temperature {options.temperature} is no number to sample with: use 0 for greedy, 1 as in training"
+            f"--temperature {options.temperature} is not a finite number: use 0 for greedy, 1 as in training"
         )
 
 
@@ -106,13 +106,13 @@ def _plan(options: CollectOptions, config: Config) -> Collect:
 
 
 def _check_machine(options: CollectOptions, config: Config, plan: Collect) -> None:
-    """This machine has what it needs. Raises UserError."""
+    """Raises UserError when this machine lacks something that is needed."""
     if not options.external_workers:
         check_before(config, plan)
     elif vocabulary_digest(config.model.folder) is None:
         raise UserError(
-            f"model.path {config.model.path}: this machine needs the model's tokenizer.json too, because what is "
-            "collected is kept with its vocabulary: copy the folder here"
+            f"model.path {config.model.path}: this machine also needs the model's tokenizer.json, because the "
+            "vocabulary is stored with what is collected: copy the folder here"
         )
     if options.teacher == "oracle" and known_here(config.environment.kind):
         _check_oracle(config)
@@ -128,23 +128,23 @@ def _seeds(seeds: str, config: Config) -> tuple[int, int]:
     start, end = config.environment.tasks.eval_seeds
     if int(first) < end and start < int(last):
         raise UserError(
-            f"--seeds {seeds}: environment.tasks.eval_seeds is [{start}, {end}), and what is collected is trained on: "
-            "choose seeds outside of it"
+            f"--seeds {seeds}: these overlap environment.tasks.eval_seeds [{start}, {end}), and what is collected is "
+            "trained on: choose seeds outside that range"
         )
     return int(first), int(last)
 
 
 def _check_reachable(plan: Collect) -> None:
-    """The wanted number can be had."""
+    """Raises UserError when the plan cannot yield the wanted number of successes."""
     attempts = (plan.seeds[1] - plan.seeds[0]) * plan.samples
     if plan.per_task > plan.most_attempts:
         raise UserError(
-            f"--most-attempts {plan.most_attempts} is less than --per-task {plan.per_task}: raise it, or leave it out"
+            f"--most-attempts {plan.most_attempts} is less than --per-task {plan.per_task}: raise it, or omit it"
         )
     if plan.per_task > attempts:
         raise UserError(
-            f"--per-task {plan.per_task} successes need as many attempts, and seeds {plan.seeds[0]}:{plan.seeds[1]} "
-            f"with {plan.samples} samples each are {attempts}: widen --seeds or lower --per-task"
+            f"--per-task {plan.per_task} successes need at least as many attempts, and seeds {plan.seeds[0]}:"
+            f"{plan.seeds[1]} with {plan.samples} samples each allow {attempts}: widen --seeds or lower --per-task"
         )
 
 
@@ -155,7 +155,7 @@ def _check_oracle(config: Config) -> None:
         raise UserError(f"environment.kind {kind} has no oracle: use --from policy or --from endpoint")
     if unknown := [name for name in config.environment.tasks.names if name not in known]:
         raise UserError(
-            f"environment.tasks.names: the oracle does not know {', '.join(unknown)}: it knows {', '.join(known)}"
+            f"environment.tasks.names: the oracle does not know {', '.join(unknown)}; it knows {', '.join(known)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""`dart doctor`: what is missing on this machine, before a run finds out. It imports nothing heavy to look."""
+"""`dart doctor`: finds what is missing on this machine before a run does. Its checks import nothing heavy."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def doctor(config_path: Path | None) -> None:
         problem = check()
         bad += problem is not None
         click.echo(f"{'missing' if problem else 'ok     '}  {name}" + (f": {problem}" if problem else ""))
-    click.echo("everything is there" if not bad else f"{bad} to mend")
+    click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(2 if bad else 0)
 
 
 def problems(config: Config, job: Job) -> list[str]:
-    """What keeps this config's job from running here; empty when nothing does."""
+    """The problems that keep this config's job from running here; empty when there are none."""
     return [problem for _, check in checks(config, job) if (problem := check()) is not None]
 
 
 def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str | None]]]:
-    """Name and check; a check says what is wrong and how to mend it, or None."""
+    """Pairs of name and check; a check returns what is wrong and how to fix it, or None."""
     found: list[tuple[str, Callable[[], str | None]]] = [
         ("python >= 3.11", _python),
     ]
@@ -80,7 +80,7 @@ def _vllm() -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         cpu = "+cpu" in metadata.version("torch")
         if vision and cpu and not _torchvision_mended():
-            return "torchvision's compiled operators do not load beside a CPU torch: run `python -m dart.mend`"
+            return "torchvision's compiled operators do not load with a CPU torch: run `python -m dart.mend`"
     return None
 
 
@@ -94,7 +94,11 @@ def _shared_memory() -> str | None:
     if not Path("/dev/shm").is_dir():
         return None
     free = shutil.disk_usage("/dev/shm").free
-    return None if free > 64 << 20 else f"/dev/shm has only {free >> 20} MB free: give the machine or container more"
+    return (
+        None
+        if free > 64 << 20
+        else f"/dev/shm has only {free >> 20} MB free, and 64 are needed: give the machine or container more"
+    )
 
 
 def _model(config: Config) -> str | None:
@@ -104,7 +108,7 @@ def _model(config: Config) -> str | None:
         known = ", ".join(
             f"builtin:{path.name}" for path in sorted(folder.parent.glob("*/")) if (path / "config.json").exists()
         )
-        built_in = f" (there are {known})" if config.model.path.startswith("builtin:") else ""
+        built_in = f" (built in are {known})" if config.model.path.startswith("builtin:") else ""
         return f"{field}: the folder does not exist: name a Hugging Face model folder on this machine{built_in}"
     try:
         architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
@@ -121,7 +125,7 @@ def _model(config: Config) -> str | None:
 
 
 def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str | None]]]:
-    """The world's own checks, and its names of tasks."""
+    """The world's own checks, and a check of the task names."""
     kind, options = (environment.kind, environment.options) if environment else (BUILTIN_SUITE, {})
     try:
         world = find(kind)
@@ -132,7 +136,7 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
 
     def tasks() -> str | None:
         if environment is None or any(check() for _, check in machine):
-            return None  # said already
+            return None  # reported already
         try:
             for name in environment.tasks.names:
                 world.check_task(name)

@@ -1,4 +1,4 @@
-"""What a command line may say about a model behind an OpenAI-compatible chat endpoint."""
+"""The command-line options for a model behind an OpenAI-compatible chat endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dart.coordinator.sampling.endpoint import chosen
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """`--endpoint` and the options that go with it. None: not given."""
+    """`--endpoint` and the options that go with it. None means not given."""
 
     endpoint: str | None = None
     endpoint_model: str | None = None
@@ -21,7 +21,7 @@ class EndpointOptions:
 
     @property
     def given(self) -> Mapping[str, object]:
-        """Option as it is written → its value, of those that were given."""
+        """Option as it is written → its value, for the options that were given."""
         values = {
             "--endpoint": self.endpoint,
             "--endpoint-model": self.endpoint_model,
@@ -31,5 +31,5 @@ class EndpointOptions:
         return {name: value for name, value in values.items() if value is not None}
 
     def address(self, asker: str) -> Address:
-        """The endpoint that was named. Raises UserError, naming `asker`, where something lacks or is wrong."""
+        """The endpoint that was named. Raises UserError, naming `asker`, when an option is missing or wrong."""
         return chosen(asker, self.endpoint, self.endpoint_model, self.endpoint_key, self.endpoint_system)

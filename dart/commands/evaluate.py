@@ -1,4 +1,4 @@
-"""`dart eval`: a policy's success on held-out instances, alone or against another one on the same instances.
+"""`dart eval`: a policy's success on held-out instances, alone or compared with another policy's on the same instances.
 
 The policy is a checkpoint, or a model behind an OpenAI-compatible endpoint.
 
@@ -33,12 +33,12 @@ from dart.rundir import RunDirectory
 FILE = RunDirectory(Path()).evaluation.name
 """What a finished evaluation leaves in its run directory."""
 EPISODES = 200
-"""Where the config evaluates nothing around training and the command line does not say."""
+"""Instances when neither the config nor the command line says how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """The command line of `dart eval`. None: not given."""
+    """The command line of `dart eval`. None means not given."""
 
     config: Path
     overrides: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Evaluate, compare if asked to, print, and draw; everything wrong is told first. Raises UserError."""
+    """Evaluate, compare if asked to, print, and draw. Raises UserError for anything wrong, before it starts."""
     address = _address(options)
     config = _chosen(load(options.config, options.overrides), options)
     job, local = Evaluate(address), not options.external_workers
@@ -67,14 +67,14 @@ def evaluate(options: EvaluateOptions) -> None:
     if isinstance(other, Config):
         if options.external_workers:
             raise UserError(
-                f"--against {options.against} has to be evaluated too, and workers that were started elsewhere end "
-                "with the first evaluation: evaluate each, then compare by --against RUN"
+                f"--against {options.against} has to be evaluated too, and external workers end with the first "
+                "evaluation: evaluate each separately, then compare with --against RUN"
             )
         check_before(other, Evaluate())
     document, directory = _run(config, job, "eval", quiet=options.quiet, local=local) or sys.exit(130)
     if isinstance(other, Config):
         if (run := _run(other, Evaluate(), "eval-against", quiet=options.quiet, local=True)) is None:
-            click.echo(f"{document['checkpoint']} is evaluated: compare with it by --against {directory.path}")
+            click.echo(f"{document['checkpoint']} has been evaluated: compare with it by --against {directory.path}")
             sys.exit(130)
         other, _ = run
     if other is not None:
@@ -88,13 +88,13 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def _address(options: EvaluateOptions) -> Address | None:
-    """The endpoint to evaluate, if it is one. Raises UserError."""
+    """The endpoint to evaluate, or None for a checkpoint. Raises UserError."""
     if not options.endpoint.given:
         return None
     if options.checkpoint is not None:
         raise UserError(
-            f"--checkpoint {options.checkpoint} and --endpoint are two policies: evaluate one, and name a checkpoint "
-            "to compare the endpoint with by --against"
+            f"--checkpoint {options.checkpoint} and --endpoint are two policies: evaluate one; to compare the endpoint "
+            "with a checkpoint, name the checkpoint with --against"
         )
     return options.endpoint.address("evaluating an endpoint")
 
@@ -144,7 +144,7 @@ def _seeds(seeds: str, config: Config) -> tuple[int, int]:
 
 
 def _opponent(config: Config, against: str) -> Config | Document:
-    """What to compare with: an evaluation that is finished, or what has to run for it. Raises UserError."""
+    """What to compare with: a finished evaluation, or the checkpoint to evaluate. Raises UserError."""
     path = Path(against)
     if path.is_file() or (path / FILE).is_file():
         return _finished(config, path)
@@ -163,7 +163,7 @@ def _opponent(config: Config, against: str) -> Config | Document:
 
 
 def _finished(config: Config, path: Path) -> Document:
-    """The finished evaluation, once it is known to be of the instances and samples that this one will have."""
+    """The finished evaluation. Raises UserError unless it has the same instances and samples as this one will have."""
     file = path / FILE if path.is_dir() else path
     try:
         document: Document = json.loads(file.read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def _finished(config: Config, path: Path) -> Document:
     if there.keys() != wanted or {len(found) for found in there.values()} != {samples}:
         raise UserError(
             f"--against {path} has {number} instances of {','.join(names)}, seeds {first}:{last}, {each} samples each; "
-            f"here are {len(wanted)}, {shared} of them the same, {samples} samples each; only the same can be paired: "
+            f"this one has {len(wanted)}, {shared} of them the same, {samples} samples each; only these can be paired: "
             f"add --tasks {','.join(names)} --seeds {first}:{last} --episodes {number} --samples {each}"
         )
     return document
@@ -207,7 +207,7 @@ def successes(document: Document) -> dict[str, list[bool]]:
 
 
 def _against(document: Document, other: Document) -> Against:
-    """The part of evaluation.json that compares."""
+    """The comparison, as evaluation.json has it."""
     found = compare(successes(document), successes(other))
     difference = found.difference
     return {
@@ -223,7 +223,7 @@ def _against(document: Document, other: Document) -> Against:
     }
 
 
-# ---- telling ----
+# ---- printing ----
 
 
 def report(document: Document) -> None:
@@ -237,20 +237,20 @@ def report(document: Document) -> None:
         failed = ", ".join(f"{kind} {count}" for kind, count in success["failures"].items())
         click.echo(
             f"{name} {success['steps']:.2f} steps and {success['seconds']:.2f} s per episode; failed: {failed}; "
-            f"made again after infrastructure failures: {success['infrastructure_attempts']}".strip()
+            f"retried after infrastructure failures: {success['infrastructure_attempts']}".strip()
         )
     if "against" in document:
         against = document["against"]
         difference = against["difference"]
         click.echo(
             f"A - B: {100 * difference['mean']:+.1f} points ({100 * difference['low']:+.1f} to "
-            f"{100 * difference['high']:+.1f}); of the instances A is better on {against['better']} and worse on "
+            f"{100 * difference['high']:+.1f}); A is better on {against['better']} instances and worse on "
             f"{against['worse']}, exact p = {against['p_value']:.2g}"
         )
 
 
 def _table(sides: Mapping[str, Side]) -> Table:
-    """Success per task, over all, and pass@k, a pair of columns per side."""
+    """Success per task, overall, and pass@k, with two columns per side."""
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
     table.add_column("episodes", justify="right")

@@ -15,12 +15,12 @@ from dart.rundir import RunDirectory
 from dart.store.records import CheckpointRecord
 
 NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp", manifest.NAME)
-"""What only a resumed trainer needs."""
+"""Files that only a resumed trainer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The command line of `dart export`. `version` None: the newest checkpoint."""
+    """The command line of `dart export`. `version` None means the newest checkpoint."""
 
     run: Path
     out: Path
@@ -28,14 +28,14 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Copy the newest (or the named version's) checkpoint. Raises UserError; never writes over anything."""
+    """Copy the newest (or the named version's) checkpoint. Raises UserError; never overwrites anything."""
     run, out = RunDirectory.existing(options.run), options.out
     checkpoint = asyncio.run(_find(run, options.version))
     source = run.checkpoint(checkpoint.path)
     if why := manifest.problem(source):
-        raise UserError(f"checkpoint {source} is not whole: {why}: choose another --version")
+        raise UserError(f"checkpoint {source} is damaged: {why}: choose another --version")
     if out.exists():
-        raise UserError(f"OUT {out} exists: name a new folder")
+        raise UserError(f"OUT {out} already exists: name a new folder")
     shutil.copytree(source, out, ignore=shutil.ignore_patterns(*NOT_EXPORTED))
     click.echo(f"version {checkpoint.version} is in {out}; load it with AutoModelForImageTextToText.from_pretrained")
 
@@ -44,8 +44,8 @@ async def _find(run: RunDirectory, version: int | None) -> CheckpointRecord:
     async with await run.open() as database:
         kept = await database.checkpoints()
     if not kept:
-        raise UserError(f"run {run.path} has no checkpoint yet: one is made every checkpoint.every_updates updates")
+        raise UserError(f"run {run.path} has no checkpoint yet: one is saved every checkpoint.every_updates updates")
     for checkpoint in kept:
         if version is None or checkpoint.version == version:
             return checkpoint
-    raise UserError(f"--version {version} is not kept: there are {', '.join(str(c.version) for c in kept)}")
+    raise UserError(f"--version {version} has no checkpoint: choose from {', '.join(str(c.version) for c in kept)}")

@@ -72,7 +72,7 @@ def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, Inter
 
 
 def _event(line: str) -> dict[str, object] | None:
-    """None for a line that was cut off."""
+    """The event on the line; None for a line that was cut off."""
     try:
         event: dict[str, object] = json.loads(line)
     except ValueError:
@@ -81,7 +81,7 @@ def _event(line: str) -> dict[str, object] | None:
 
 
 def evaluation_picture(directory: Path, document: Document) -> Path | None:
-    """Draw success per task with its interval, and pass@k where there are samples; None without matplotlib."""
+    """Draw success per task with its interval, and pass@k if there are several samples; None without matplotlib."""
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""What the commands that run a job share: the check before it, the run in its directory, and what to do afterwards."""
+"""What the commands that run a job share: the checks before it, the run in its directory, and what to do afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dart.store.records import RunKind
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job in its run directory. `local`: its workers are started on this machine."""
+    """A job in its run directory. `local`: start its workers on this machine."""
 
     config: Config
     directory: RunDirectory
@@ -40,11 +40,11 @@ class JobRun:
     resume: bool = False
     local: bool = True
     initial_weights: bool = False
-    """With `resume`: from the weights of model.path, whatever checkpoints there are."""
+    """With `resume`: start from the weights of model.path, whatever checkpoints there are."""
 
 
 def check_before(config: Config, job: Job) -> None:
-    """Everything that this machine lacks for the job, before anything starts. Raises UserError."""
+    """Raises UserError, before anything starts, that lists everything this machine lacks for the job."""
     from dart.commands.doctor import problems
 
     if found := problems(config, job):
@@ -88,16 +88,16 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
                 return await run.execute(_launch(wanted, run))
         except Interrupted:
             path = wanted.directory.path
-            click.echo(f"interrupted; everything that had finished is kept in {path}; {go_on(wanted.job.kind, path)}")
+            click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
             return None
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:
     start = await starting_point(database, wanted.directory, initial_weights=wanted.initial_weights)
     for broken in start.broken:
-        click.echo(f"checkpoint {broken} (not gone on from)")
+        click.echo(f"skipped checkpoint {broken}")
     if start.broken:
-        click.echo(f"going on from {start.checkpoint}; what was trained after it is trained again")
+        click.echo(f"continuing from {start.checkpoint}; training done after it is repeated")
     await database.resume_run()
     return start
 
@@ -123,7 +123,7 @@ async def _launch(wanted: JobRun, run: Run) -> None:
 
 
 def _recorded(config: Config, job: Job) -> dict[str, Any]:
-    """The config as the database keeps it, with the vocabulary that tells what the run's tokens mean, if anything."""
+    """The config as the database keeps it, with the vocabulary that the run's tokens belong to, if there is one."""
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
     recorded: dict[str, Any] = json.loads(config.model_dump_json())
     return recorded | {"vocabulary": vocabulary}
@@ -133,8 +133,8 @@ def go_on(kind: RunKind, directory: Path) -> str:
     """What to do with a run that did not finish."""
     match kind:
         case RunKind.TRAINING:
-            return f"go on with: dart train {RunDirectory(directory).config} --resume {directory}"
+            return f"continue with: dart train {RunDirectory(directory).config} --resume {directory}"
         case RunKind.COLLECTION:
-            return f"what it collected can be used: curation.pool.sources=[{directory}]"
+            return f"what it collected can still be used: curation.pool.sources=[{directory}]"
         case RunKind.EVALUATION:
-            return "start it again for a result"
+            return "start it again to get a result"

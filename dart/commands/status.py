@@ -1,4 +1,4 @@
-"""`dart status` and `dart runs`: live state from the coordinator, the rest from the run's database."""
+"""`dart status` and `dart runs`: live state comes from the coordinator, the rest from the run's database."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
-    """The command line of `dart status`. `run` None: the newest under runs/; `address`: ask that coordinator."""
+    """The command line of `dart status`. `run` None means the newest under runs/; `address`: ask that coordinator."""
 
     run: Path | None = None
     address: str | None = None
@@ -40,7 +40,7 @@ class StatusOptions:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run that answers, or the directory of one that does not; with --address, there is no directory."""
+    """A run that answers, or the directory of one that does not; with --address there is no directory."""
 
     live: cpb.GetStatusResponse | None
     directory: RunDirectory | None
@@ -52,7 +52,8 @@ async def find(options: StatusOptions) -> Found:
         answer = await ask(options.address, options.tls_ca)
         if answer is None:
             raise UserError(
-                f"--address {options.address}: no coordinator answers there: `dart runs` lists runs and addresses"
+                f"--address {options.address}: no coordinator answers there: check it, or name a run directory "
+                "(`dart runs` lists them)"
             )
         return Found(answer, None)
     directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
@@ -75,7 +76,7 @@ def status(options: StatusOptions) -> None:
 
 
 def _own_certificate(record: RunRecord) -> Path | None:
-    """What the run's coordinator shows, as its workers on this machine trust it."""
+    """The status that the run's coordinator reports, reached as its workers on this machine reach it."""
     certificate = record.config.get("server", {}).get("tls_certificate")
     return Path(certificate) if certificate else None
 
@@ -98,7 +99,7 @@ async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse
 
 
 async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
-    """The run, and its figures as of the last update; None before any."""
+    """The run, and its figures as of the last update; None before the first."""
     async with await directory.open() as database:
         last = await database.newest_events("update")
         return await database.run(), Figures.from_json(json.loads(last[0].json)) if last else None

@@ -1,7 +1,7 @@
 """A `Status` as text, for `dart status`, `dart why` and the live view: the same facts in the same words.
 
-What a worker said (its name, its failures) may hold anything. Everything that leaves this module is free of control
-characters (`plain`), so that no worker can move the cursor of whoever looks; and none of it is rich markup.
+What a worker sends (its name, its failures) may hold anything. Everything that leaves this module is free of control
+characters (`plain`), so that no worker can move the viewer's cursor, and none of it is rich markup.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from dart.core.status import Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
-"""Of tasks, and of the workers of a role, before they are shown together."""
+"""Tasks, or workers of one role, that are shown one by one; more are shown together."""
 MOST_CHARACTERS = 300
-"""Of one thing that a worker said."""
+"""Characters shown of one text from a worker."""
 
 
 def plain(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -32,7 +32,7 @@ def elapsed(seconds: float) -> str:
 
 
 def headline(status: Status) -> str:
-    """Where the run is, on one line."""
+    """The run's state on one line."""
     if status.activity:
         return f"{status.phase}: {plain(status.activity)}"
     figures = status.figures
@@ -40,7 +40,7 @@ def headline(status: Status) -> str:
     per_minute = 60 * counts.trajectories / figures.train_seconds if figures.train_seconds > 0 else 0.0
     versions = [worker.weight_version for worker in status.workers if worker.role == "rollout"]
     if not figures.train_seconds and not counts.trajectories:
-        return status.phase  # nothing was trained, or not yet
+        return status.phase  # nothing has been trained (yet)
     line = (
         f"{status.phase}: update {counts.updates}, success {figures.success_rate:.0%}, "
         f"{counts.trajectories} trajectories ({per_minute:.0f}/min), environments {usage.env_utilisation:.0%}, "
@@ -50,7 +50,7 @@ def headline(status: Status) -> str:
 
 
 def details(status: Status) -> Iterator[str]:
-    """Lines: what was sampled and trained on, where the time went and why, what became of the trajectories."""
+    """Lines that say what was sampled and trained on, where the time went and why, what became of the trajectories."""
     counts, usage = status.figures.counts, status.figures.usage
     yield (
         f"{counts.env_steps} steps, {usage.trained_actions_per_minute:.0f} actions/min trained on, "
@@ -67,7 +67,7 @@ def details(status: Status) -> Iterator[str]:
 
 
 def stall_lines(stall: Stall) -> Iterator[str]:
-    """What waits for whom, the culprit's last words, and what to do."""
+    """Lines that say what waits for what, the culprit's last failure, and what to do."""
     word = "waiting" if stall.deliberate else "stalled"
     yield f"{word} for {elapsed(stall.seconds)}: {plain(stall.waits)} waits for {plain(stall.waits_for)}"
     if stall.failure:
@@ -90,7 +90,7 @@ def shares(seconds: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """What is shown of one worker, or of all of a role together. Cells that mean nothing for a role are empty."""
+    """The row of one worker, or of all workers of a role together. Cells that do not apply to the role are empty."""
 
     name: str
     role: str
@@ -105,7 +105,7 @@ COLUMNS = ("worker", "role", "state", "busy", "version", "heard", "does")
 
 
 def worker_rows(status: Status) -> Iterator[WorkerRow]:
-    """A row for each worker; where a role has too many for a screen, one for all of them."""
+    """A row for each worker; one row for all workers of a role when it has too many for a screen."""
     for role, members in itertools.groupby(status.workers, key=lambda worker: worker.role):
         workers = list(members)
         if len(workers) > MOST_ROWS:
@@ -129,7 +129,7 @@ def _row(name: str, role: str, workers: Sequence[WorkerStatus], doing: str) -> W
 
 
 def worker_lines(status: Status) -> Iterator[str]:
-    """The rows as aligned lines, under the names of the columns."""
+    """The rows as aligned lines, under the column names."""
     rows = [(row.name, row.role, row.state, row.busy, row.version, row.heard, row.doing) for row in worker_rows(status)]
     if not rows:
         return

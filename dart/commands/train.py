@@ -1,4 +1,4 @@
-"""`dart train` and `dart coordinator`: a training run in a directory of its own, or going on in one."""
+"""`dart train` and `dart coordinator`: start a training run in a new directory, or continue one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TrainOptions:
 def train(options: TrainOptions) -> None:
     """Run to the end; exit code 0 when it finished, 130 when it was interrupted. Raises UserError."""
     if options.initial_weights and options.resume is None:
-        raise UserError("--initial-weights says how to go on with a run: leave it out, or add --resume RUN")
+        raise UserError("--initial-weights applies only to a resumed run: omit it, or add --resume RUN")
     config = load(options.config, options.overrides)
     resumed = RunDirectory.existing(options.resume) if options.resume else None
     job = Train()
@@ -61,7 +61,7 @@ def train(options: TrainOptions) -> None:
 
 
 def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:
-    """What a person wants to know at the end."""
+    """Print the outcome of the run."""
     before, after = summary["success_before"], summary["success_after"]
     if after:
         click.echo("held-out success " + " -> ".join(percent(rate) for rate in (before, after) if rate))

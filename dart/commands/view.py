@@ -1,6 +1,6 @@
 """The live view of a run in the terminal: phase, curves in numbers, workers. Plain lines where there is no terminal.
 
-It asks for a `Status` and draws it, in the words of `dart.commands.status_text`; of the run itself it knows nothing.
+It asks for a `Status` and draws it, worded as in `dart.commands.status_text`; it knows nothing of the run itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dart.store.records import RunState
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
 MOST_OF_THE_TIME = 0.02
-"""Drawing is the event loop's time too: thousands of workers are looked at less often."""
+"""Share of the event loop's time that drawing may take: with thousands of workers it redraws less often."""
 BANDS = (("0%", 0.0, 1e-9), ("up to 25%", 1e-9, 0.25), ("25% to 50%", 0.25, 0.5), ("50% to 75%", 0.5, 0.75),
          ("75% and more", 0.75, 1.0), ("100%", 1.0, 1.1))  # fmt: skip
 
 
 class View:
-    """Shows what `status` returns while the context lasts. `directory`: the run's."""
+    """Shows what `status` returns while the context is open. `directory`: the run's."""
 
     def __init__(self, directory: Path, status: Callable[[], Status], *, live: bool) -> None:
         self._directory, self._status, self._live = directory, status, live
@@ -71,7 +71,7 @@ class View:
 
 
 def picture(status: Status) -> Panel:
-    """The whole view. Names are `Text`: a str would be read as rich markup."""
+    """The whole view. Names are `Text`, because a str would be parsed as rich markup."""
     body: list[RenderableType] = [Text(_line(status))]
     body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
     by_task = status.figures.success_by_task
@@ -80,10 +80,10 @@ def picture(status: Status) -> Panel:
     elif by_task:
         body += [_bar(status.share_done), _tasks(by_task)]
     title = Text(plain(f"dart {status.run_id}"))
-    if status.phase in set(RunState) and not status.workers:  # it has ended, and this is what stays on the screen
+    if status.phase in set(RunState) and not status.workers:  # the run has ended, and this stays on the screen
         return Panel(Group(*body), title=title)
     body.append(_workers(status))
-    subtitle = Text(f"dart status --address {status.control_address}  Ctrl-C ends in order")
+    subtitle = Text(f"dart status --address {status.control_address}  Ctrl-C stops the run cleanly")
     return Panel(Group(*body), title=title, subtitle=subtitle)
 
 
@@ -114,7 +114,7 @@ def _workers(status: Status) -> Table:
 
 
 def _bands(rates: Collection[float]) -> Table:
-    """How many tasks succeed how often: hundreds of rows would fit no screen."""
+    """How many tasks fall in each band of success: one row per task would not fit on a screen."""
     table = Table(box=None, pad_edge=False)
     table.add_column("recent success")
     table.add_column("tasks", justify="right")
@@ -126,7 +126,7 @@ def _bands(rates: Collection[float]) -> Table:
 
 
 def _bar(share: float) -> Table:
-    """On a line of its own, which a bar alone does not end."""
+    """A bar on a line of its own; a bare ProgressBar does not end its line."""
     line = Table.grid()
     line.add_row(ProgressBar(total=1.0, completed=share, width=60))
     return line

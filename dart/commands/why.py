@@ -1,4 +1,4 @@
-"""`dart why`: what a live run waits for, or why one ended, with the culprit's last words."""
+"""`dart why`: what a live run waits for, or why a run ended, with the culprit's last failure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dart.wire.status import status_from_proto
 
 MOST_FAILURES = 3
 MOST_EVENTS = 1000
-"""Of stalls, looked through backwards for those that were not over."""
+"""Stall events that are searched, newest first, for stalls that were not over."""
 
 
 def why(options: StatusOptions) -> None:
-    """Print it. Raises UserError when there is nothing to ask."""
+    """Print the explanation. Raises UserError when there is nothing to ask."""
     found = asyncio.run(find(options))
     if found.live is not None:
         _print_live(status_from_proto(found.live), options.as_json)
@@ -58,19 +58,19 @@ def _print_live(status: Status, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that no process works on, and what its events say of its end."""
+    """A run that no process works on, and what its events say about its end."""
 
     directory: Path
     record: RunRecord
     state: str
     phase: str = ""
-    """The last one that it worked in."""
+    """The last phase in which it worked."""
     why: str = ""
-    """What ended it, where it could still say so."""
+    """What ended it, if it could still record that."""
     stalls: tuple[Stall, ...] = ()
-    """Those that were not over."""
+    """The stalls that were not over."""
     failures: tuple[tuple[float, str], ...] = ()
-    """(Unix seconds, words) of the last attempts that failed, newest first."""
+    """(Unix seconds, reason) of the last failed attempts, newest first."""
     last_event: Event | None = None
     last_update: Event | None = None
 
@@ -80,11 +80,11 @@ class Ended:
             yield f"it ended because: {plain(self.why, 2000)}"
         elif self.state == RunState.INTERRUPTED and self.record.finished is None:
             yield (
-                "its process is gone without a word: it was killed, the machine ran out of memory, or it was switched "
-                "off; the system's log may know (dmesg, journalctl)"
+                "its process ended without recording why: it was killed, the machine ran out of memory, or it was "
+                "switched off; the system's log may say (dmesg, journalctl)"
             )
         elif self.state == RunState.INTERRUPTED:
-            yield "it was stopped from outside, by Ctrl-C or a signal"
+            yield "it was stopped by Ctrl-C or a signal"
         for stall in self.stalls:
             yield from stall_lines(stall)
         for when, words in self.failures:
@@ -110,7 +110,7 @@ class Ended:
 
 
 async def read_ended(directory: RunDirectory) -> Ended:
-    """From the run's database."""
+    """Read how the run ended from its database."""
     async with await directory.open() as database:
         record = await database.run()
         phases = [str(json.loads(event.json)["phase"]) for event in await database.newest_events("phase", 2)]
@@ -136,7 +136,7 @@ async def read_ended(directory: RunDirectory) -> Ended:
 
 
 def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ...]:
-    """The stalls that nothing ended, newest first; both lists are newest first."""
+    """The stalls that have not ended, newest first; both lists are newest first."""
     over: dict[tuple[str, str], int] = {}
     for event in moving:
         over.setdefault(Stall.from_json(json.loads(event.json)).name, event.sequence)

@@ -35,7 +35,7 @@ def run_worker(
     *,
     parent_watch: bool,
 ) -> None:
-    """Serve one role until goodbye. Raises UserError for anything the user can mend."""
+    """Serve one role until goodbye. Raises UserError for anything that the user can fix."""
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", address):
         raise UserError(f"--coordinator {address!r} is not HOST:PORT, for example 127.0.0.1:50051")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -51,7 +51,7 @@ def run_worker(
     if options.world_size > 1:
         options.worker_id = f"{options.worker_id}-{options.rank}"
     if preload := getattr(work, "preload", None):
-        preload()  # what has to happen before there are threads or an event loop
+        preload()  # work that must be done before there are threads or an event loop
     import uvloop
 
     uvloop.run(_serve(work, options, parent_watch))
@@ -65,7 +65,7 @@ def _load(role: str) -> WorkerRole:
         made: WorkerRole = getattr(importlib.import_module(module), name)()
     except ImportError as error:
         raise UserError(
-            f"--role {role} needs {error.name or error}, which does not import ({error}): {remedy}"
+            f"--role {role} needs {error.name or error}, which cannot be imported ({error}): {remedy}"
         ) from None
     return made
 
@@ -82,8 +82,8 @@ async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Standard input is a pipe from the parent: when it closes the parent is gone, whatever the loop is doing."""
-    # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts over that when it ends first.
+    """Standard input is a pipe from the parent: when it closes, the parent is gone, whatever the loop is doing."""
+    # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts if it exits meanwhile.
     while os.read(0, 4096):
         pass
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself

@@ -1,12 +1,12 @@
-"""The coordinator: one process, one event loop, that keeps every worker busy and owns the run's state.
+"""The coordinator: one process with one event loop that keeps every worker busy and owns the run's state.
 
     run.py       a run's life from start to summary        fleet/     the workers: server, sessions, pools
-    start.py     where a run begins, or goes on            sampling/  where trajectories come from and go to
+    start.py     where a run begins, or resumes            sampling/  where trajectories come from and go to
     job.py       training, evaluation or collection        training/  updates of the policy, and weight sync
     summary.py   what a finished run leaves behind         service/   what people and other programs see
 
-Nothing in here imports torch, vllm or a worker. What to do next is decided in `dart.core`, by plain objects that are
-asked and told; the loops below wait, carry out what was decided, and tell the result.
+Nothing in here imports torch, vllm or a worker. Plain objects in `dart.core` decide what to do next; the loops below
+wait, carry out the decision, and report the result to those objects.
 
     env workers                        replicas                                  train ranks
       |   ^ Reset, Act, Release          |   ^ Generate                            |   ^ TrainBatch, SendWeights
@@ -19,7 +19,7 @@ asked and told; the loops below wait, carry out what was decided, and tell the r
                                        v                                                                  v
                                      Database (durable before anything counts it)       one replica at a time
 
-Each loop, what it consumes, what it waits for, and who wakes it:
+Each loop, what it consumes, what it waits for, and what wakes it:
 
     loop                  consumes                 waits for                  woken by
     --------------------- ------------------------ -------------------------- ----------------------------------
@@ -43,13 +43,13 @@ Each loop, what it consumes, what it waits for, and who wakes it:
     Run._watch_stop       Ctrl-C, SIGTERM          the signal                 the user
 
 Back-pressure goes against the arrows. When the trainer falls behind, released groups wait, the budget of trajectories
-that are begun and not yet consumed is used up, `next` waits, and environments are idle; their ledger says why ("the
-trainer is behind"). When replicas fall behind, requests wait in a line, and environments are queued ("the replicas are
-full"). No queue in here grows without a bound: there is at most one request and one order for each environment, and one
-command for each credit of a worker.
+begun but not yet consumed is used up, `next` waits, and environments are idle; their ledger says why ("the trainer is
+behind"). When replicas fall behind, requests wait in a queue, and environments are queued ("the replicas are full"). No
+queue in here grows without bound: there is at most one request and one order for each environment, and one command for
+each credit of a worker.
 
-A failure of infrastructure travels the other way: a lost worker fails the calls that waited for it. A turn is then
-asked of another replica. Where an environment failed, or no replica can serve the turn, the episode ends as a failed
-attempt, and the same roll-out is given out again. It is never a reward. What a worker says wrongly is that worker's
-failure (`dart.wire.rules`), not the run's.
+An infrastructure failure travels the other way: a lost worker fails the calls that wait for it. A turn is then
+requested from another replica. If an environment failed, or no replica can serve the turn, the episode ends as a failed
+attempt, and the same roll-out is scheduled again. It is never a reward. An invalid message from a worker is that
+worker's failure (`dart.wire.rules`), not the run's.
 """

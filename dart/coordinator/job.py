@@ -1,7 +1,7 @@
 """What a run is for: to train, to evaluate a policy, or to collect successes.
 
-A job says which of the config's workers it needs, and by `model` whether it needs the config's model at all; everything
-else about a run is the same for all three.
+A job says which of the config's workers it needs, and, with `model`, whether it needs the config's model at all;
+everything else about a run is the same for all three.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Teacher = Literal["oracle", "endpoint", "policy"]
 class Address:
     """An OpenAI-compatible chat endpoint. `url` as in OpenAI's clients, with the version: http://host:8000/v1.
 
-    `key` is never shown. `system`: text of a first message, for a model that has to be told how actions are written.
+    `key` is never shown. `system`: text of a first message, for a model that must be told how actions are written.
     """
 
     url: str
@@ -50,7 +50,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """`endpoint`: it is evaluated; none: `config.model`."""
+    """Evaluates `endpoint`, or `config.model` when there is none."""
 
     endpoint: Address | None = None
     kind: ClassVar = RunKind.EVALUATION
@@ -84,7 +84,7 @@ class Collect:
         return config.environment.workers
 
     def replicas(self, config: Config) -> int:
-        """Also for a teacher: a replica makes the tokens of what it says."""
+        """Needed with a teacher too: a replica tokenises what it writes."""
         return config.rollout.replicas
 
 

@@ -60,7 +60,7 @@ from dart.wire.rules import Limits
 GOODBYE_SECONDS = 4.0
 INTERRUPT_CHECKPOINT_SECONDS = 3.0
 ENDING_PATIENCE_SECONDS = 10.0
-"""With a database that another program has locked, when the run ends anyway."""
+"""How long to wait, when the run ends, for a database that another program has locked."""
 
 
 class Interrupted(Exception):
@@ -79,7 +79,7 @@ class Run:
         start: Start,
         guard: Guard | None = None,
     ) -> None:
-        """`guard`: of the directory that this process holds; without one its files are nobody's business (tests)."""
+        """`guard`: protects the directory that this process holds; tests may run without one."""
         self.config, self.directory, self.database = config, directory, database
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
@@ -108,9 +108,9 @@ class Run:
         """Known once the server listens."""
         self.evaluations: dict[str, Success] = dict(start.evaluations)
         self.evaluation: Evaluation | None = None
-        """The one that is under way."""
+        """The evaluation in progress."""
         self.collection: Collection | None = None
-        """Likewise."""
+        """The collection in progress."""
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
@@ -156,23 +156,23 @@ class Run:
     # ---- levers ----
 
     def interrupt(self) -> None:
-        """End the run now, in order; it can be resumed."""
+        """Stop the run cleanly now; it can be resumed."""
         self._stop.set()
 
     def _while_training(self, lever: str) -> None:
-        """Raises UserError in a phase that cannot obey."""
+        """Raises UserError unless the run is in its training phase."""
         if self.progress.phase != "training":
-            raise UserError(f"the run is {self.progress.phase}: it takes {lever} while it trains")
+            raise UserError(f"the run is {self.progress.phase}: {lever} works only while it is training")
 
     def pause(self, paused: bool) -> None:
-        """Raises UserError while the run does not train; so do the levers below."""
+        """Raises UserError while the run is not training; so do the levers below."""
         self._while_training("pause" if paused else "resume")
         self._paused = paused
         self.data.pause(paused)
         self.journal.event("paused" if paused else "resumed")
 
     def drain(self) -> None:
-        """End as after the last update."""
+        """End the run as if its last update were done."""
         self._while_training("drain")
         self._training.drain()
 
@@ -205,7 +205,7 @@ class Run:
             ready = f"{self.envs.slots} environments, {replicas} of {self.replicas_wanted} replicas"
             if self._trains:
                 ready += f", {ranks} of {self.config.trainer.ranks} trainer ranks"
-            return Activity(f"{ready} are here")
+            return Activity(f"{ready} are ready")
         if (evaluation := self.evaluation) is not None:
             finished, total = len(evaluation.outcomes), evaluation.total
             return Activity(f"{finished}/{total} episodes", finished / max(total, 1))
@@ -227,13 +227,13 @@ class Run:
             return await self._beside(launch) if launch else await self.work()
         finally:
             self.address.cancel()
-            with contextlib.suppress(UserError, OSError):  # it has been said why, if the disk is full
+            with contextlib.suppress(UserError, OSError):  # a full disk has been reported already
                 await self.journal.flush(self.database)
                 self.journal.close()
             await self.server.stop()
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
-        """The run with its launcher, which ends after the run has told the workers goodbye."""
+        """The run with its launcher, which ends after the run has sent the workers Bye."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 launching = tasks.create_task(launch)
@@ -244,14 +244,14 @@ class Run:
         return summary
 
     async def work(self) -> dict[str, Any]:
-        """The phases, then the last entries and goodbyes, however they ended: a run whose workers need no server."""
+        """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
         try:
             summary = await self._with_background()
         except Interrupted:
             await self._end(RunState.INTERRUPTED)
             raise
         except (UserError, asyncio.CancelledError) as error:
-            # Cancelled: the launcher could not go on, and says why.
+            # Cancelled: the launcher failed, and reports why.
             with contextlib.suppress(OSError):
                 self.journal.event("failed", why=str(error))
             await self._end(RunState.FAILED)
@@ -281,7 +281,7 @@ class Run:
             if not isinstance(error, OSError):
                 raise error from None
             raise UserError(
-                f"the run cannot go on: {error}: what had finished is kept; mend it, then go on with --resume"
+                f"the run cannot continue: {error}: all finished work is kept; fix it, then continue with --resume"
             ) from error
         return summary
 
@@ -316,7 +316,7 @@ class Run:
         return summary
 
     async def _workers_ready(self) -> None:
-        """At least one environment, and every replica, that the job needs; the trainer may still be loading."""
+        """Wait for every replica and at least one environment that the job needs; the trainer may still be loading."""
         self._phase("starting")
         environments = self._job.environments(self.config)
         while (environments and not self.envs.slots) or len(self.replicas) < self.replicas_wanted:
@@ -333,7 +333,7 @@ class Run:
 
     async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:
         self._phase("evaluating")
-        # By version: one that was broken off goes on where it was, with the same weights only.
+        # Named by version: an evaluation that was cut off continues only with the same weights.
         name = f"{label}-v{self.progress.counts.version}" if self._trains else label
         source = Evaluation(name, self.config, self.database, episodes, samples)
         self.evaluation = source
@@ -358,7 +358,7 @@ class Run:
     # ---- workers ----
 
     def _blame_queue(self) -> None:
-        """Why a turn finds no replica with capacity: one that takes weights, or is in quarantine, would have some."""
+        """Record why no replica has capacity: all are full, one is in quarantine, or one takes weights."""
         cause = "the replicas are full"
         if any(replica.health.condition is not Condition.HEALTHY for replica in self.replicas):
             cause = "a replica is in quarantine"
@@ -387,10 +387,12 @@ class Run:
 
     async def _watch_trainer(self) -> None:
         await self.ranks.lost.wait()
-        raise TrainerLost("the trainer is gone: look at logs/train.log in the run directory, then go on with --resume")
+        raise TrainerLost(
+            "the trainer is gone: look at logs/train.log in the run directory, then continue with --resume"
+        )
 
     async def _goodbye(self) -> None:
-        """Tell every worker to end, and wait until they have."""
+        """Tell every worker to end, and wait until all have."""
         self.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason=f"the run is {self.progress.phase}")))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
@@ -399,7 +401,7 @@ class Run:
 
     async def _end(self, state: RunState) -> None:
         was = self.progress.phase
-        with contextlib.suppress(OSError):  # where the disk is full, the rest has to be done all the same
+        with contextlib.suppress(OSError):  # the rest has to be done even when the disk is full
             self._phase(state.value)
         self.database.patience.seconds = ENDING_PATIENCE_SECONDS
         if state is RunState.INTERRUPTED and was == "training":
@@ -435,7 +437,7 @@ class Run:
 
 
 def _leaf(errors: BaseException) -> BaseException:
-    """The first error that is not a group."""
+    """The first error in the group, at any depth, that is not itself a group."""
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors

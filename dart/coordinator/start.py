@@ -1,4 +1,4 @@
-"""Where a run begins: at nothing, or where an earlier process of it ended."""
+"""Where a run begins: from scratch, or where an earlier process of it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dart.store.records import CheckpointRecord, RunKind, RunState
 
 @dataclass(frozen=True, slots=True)
 class BrokenCheckpoint:
-    """A checkpoint that could not be gone on from."""
+    """A checkpoint that cannot be used."""
 
     folder: Path
     version: int
@@ -30,31 +30,31 @@ class BrokenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run starts from: weights, version and counters of an earlier process, or nothing."""
+    """What a run starts from: weights, version and counters of an earlier process, if there was one."""
 
     checkpoint: Path | None = None
     version: int = 0
     update: int = 0
     counts: Counts | None = None
-    """As of the last update; None before any."""
+    """As of the last update; None before the first."""
     train_seconds: float = 0.0
     """Spent in training, as of the last update."""
     evaluations: dict[str, Success] = field(default_factory=dict)
-    """Of the policy that the run began with."""
+    """The version of the policy that the run began with."""
     first_group: int = 1
     first_event: int = 1
     broken: tuple[BrokenCheckpoint, ...] = ()
-    """Newer ones than `checkpoint`, newest first."""
+    """Unusable checkpoints newer than `checkpoint`, newest first."""
 
 
 async def starting_point(database: Database, directory: RunDirectory, *, initial_weights: bool = False) -> Start:
-    """Where a resumed run goes on: at its newest checkpoint that is whole, or, if asked for, at its first weights.
+    """Where a resumed run continues: at its newest intact checkpoint or, if asked for, at its initial weights.
 
-    Raises UserError when there is nothing to go on from.
+    Raises UserError when the run cannot be resumed.
     """
     run = await database.run()
     if run.kind is not RunKind.TRAINING:
-        raise UserError(f"run {run.id} is no training run but one of {run.kind}: start it again without --resume")
+        raise UserError(f"run {run.id} is not a training run but one of {run.kind}: start it again without --resume")
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     last = next((json.loads(event.json) for event in await database.newest_events("update")), None)
@@ -75,7 +75,7 @@ async def starting_point(database: Database, directory: RunDirectory, *, initial
         counts=counts,
         train_seconds=seconds,
         evaluations=evaluations,
-        # Numbers go on behind everything that was given out, also where a group or an event was lost with the process.
+        # Numbering continues after every number given out, even if its group or event was lost with the process.
         first_group=await database.group_count() + 1,
         first_event=await database.last_sequence() + 1,
         broken=broken,
@@ -85,9 +85,9 @@ async def starting_point(database: Database, directory: RunDirectory, *, initial
 async def _newest_whole(
     database: Database, directory: RunDirectory
 ) -> tuple[CheckpointRecord | None, tuple[BrokenCheckpoint, ...]]:
-    """The newest checkpoint that is whole, and those that are newer; None where there has not been any.
+    """The newest intact checkpoint, and the damaged ones that are newer; None if there has been no checkpoint.
 
-    Raises UserError where there have been some and none is whole.
+    Raises UserError if there are checkpoints but none is intact.
     """
     manifest.put_back(directory.checkpoints)
     broken: list[BrokenCheckpoint] = []
@@ -99,7 +99,7 @@ async def _newest_whole(
     if broken:
         told = "; ".join(str(one) for one in broken)
         raise UserError(
-            f"run {database.run_id} has no checkpoint that is whole: {told}: restore one of these folders from a copy, "
-            "or add --initial-weights to begin again with the weights of model.path and all that was sampled so far"
+            f"run {database.run_id} has no intact checkpoint: {told}: restore one of these folders from a copy, or "
+            "add --initial-weights to start again from the weights of model.path with all that was sampled so far"
         )
     return None, ()

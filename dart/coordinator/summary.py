@@ -34,7 +34,7 @@ def software() -> dict[str, str]:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> Path:
-    """The file, whole or not at all."""
+    """Write the file atomically."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -4,8 +4,8 @@ Each child is a process group of its own, so that Ctrl-C in the terminal reaches
 children in order: goodbye over the session, then SIGTERM to what is left of the group, then SIGKILL. Each child's
 standard input is a pipe from here: when this process dies, however it dies, the pipe closes and the child ends.
 
-A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times in a row, each soon after its
-start; one that ends with code 2 was given something wrong, and ends the run with its message.
+A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times in a row if it keeps failing soon
+after its start. A child that exits with code 2 got invalid input, and ends the run with its message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOK_AT_LOGS_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One worker to start. `restart` False: its end is the run's business (the trainer's state went with it)."""
+    """One worker to start. `restart` False: its end ends the run (the trainer's state is lost with it)."""
 
     name: str
     command: Sequence[str]
@@ -122,7 +122,7 @@ class Launcher:
             if code == USER_ERROR_EXIT:
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
-                raise UserError(f"{child.name} {self._end(child, code)}; then go on with --resume")
+                raise UserError(f"{child.name} {self._end(child, code)}; then continue with --resume")
             if restarts == MOST_RESTARTS:
                 raise UserError(
                     f"{child.name} ended {MOST_RESTARTS + 1} times in a row; the last time it {self._end(child, code)}"
@@ -152,14 +152,14 @@ class Launcher:
         return await process.wait()
 
     async def _end_all(self) -> None:
-        """By now the workers have been told goodbye: wait, then SIGTERM, then SIGKILL to each process group."""
+        """The workers have been sent Bye: wait, then send SIGTERM and then SIGKILL to each process group."""
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
         for number, seconds in ((None, GOODBYE_SECONDS), (signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, 1.0)):
             if number is not None:
                 for process in self._processes.values():
-                    # Also when the child itself is gone: an engine or a browser of its group may not be.
+                    # Also when the child itself is gone: an engine or a browser of its group may still run.
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, number)
             with contextlib.suppress(TimeoutError):

@@ -12,7 +12,7 @@ _KEPT_BYTES, _LARGE_BYTES = 512 << 20, 32 << 20
 
 
 def collect_seldom() -> None:
-    """Look for garbage cycles seldom, and among what is there now never.
+    """Collect garbage cycles rarely, and never among the objects that exist now.
 
     Trajectories are many small records that live for minutes and are in no cycles. Going through them as often as
     Python does by itself takes a sixth of the coordinator's time, and a pass over those of thousands of environments
@@ -38,6 +38,6 @@ def keep_memory() -> None:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that mean "come to an end in order": Ctrl-C, SIGTERM, and a terminal that closes, but not under nohup."""
+    """The signals that mean "stop cleanly": Ctrl-C, SIGTERM, and a closing terminal, but not under nohup."""
     hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hung_up]

@@ -46,7 +46,7 @@ def test_readme_names_only_commands_that_exist() -> None:
     [
         (["train", "none.yaml"], "config none.yaml does not exist"),
         (["train", DEMO, "--set", "model.path=/none"], "model.path /none: the folder does not exist"),
-        (["train", DEMO, "--set", "model.path=builtin:big"], "there are builtin:"),
+        (["train", DEMO, "--set", "model.path=builtin:big"], "built in are builtin:"),
         (["train", DEMO, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
         (["train", DEMO, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
         (

@@ -53,7 +53,7 @@ async def test_restarts_count_anew_after_one_that_lasted(tmp_path: Path, monkeyp
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^it broke$"):
         await Launcher([_child(tmp_path, 9, code=2)], tmp_path / "logs").run()
-    with pytest.raises(UserError, match="then go on with --resume"):
+    with pytest.raises(UserError, match="then continue with --resume"):
         await Launcher([_child(tmp_path, 9, restart=False)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 2
 

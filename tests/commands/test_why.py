@@ -59,7 +59,7 @@ async def test_a_process_that_was_killed_while_an_update_hung(
         ("moving", {"kind": "step", "culprit": "env-0"}), ("stalled", HUNG),
     ]  # fmt: skip
     said = await in_thread(await left_behind(tmp_path, events), capsys)
-    assert said.startswith("run-1: interrupted while it was training\nits process is gone without a word")
+    assert said.startswith("run-1: interrupted while it was training\nits process ended without recording why")
     assert (
         "stalled for 11:42: update 3 waits for train-0 (rank 0), which has not answered train_batch for 700 s" in said
     )

@@ -231,7 +231,7 @@ async def test_a_database_that_is_removed_ends_the_run_and_a_lock_that_is_remove
     assert rig.guard.look()
     assert rig.run.lock_file.exists()
     rig.run.database.rename(rig.run.path / "elsewhere.db")
-    with pytest.raises(UserError, match=r"run\.db was removed or replaced while the run went on"):
+    with pytest.raises(UserError, match=r"run\.db was removed or replaced during the run"):
         rig.guard.look()
     rig.run.database.write_bytes(b"")
     with pytest.raises(UserError, match="removed or replaced"):
@@ -259,7 +259,7 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
         told[event.kind] = event.json
         if "database_unlocked" in told:
             break
-    assert "locked by another process for 40 s" in told["database_locked"]
+    assert "another process has locked the database for 40 s" in told["database_locked"]
     rig.run.database.unlink()
     with pytest.raises(ExceptionGroup) as caught:
         await keeping

@@ -86,7 +86,7 @@ async def test_what_is_small_enough_goes_with_its_prompt() -> None:
 @pytest.mark.parametrize(
     ("images", "words", "keeps", "capabilities", "why"),
     [
-        (20, "", 64, [], "takes no screenshots ahead of it: update dart there"),
+        (20, "", 64, [], "cannot take screenshots in advance: update dart there"),
         (20, "", 19, [HOLD_SCREENSHOTS], r"keeps only 19: raise rollout\.image_cache_entries"),
         (1, "x" * (MAX_MESSAGE_BYTES + 1), 64, [HOLD_SCREENSHOTS], "shorten the history"),
     ],
@@ -116,7 +116,7 @@ async def test_large_prompts_side_by_side_push_each_other_out_and_none_is_lost()
             try:
                 await pool.generate(prompt(*rng.sample(screens, rng.randrange(1, 7))), 1.0, 40, None)
             except InfrastructureError as error:
-                assert "beside those of other requests" in str(error)
+                assert "in addition to those of other" in str(error)
                 refused += 1
 
         for _ in range(20):

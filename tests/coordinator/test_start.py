@@ -74,7 +74,7 @@ async def test_broken_ones_are_passed_over_and_named(run: RunDirectory, database
 async def test_none_that_is_whole_is_an_error_with_a_way_out(run: RunDirectory, database: Database) -> None:
     for update in (2, 4, 6):
         (run.checkpoints / f"v{update:06d}" / manifest.NAME).write_text("{")
-    with pytest.raises(UserError, match=r"no checkpoint that is whole: .*v000006: its manifest.json is broken") as told:
+    with pytest.raises(UserError, match=r"no intact checkpoint: .*v000006: its manifest.json is broken") as told:
         await starting_point(database, run)
     assert "--initial-weights" in str(told.value)
     start = await starting_point(database, run, initial_weights=True)

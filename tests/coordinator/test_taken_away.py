@@ -68,9 +68,9 @@ def test_a_removed_database_ends_the_run_and_is_named(run: RunDirectory, process
     run.database.unlink()
     output, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1
-    assert "run.db was removed or replaced while the run went on" in output
+    assert "run.db was removed or replaced during the run" in output
     (failed,) = events(run, "failed")
-    assert "put the run directory back from a copy" in str(failed["why"])
+    assert "restore the run directory from a copy" in str(failed["why"])
 
 
 def test_a_removed_lock_is_made_again(run: RunDirectory, process: subprocess.Popen[str]) -> None:
@@ -88,4 +88,4 @@ def test_a_backup_that_locks_the_database_is_waited_for(run: RunDirectory, proce
         backup.execute("ROLLBACK")
     wait(lambda: stored(run) > before + 5, process)
     wait(lambda: bool(events(run, "database_unlocked")), process)
-    assert "locked by another process for" in str(events(run, "database_locked")[0]["why"])
+    assert "another process has locked the database for" in str(events(run, "database_locked")[0]["why"])

@@ -210,7 +210,7 @@ async def test_a_world_whose_every_reset_fails(tmp_path: Path, capsys: pytest.Ca
         (row,) = [worker for worker in scene.run.status().workers if worker.role == "env"]
         assert row.doing.endswith("the last attempt failed with: env-0: the desktop image /srv/vm.qcow2 is not there")
     said = await asyncio.to_thread(ended, tmp_path, capsys)
-    assert "interrupted while it was training" in said and "it was stopped from outside" in said
+    assert "interrupted while it was training" in said and "it was stopped by Ctrl-C" in said
     assert "stalled" in said and "the desktop image /srv/vm.qcow2 is not there" in said
 
 
@@ -234,7 +234,7 @@ async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
     async with await folder.open_to_work(create=True) as database:
         await database.start_run(tmp_path.name, "test", {}, started=1.0)
         run = Run(settings(end_after_seconds=2 * BOUND, exit_code=42), folder, database, Train(), Start())
-        with pytest.raises(Stalled, match=r"the start of the run waits for .*; what had finished is kept"):
+        with pytest.raises(Stalled, match=r"the start of the run waits for .*; all finished work is kept"):
             try:
                 async with asyncio.timeout(20):
                     await run.execute()

@@ -124,8 +124,8 @@ async def test_a_second_live_rank_is_rejected_and_a_restarted_one_is_not() -> No
 
             beating = asyncio.create_task(alive())
             answer = await at.says(hello("second"))
-            assert answer.reject.reason == "rank 0 is taken by first, which is alive"
-            assert answer.reject.remedy == "stop that worker first, or start this as another"
+            assert answer.reject.reason == "rank 0 is in use by first, which is alive"
+            assert answer.reject.remedy == "stop that worker first, or give this one another name"
             beating.cancel()
             await asyncio.wait({beating})
             # Its stream is there, but nothing comes on it any more.
@@ -158,7 +158,7 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0.01)
         async with at.call() as second, at.call() as third:
             reading = [asyncio.create_task(call.read()) for call in (second, third)]
-            assert "newer streams wait" in ((await ending).details() or "")
+            assert "newer streams are waiting" in ((await ending).details() or "")
             assert not any(task.done() for task in reading)
             assert (await at.says(hello("a-worker"))).HasField("welcome")
             for task in reading:
@@ -169,7 +169,7 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
     ("first", "words"),
     [
         (b"\xff" * 500, "500 bytes that are no SessionRequest"),
-        (bytes(door.HELLO_BYTES + 1), "a first message of 65,537 bytes, and a Hello may have 65,536"),
+        (bytes(door.HELLO_BYTES + 1), "the first message has 65,537 bytes, and a Hello may have 65,536"),
         (pb.SessionRequest(ready=pb.Ready()).SerializeToString(), "must be Hello"),
         (pb.SessionRequest(hello=pb.Hello(role=9)).SerializeToString(), "role 9 is unknown"),  # type: ignore[arg-type]
     ],

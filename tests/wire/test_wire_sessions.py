@@ -228,7 +228,7 @@ async def test_port_in_use_is_named() -> None:
     async with rig() as r:
         other = Server(config.Server(port=r.server.port))
         service = CoordinatorService(r.fleet, r.settings, "run", r.welcome)
-        with pytest.raises(UserError, match=r"server.port: 127.0.0.1:\d+ cannot be listened on"):
+        with pytest.raises(UserError, match=r"server.port: cannot listen on 127.0.0.1:\d+"):
             await other.start(service, control_pb2_grpc.ControlServiceServicer())
 
 

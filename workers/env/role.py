@@ -147,7 +147,7 @@ class EnvRole:
         """The verdict, as an observation that is done. A 0 of a dead environment is its failure."""
         verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
         if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
-            raise EnvironmentFailure("it does not answer its probe, so that its verdict of 0 is not believed")
+            raise EnvironmentFailure("it does not answer its probe, so its verdict of 0 is discarded")
         return Observation(NO_IMAGE, "", True, verdict.reward, verdict.evidence_json())
 
     async def _suggest(self, key: Key) -> pb.Suggested:

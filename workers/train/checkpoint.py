@@ -49,7 +49,7 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
     file = folder / STATE
     if not file.is_file():
         raise UserError(
-            f"resume_from: {folder} has no {STATE}, so training cannot go on from it: "
+            f"resume_from: {folder} has no {STATE}, so training cannot resume from it: "
             "name a checkpoint folder of a run, or start a new run with model.path"
         )
     state = torch.load(file, map_location="cpu", weights_only=True)

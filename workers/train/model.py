@@ -45,7 +45,7 @@ def check_folder(folder: Path) -> None:
 def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
     """The checkpoint in float32 (master weights), no dropout. Raises UserError when weights and config disagree."""
     check_folder(folder)
-    remedy = "the checkpoint is broken or of another architecture: download or export it again"
+    remedy = "the checkpoint is damaged or has another architecture: download or export it again"
     try:
         model, info = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True

@@ -271,11 +271,13 @@ class Trainer:
         if not bad or bad < steps:
             return True
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
-            raise NonFiniteError("the weights are not finite: go on from a checkpoint")
+            raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if first:
             blamed = sorted({name for names in collectives.gather(_trajectories(left_out)) for name in names})
-            raise SampleError(f"no sample of the batch comes to a finite number, and the weights are: {blamed}", blamed)
-        faults.remark("no sample of a minibatch came to a finite number: the optimiser's step was skipped")
+            raise SampleError(
+                f"the weights are finite, but no sample of the batch gives finite numbers: {blamed}", blamed
+            )
+        faults.remark("no sample of a minibatch gave finite numbers: the optimiser's step was skipped")
         return False
 
     def _skip(

@@ -1,1 +1,1 @@
-"""The workers: the server that they dial, their sessions, and environments and replicas as resources."""
+"""The workers: the server that they connect to, their sessions, and environments and replicas as resources."""

@@ -1,12 +1,12 @@
-"""What workers say, looked at before anybody counts, stores or routes it (`dart.wire.rules`), and what follows.
+"""Checks every message of a worker (`dart.wire.rules`) before it is counted, stored or routed, and acts on violations.
 
 - An answer that breaks a rule ends the call that waits for it with `RuleBroken`, which names the worker, the field, the
-  value and the rule: the attempt is given out again. A trainer is asked again instead, because its state would go with
-  the run: it answers from memory, without doing the work again.
-- What cannot be brought home to a call (bytes that are no message, answers to no command) is a strike alone. A worker
-  that keeps sending such things is lost, and refused while its quarantine lasts.
+  value and the rule; the attempt is scheduled again. A trainer is asked again instead, because losing it would end the
+  run: it answers from memory, without doing the work again.
+- What belongs to no call (bytes that are not a message, answers to no command) only counts as a strike. A worker that
+  keeps sending such things is lost, and refused while its quarantine lasts.
 
-Nothing that a worker says raises here. Every violation is told to `on_violation`, with the quarantine that it led to.
+No message of a worker raises here. Every violation is reported to `on_violation`, with the quarantine that it led to.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASK_AGAIN = 2
-"""Times that a trainer is asked for another answer to one command."""
+"""How often a trainer is asked for another answer to one command."""
 LATE_ANSWERS = 64
-"""Answers beyond one for each command that a worker may send: those to commands of the stream before, say."""
+"""Answers that a worker may send beyond one for each command: for example, to commands of the previous stream."""
 
 Listener = Callable[[str, Violation, Quarantine | None], None]
 
@@ -66,7 +66,7 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
 
 
 class Boundary:
-    """`limits`: what this run knows and its workers must agree with; whoever learns of it sets it."""
+    """`limits`: what this run knows and its workers must agree with; set by whichever part learns it."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -74,7 +74,7 @@ class Boundary:
         self.on_violation: list[Listener] = []
 
     def answered(self, worker: Worker, message: pb.SessionRequest) -> Quarantine | None:
-        """An answer, or what is in the place of one. A quarantine: the worker is to be lost."""
+        """Check an answer, or what came instead of one. Returns a quarantine if the worker is to be lost."""
         kind = message.WhichOneof("body") or ""
         assignment = assignment_of(message)
         if assignment is None:
@@ -95,9 +95,9 @@ class Boundary:
         return rules.ready(ready, role, self.limits)
 
     def broke(self, worker: Worker, broken: Violation) -> Quarantine | None:
-        """The worker broke a rule. What was mended is told, and is no strike; nor is a trainer put in quarantine.
+        """The worker broke a rule. A repaired violation is reported but is no strike; a trainer gets no quarantine.
 
-        While it is in quarantine nothing more is told of it: it could fill the disk.
+        While a worker is in quarantine its violations are not reported: they could fill the disk.
         """
         now = time.monotonic()
         told = not self.conduct.seconds_left(worker.id, now)
@@ -113,11 +113,11 @@ class Boundary:
         return self.conduct.told(worker_id, time.monotonic())
 
     def refused(self, worker_id: str) -> float:
-        """Seconds for which a worker of this name is not admitted."""
+        """Seconds for which a worker of this name is still refused."""
         return self.conduct.seconds_left(worker_id, time.monotonic())
 
     def malformed(self, worker: Worker, message: Malformed) -> Quarantine | None:
-        """What could not be read as a message. A quarantine: the worker is to be lost."""
+        """Note bytes that could not be read as a message. Returns a quarantine if the worker is to be lost."""
         assignment = message.assignment
         command = worker.end.owed(assignment) if assignment is not None else None
         if assignment is not None and command is not None:
@@ -130,13 +130,13 @@ class Boundary:
     def _refuse(
         self, worker: Worker, assignment: pb.Assignment, command: pb.SessionResponse, broken: Violation
     ) -> None:
-        """The answer is not taken, unless it was mended."""
+        """Reject the answer, unless it was repaired."""
         if not broken.mended and (worker.role != pb.ROLE_TRAIN or not worker.end.ask_again(command, ASK_AGAIN)):
             worker.refuse(assignment, broken)
         self.broke(worker, broken)
 
     def _late(self, worker: Worker) -> Quarantine | None:
-        """Nobody waits for the answer: the call was cancelled, say, or its answer has come before."""
+        """No call waits for the answer: for example, the call was cancelled, or its answer has come before."""
         if worker.role == pb.ROLE_TRAIN:
             worker.end.ask_again(None, ASK_AGAIN)
         if worker.end.surplus <= LATE_ANSWERS:

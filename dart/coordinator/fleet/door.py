@@ -1,9 +1,9 @@
-"""The door of the coordinator: who may begin a session, before anything that they say counts.
+"""Admission: decides which streams may begin a session, before any of their messages count.
 
-In this order, so that an outsider costs as little as possible: the bearer token, from the call's metadata, before the
-first message is read; a place among the streams that have not said Hello yet, of which there are at most
-`MOST_WAITING`, the oldest giving way; Hello within `HELLO_SECONDS`, of at most `HELLO_BYTES`; the token again, now for
-the role that Hello names. What is refused is one line in the log every `LOG_SECONDS`, with how many there were.
+The checks are in this order, so that an outsider costs as little as possible: the bearer token in the call's metadata,
+before the first message is read; a place among the at most `MOST_WAITING` streams that have not sent Hello yet, where a
+new stream displaces the oldest; a Hello within `HELLO_SECONDS`, of at most `HELLO_BYTES`; and the token again, now for
+the role that Hello names. Refusals are logged as one line every `LOG_SECONDS`, with their number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG_SECONDS = 10.0
 
 
 class Refused(Exception):
-    """This stream ends with `code` and the message."""
+    """The stream is to end with `code` and this message."""
 
     def __init__(self, code: grpc.StatusCode, why: str) -> None:
         super().__init__(why)
@@ -42,14 +42,14 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class RareLine:
-    """Whether a line that may come thousands of times is to be written now: once every `seconds` (pure)."""
+    """Limits a log line that may come thousands of times to one every `seconds` (pure)."""
 
     seconds: float
     _next: float = float("-inf")
     _left_out: int = 0
 
     def due(self, now: float) -> int | None:
-        """How many were left out since the last line, when this one is to be written; else None."""
+        """If this line is to be written, how many were left out since the last one; else None."""
         if now < self._next:
             self._left_out += 1
             return None
@@ -63,7 +63,7 @@ class Door:
             str(role): read_token(source, f"server.tokens.{role}") for role, source in settings.tokens.items()
         }
         self._places: dict[int, asyncio.Timeout] = {}
-        """The streams that have not said Hello yet, oldest first."""
+        """The streams that have not sent Hello yet, oldest first."""
         self._numbers = itertools.count()
         self._line = RareLine(LOG_SECONDS)
 
@@ -80,13 +80,13 @@ class Door:
         return hello
 
     def refused(self, peer: str, why: object) -> None:
-        """Tell the log, rarely."""
+        """Log the refusal, at a limited rate."""
         if (left_out := self._line.due(time.monotonic())) is not None:
             more = f" (and {left_out} more since the last such line)" if left_out else ""
             log.warning("refused a stream from %s: %s%s", peer[:100], str(why)[:200], more)
 
     async def _first(self, stream: Stream) -> bytes:
-        """The first message. Raises Refused when it does not come in time, or its place is needed."""
+        """The first message. Raises Refused when it does not come in time, or a newer stream takes its place."""
         number = next(self._numbers)
         try:
             async with asyncio.timeout(HELLO_SECONDS) as place:
@@ -99,7 +99,7 @@ class Door:
             if number in self._places:
                 why = f"no Hello within {HELLO_SECONDS:.0f} s"
             else:
-                why = f"{MOST_WAITING} newer streams wait to say Hello"
+                why = f"{MOST_WAITING} newer streams are waiting to send Hello"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, why) from None
         finally:
             self._places.pop(number, None)
@@ -107,7 +107,7 @@ class Door:
 
 def _hello(encoded: bytes) -> pb.Hello:
     if len(encoded) > HELLO_BYTES:
-        why = f"a first message of {len(encoded):,} bytes, and a Hello may have {HELLO_BYTES:,}"
+        why = f"the first message has {len(encoded):,} bytes, and a Hello may have {HELLO_BYTES:,}"
         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
     try:
         first, *more = messages(encoded, pb.SessionRequest)

@@ -1,8 +1,8 @@
 """The environments as a resource: `EnvPool.acquire` waits for a free one, first come first served.
 
-`EnvPool` owns which environments are free; `EnvSession` is one episode's hold on one. How many a worker has is its
-own to say, at any time (`core.fleet.credits`): environments boot, are renewed after each episode, and may fail to
-come back. The line has no bound of its own: at most one entry stands in it for each loop that samples.
+`EnvPool` knows which environments are free; `EnvSession` is one episode's hold on one. A worker may change how many it
+offers at any time (`core.fleet.credits`): environments boot, are renewed after each episode, and may fail to come back.
+The queue needs no bound of its own: each loop that samples has at most one entry in it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NOT_BUSY = {EnvState.IDLE, EnvState.RESTING, EnvState.LOST, EnvState.BOOTING, En
 
 
 class Underway:
-    """The episodes that run now: what they have seen must not be removed."""
+    """The episodes that run now; the screenshots that they have seen must not be removed."""
 
     def __init__(self) -> None:
         self._began: dict[object, float] = {}
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """One runs, from its first screenshot until it is stored or has failed."""
+        """Marks an episode as running, from its first screenshot until it is stored or has failed."""
         name = object()
         self._began[name] = time.time()
         try:
@@ -53,7 +53,7 @@ class Underway:
 
     @property
     def oldest(self) -> float:
-        """When the oldest of them began (Unix seconds), or infinity."""
+        """When the oldest running episode began (Unix seconds), or infinity."""
         return min(self._began.values(), default=math.inf)
 
 
@@ -68,13 +68,13 @@ class EnvPool:
         self.underway = Underway()
         self._fleet = fleet
         self._failures: Counter[str] = Counter()
-        """Of each worker, since an attempt on it ended well."""
+        """Failed attempts of each worker since its last good one."""
         self._resting: Counter[str] = Counter()
         self._parked: Counter[str] = Counter()
         """Of those that rest: the environments of workers that broke rules."""
         self._live: dict[str, Worker] = {}
         self._credits: dict[str, Credits] = {}
-        """Of each worker that is live."""
+        """The credits of each live worker."""
         self._free: deque[Worker] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         fleet.on_ready.append(self._joined)
@@ -82,11 +82,11 @@ class EnvPool:
         fleet.on_lost.append(self._left)
 
     def failures(self, worker_id: str | None = None) -> int:
-        """Attempts that have failed since the last good one of this worker, or of each; of all together."""
+        """Attempts that have failed since the last good one: of this worker, or summed over all workers."""
         return self._failures.total() if worker_id is None else self._failures[worker_id]
 
     async def acquire(self) -> Worker:
-        """A worker with a free environment, which is now held: `EnvSession` is for it, or `give_back`."""
+        """A worker with a free environment, which is now held until `EnvSession` or `give_back` frees it."""
         while self._free:
             worker = self._free.popleft()
             credits = self._credits_of(worker)
@@ -106,7 +106,7 @@ class EnvPool:
             raise
 
     def give_back(self, worker: Worker) -> None:
-        """No episode was begun on the environment that `acquire` gave: it is free again."""
+        """Free the environment that `acquire` gave, when no episode was begun on it."""
         if credits := self._credits_of(worker):
             credits.give_back()
             self._fleet.boundary.conduct.ended(worker.id, well=False)
@@ -120,8 +120,8 @@ class EnvPool:
     def ended(self, worker: Worker, failed: bool | None) -> None:
         """An episode is over. Its environment is free again now, or when its worker says so.
 
-        `failed`: the attempt did, and this worker is to blame, so that the environment may have to rest first; False:
-        it went well; None: another worker ended it, or it was cancelled.
+        `failed`: True if the attempt failed and this worker is to blame, so that the environment may have to rest
+        first; False if it went well; None if another worker ended it, or it was cancelled.
         """
         if credits := self._credits_of(worker):
             if failed is not None:
@@ -139,11 +139,11 @@ class EnvPool:
         return EnvState.RENEWING if credits and credits.elastic else EnvState.IDLE
 
     def _credits_of(self, worker: Worker) -> Credits | None:
-        """None once the worker is lost."""
+        """The worker's credits; None once it is lost."""
         return self._credits.get(worker.id) if self._live.get(worker.id) is worker else None
 
     def _freed(self, worker: Worker) -> None:
-        """An environment is free; where its worker's attempts have failed, it has to rest first."""
+        """An environment becomes free; if its worker's attempts have failed, it has to rest first."""
         if seconds := rest_seconds(self._failures[worker.id], max(1, worker.slots)):
             self._resting[worker.id] += 1
             self.move(worker, EnvState.IDLE, EnvState.RESTING)
@@ -190,7 +190,7 @@ class EnvPool:
             self._rested(worker)
 
     def move(self, worker: Worker, old: EnvState, new: EnvState) -> None:
-        """One of the worker's environments changes; after the worker is lost nothing does."""
+        """Record that one of the worker's environments changed state; ignored after the worker is lost."""
         if self._live.get(worker.id) is worker:
             self.usage.move(worker.id, old, new, time.monotonic())
 
@@ -213,7 +213,7 @@ class EnvPool:
             self._give(worker)
 
     def _offered(self, worker: Worker, slots: pb.Slots) -> None:
-        """The worker has other environments than before, or others of them are ready."""
+        """The worker reports a change in its environments, or in which of them are ready."""
         credits = self._credits_of(worker)
         if credits is None or not credits.elastic:
             return
@@ -273,7 +273,7 @@ class EnvSession:
     async def act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
         message = pb.SessionResponse()
-        command = message.act  # in place: each level of nesting would be copied
+        command = message.act  # filled in place, because assigning a nested message copies it
         command.assignment.CopyFrom(self._assignment)
         write_action(command.action, action)
         command.last = last
@@ -283,7 +283,7 @@ class EnvSession:
         return self._seen(observation_from_proto(reply))
 
     async def suggest(self) -> Action | None:
-        """What the scripted oracle would do next; None when it finds no way on."""
+        """What the scripted oracle would do next; None when it does not know how to continue."""
         reply = await self._worker.call(pb.Suggest(assignment=self._assignment))
         return action_from_proto(reply.action) if reply.HasField("action") else None
 
@@ -316,7 +316,7 @@ class EnvSession:
         self._state = state
 
     def close(self, failed: bool | None = None) -> None:
-        """The episode is over, also when it was cancelled or never began: nothing is awaited. Once."""
+        """End the episode, also when it was cancelled or never began. Awaits nothing. Call once."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
 """A prompt's screenshots on their way to a replica: with the request, or, where that would be too large, before it.
 
-What always holds: a screenshot that the replica keeps is not sent again; what it keeps is decided in one go with what
-is sent, because every request changes it, in the order in which requests are sent; and no message is over the limit.
+What always holds: a screenshot that the replica keeps is not sent again; what it keeps and what is sent are decided in
+one step, because every request changes the former in the order of sending; and no message is over the limit.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.convert import write_image
 
 MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""Of a message's prompt and screenshots: the rest is for what goes around them."""
+"""The most that a message's prompt and screenshots may take; the rest is for what goes around them."""
 IMAGE_BYTES = 128
-"""Of a screenshot beside its data, at most."""
+"""The most that a screenshot takes in addition to its data."""
 ROUNDS = 4
-"""Other requests may push out of the replica's cache what was sent ahead for this one; then it is sent once more."""
+"""Other requests may evict from the replica's cache what was sent ahead for this one; then it is sent again."""
 
 
 class PromptTooLarge(Exception):
-    """No message can carry the prompt, and this replica does not take it in parts; it is not to blame."""
+    """No message can carry the prompt, and this replica cannot take it in parts. The replica is not to blame."""
 
 
 async def fill_screenshots(
     request: pb.Generate, prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
 ) -> None:
-    """The bytes of those screenshots that the replica does not hold; `with_data`: of all.
+    """Add the bytes of the screenshots that the replica does not hold; with `with_data`, of all.
 
-    The request has its prompt and its assignment already, and is to be sent without waiting in between. Raises
-    ScreenshotLost, PromptTooLarge, and what `Worker.call` raises where screenshots are sent ahead.
+    The request has its prompt and its assignment already, and must then be sent without an await in between. Raises
+    ScreenshotLost, PromptTooLarge, and what `Worker.call` raises when screenshots are sent ahead.
     """
     stored: dict[bytes, bytes] = {}
     if _needs_no_care(request, prompt, worker, with_data):
@@ -49,8 +49,8 @@ async def fill_screenshots(
         await _send_ahead(request.assignment, prompt, words, worker, lacking)
         with_data = False
     raise PromptTooLarge(
-        f"{worker.id} has no room for the {len(prompt.images)} screenshots of a prompt beside those of other requests: "
-        "raise rollout.image_cache_entries"
+        f"{worker.id} has no room for the {len(prompt.images)} screenshots of a prompt in addition to those of other "
+        "requests: raise rollout.image_cache_entries"
     )
 
 
@@ -73,9 +73,9 @@ def _needs_no_care(request: pb.Generate, prompt: Prompt, worker: Worker, with_da
 async def _lacking(
     stored: dict[bytes, bytes], prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
 ) -> dict[bytes, bytes]:
-    """Digest → bytes of what the replica lacks; b"" where it finds them in the run's directory itself.
+    """Digest → bytes of what the replica lacks; b"" if it can read them from the run's directory itself.
 
-    What the run's store alone has is read into `stored`; meanwhile the replica may come to lack more.
+    What only the run's store has is read into `stored`; meanwhile the replica may evict more.
     """
     digests = [image.sha256 for image in prompt.images]
     while True:
@@ -111,18 +111,18 @@ def _write(request: pb.Generate, prompt: Prompt, worker: Worker, stored: dict[by
 async def _send_ahead(
     assignment: pb.Assignment, prompt: Prompt, words: int, worker: Worker, lacking: dict[bytes, bytes]
 ) -> None:
-    """The screenshots that the replica lacks, in messages of their own; it keeps them. Raises PromptTooLarge."""
+    """Send the screenshots that the replica lacks ahead, in messages of their own. Raises PromptTooLarge."""
     size = words + sum(map(len, lacking.values()))
     largest = max(map(len, lacking.values()), default=0)
     if words > MOST_BYTES or largest + IMAGE_BYTES > MOST_BYTES:
         raise PromptTooLarge(
-            f"a prompt has {words} bytes of words, its largest screenshot {largest}, and a message has room for "
+            f"a prompt has {words} bytes of text and its largest screenshot {largest}, but a message has room for "
             f"{MOST_BYTES}: shorten the history (agent.history_turns) or make screenshots smaller"
         )
     if not has(worker.hello, HOLD_SCREENSHOTS):
         raise PromptTooLarge(
             f"a prompt has {size} bytes with its screenshots, a message has room for {MOST_BYTES}, and {worker.id} "
-            "takes no screenshots ahead of it: update dart there, or lower agent.history_screenshots"
+            "cannot take screenshots in advance: update dart there, or lower agent.history_screenshots"
         )
     distinct = len({image.sha256 for image in prompt.images})
     if distinct > worker.screenshots.capacity:
@@ -142,7 +142,7 @@ async def _send_ahead(
 
 
 def _pages(prompt: Prompt, lacking: dict[bytes, bytes]) -> Iterator[list[Image]]:
-    """The screenshots that have bytes to be sent, each once, in messages that fit."""
+    """The screenshots whose bytes must be sent, each once, in messages that fit."""
     page: list[Image] = []
     size = 0
     for image in {image.sha256: image for image in prompt.images if lacking.get(image.sha256)}.values():

@@ -1,8 +1,8 @@
-"""The replicas as one resource: `RolloutPool.generate` asks whichever replica `core.fleet.replicas` chooses.
+"""The replicas as one resource: `RolloutPool.generate` asks the replica that `core.fleet.replicas` chooses.
 
-A request waits in a line while no replica has capacity. It is made again when a replica fails or is lost, elsewhere if
-possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The line needs
-no bound of its own: each environment has at most one request.
+A request waits in a queue while no replica has capacity. It is retried when a replica fails or is lost, elsewhere if
+possible, and when a weight update ends it; generating has no side effect, so the episode never notices. The queue needs
+no bound of its own: it holds at most one entry per environment.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dart.wire.convert import generation_from_proto, write_prompt
 
 GENERATE_ATTEMPTS = 5
 OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
-"""Failures of the request, which it would meet on every replica."""
+"""Failures caused by the request itself, which it would meet on every replica."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """What a replica is asked for. `forced_text`: nothing is sampled, this is the turn.
+    """What a replica is asked for. `forced_text`: the turn's text, so that nothing is sampled.
 
-    `with_data`: the bytes of every screenshot go along, since a replica did not have what it was thought to have.
+    `with_data`: send the bytes of every screenshot, because a replica lacked one that it was thought to have.
     """
 
     id: str
@@ -47,7 +47,7 @@ class _Turn:
 
 
 class RolloutPool:
-    """`replicas`: to be asked by everyone, changed by this pool and by weight sync."""
+    """`replicas`: anyone may read it; only this pool and weight sync change it."""
 
     def __init__(self, fleet: Fleet, screenshots: StoredScreenshots, replicas: Replicas[Worker] | None = None) -> None:
         self.screenshots = screenshots
@@ -77,8 +77,8 @@ class RolloutPool:
     ) -> tuple[Generation, str]:
         """One turn of the policy, and the replica that served it. `affinity`: the replica of the last turn.
 
-        `forced_text`: nothing is sampled, this is the turn; it has no log-probabilities. `enter` is called with QUEUED
-        when the request has to wait for a replica, and with GENERATING when it has got one.
+        `forced_text`: the turn's text; nothing is sampled, and there are no log-probabilities. `enter` is called with
+        QUEUED when the request has to wait for a replica, and with GENERATING when it has got one.
 
         Raises ContextFull, and InfrastructureError: after `GENERATE_ATTEMPTS` attempts have failed, with the name of
         the replica that failed last, or without a name when the request itself is invalid.
@@ -107,7 +107,7 @@ class RolloutPool:
                 raise InfrastructureError(str(error)) from error
 
     async def _attempt(self, turn: _Turn, request: Request[Worker], replica: Replica[Worker]) -> Generation:
-        """Ask the replica once, and give it back with what is to be held against it."""
+        """Ask the replica once, then give it back and report whether it failed."""
         worker, version = replica.session, replica.version
         turn.attempt += 1
         blame, served = "", False
@@ -138,7 +138,7 @@ class RolloutPool:
 
     async def _message(self, turn: _Turn, worker: Worker) -> pb.SessionResponse:
         message = pb.SessionResponse()
-        request = message.generate  # in place, as for Act
+        request = message.generate  # filled in place, as for Act
         request.assignment.assignment_id, request.assignment.attempt = turn.id, turn.attempt
         request.sampling.temperature, request.sampling.max_tokens = turn.temperature, turn.max_tokens
         if turn.forced_text is not None:
@@ -147,7 +147,7 @@ class RolloutPool:
         await fill_screenshots(request, turn.prompt, worker, self.screenshots, turn.with_data)
         return message
 
-    # ---- the line ----
+    # ---- the queue ----
 
     async def _wait_for_replica(self, request: Request[Worker]) -> Replica[Worker]:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,7 +169,7 @@ class RolloutPool:
         return request.replica
 
     def _grant(self) -> None:
-        """Give replicas to those who wait for one."""
+        """Give replicas to waiting requests."""
         while granted := self.replicas.grants(time.monotonic()):
             for request in granted:
                 if self._waiting[request].done():  # its episode has just been cancelled
@@ -182,7 +182,7 @@ class RolloutPool:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """For what changes because time passes."""
+        """Apply changes that are due because time has passed."""
         now = time.monotonic()
         alarm = self.replicas.next_alarm(now)
         if alarm == self._alarm:
@@ -197,7 +197,7 @@ class RolloutPool:
         self._alarm, self._timer = math.inf, None
         self.replicas.time_passed(time.monotonic())
 
-    # ---- who is there ----
+    # ---- joining and leaving ----
 
     def _joined(self, worker: Worker) -> None:
         if worker.role == pb.ROLE_ROLLOUT:
@@ -205,14 +205,14 @@ class RolloutPool:
 
     def _left(self, worker: Worker) -> None:
         replica = self.replicas.get(worker.id)
-        if replica is not None and replica.session is worker:  # else another instance has taken its place
+        if replica is not None and replica.session is worker:  # else another instance has replaced it
             self.replicas.leave(replica, time.monotonic(), for_good=worker.said_goodbye)
 
 
 def _excused(error: InfrastructureError, turn: _Turn, replica: Replica[Worker], version: int) -> bool:
-    """The replica is not to blame: it was asked for the impossible, updated, or thought to hold a screenshot.
+    """The replica is not to blame: the request was invalid, it was updated, or a screenshot was wrongly left out.
 
-    `version`: what it had when it was asked.
+    `version`: the replica's weight version when it was asked.
     """
     if not isinstance(error, CommandFailed):
         return False

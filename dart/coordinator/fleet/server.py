@@ -1,7 +1,7 @@
 """The gRPC server: worker sessions, the Control service, health and reflection, tokens and TLS.
 
-A stream passes the door (`coordinator.fleet.door`), gets its worker from the fleet, and is then moved by the loops that
-both ends share (`dart.wire.stream`). The worker itself outlives its stream for `lost_after_seconds` and may resume it.
+A stream passes admission (`coordinator.fleet.door`), gets its worker from the fleet, and is then served by the loops
+that both ends share (`dart.wire.stream`). A worker outlives its stream by `lost_after_seconds` and may resume.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SECOND = 250
-"""Of all workers together, as far as `server.lost_after_seconds` allows."""
+"""The most heartbeats per second of all workers together, as far as `server.lost_after_seconds` allows."""
 RIVAL_SECONDS = 0.05
 
 
 class CoordinatorService:
-    """Sessions. `welcome(hello) -> role config JSON` may raise Rejected."""
+    """Serves sessions. `welcome(hello) -> role config JSON` may raise Rejected."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CoordinatorService:
     async def Session(
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        """One stream of a worker. What is read and written are encoded messages (`_handler`)."""
+        """One stream of a worker. Messages are read and written in encoded form (`_handler`)."""
         stream = Stream(context)
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         try:
@@ -78,22 +78,23 @@ class CoordinatorService:
             await self._converse(worker, stream, config_json, resumed)
 
     async def _not_taken(self, hello: pb.Hello) -> None:
-        """Wait until the place of this Hello is free: whoever has it is heard again, or counts as gone.
+        """Wait until the place of this Hello is free: until its holder is heard again, or counts as gone.
 
-        A worker that was killed and started again can dial before the stream of its former self is noticed as dead.
-        Raises Rejected when whoever has the place is alive.
+        A restarted worker can connect before the stream of its previous process is noticed as dead. Raises Rejected
+        when the holder is alive.
         """
         asked = time.monotonic()
         while (rival := self._fleet.rival(hello)) is not None:
             if rival.last_heard > asked:
                 what = f"rank {hello.rank}" if hello.role == pb.ROLE_TRAIN else f"the name {hello.worker_id}"
                 raise Rejected(
-                    f"{what} is taken by {rival.id}, which is alive", "stop that worker first, or start this as another"
+                    f"{what} is in use by {rival.id}, which is alive",
+                    "stop that worker first, or give this one another name or rank",
                 )
             await asyncio.sleep(RIVAL_SECONDS)
 
     async def _converse(self, worker: Worker, stream: Stream, config_json: str, resumed: bool) -> None:
-        """The stream's life from its welcome on; `worker.said_goodbye` is set when either end says Bye."""
+        """Serve the stream from Welcome until it ends; sets `worker.said_goodbye` when either end sends Bye."""
         hung_up = worker.connected()
         heartbeat_seconds = heartbeat_interval(self._settings, len(self._fleet.workers))
         welcome = pb.Welcome(
@@ -120,16 +121,16 @@ class CoordinatorService:
         except StreamLostError as error:
             log.debug("a stream of %s ended: %s", worker.id, error)
         finally:
-            # Cancel, kill and half-close look alike: without Bye the worker may come back. Fleet.reap waits for it.
+            # Cancel, kill and half-close look alike. Without Bye the worker may come back, so Fleet.reap waits for it.
             worker.connections -= 1
             worker.said_goodbye |= talk.parted
             if worker.said_goodbye:
                 self._fleet.lose(worker, "goodbye")
 
     def _messages(self, worker: Worker, encoded: bytes) -> Sequence[pb.SessionRequest]:
-        """Those in what was read. Raises StreamLostError for bytes that are none: an answer may be lost with them.
+        """The messages in what was read. Raises StreamLostError for undecodable bytes, which may have held an answer.
 
-        The worker dials again then, and is asked again for what it owes.
+        The worker then reconnects, and is asked again for the answers that it owes.
         """
         message = rules.parsed(encoded)
         if isinstance(message, Malformed):
@@ -142,18 +143,18 @@ class CoordinatorService:
             told = self._fleet.boundary.told(hello.worker_id)
             raise Rejected(f"worker {hello.worker_id} is {told}", "look at its log", seconds)
         if broken := rules.hello(hello):
-            raise Rejected(str(broken), "name the worker otherwise with --id, or update dart on its machine")
+            raise Rejected(str(broken), "give the worker another name with --id, or update dart on its machine")
         if hello.protocol_version < OLDEST_PROTOCOL_VERSION:
             raise Rejected(
                 f"worker {hello.worker_id} speaks protocol version {hello.protocol_version}, "
-                f"this coordinator {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}",
+                f"and this coordinator {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}",
                 "update dart on the worker's machine",
             )
         return self._welcome(hello)
 
 
 def heartbeat_interval(settings: config.Server, workers: int) -> float:
-    """Seconds between one worker's heartbeats: more where there are thousands, which would else do little else.
+    """Seconds between one worker's heartbeats: more with thousands of workers, to save time.
 
     Never so many that a live worker could be taken for a lost one.
     """
@@ -162,13 +163,13 @@ def heartbeat_interval(settings: config.Server, workers: int) -> float:
 
 
 async def _ends(hung_up: asyncio.Event) -> None:
-    """Raises StreamLostError when the worker is given up, or has a newer stream."""
+    """Raises StreamLostError when the worker is lost, or has a newer stream."""
     await hung_up.wait()
-    raise StreamLostError("the worker is given up, or has dialled again")
+    raise StreamLostError("the worker is lost, or has reconnected")
 
 
 def _handler(sessions: CoordinatorService) -> grpc.GenericRpcHandler:
-    """As generated, but messages come and go encoded: grpc would log 2 KB for each one that it cannot parse."""
+    """The generated handler, but with encoded messages: grpc would log 2 KB for each message that it cannot parse."""
     name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
     session: Any = grpc.stream_stream_rpc_method_handler(sessions.Session, None, None)
     return grpc.method_handlers_generic_handler(name, {"Session": session})
@@ -217,7 +218,7 @@ class Server:
                 self.port = self._server.add_insecure_port(where)
         except RuntimeError:
             raise UserError(
-                f"server.port: {where} cannot be listened on, most likely it is in use: "
+                f"server.port: cannot listen on {where}, which is most likely in use: "
                 "stop the other program or set server.port to 0 for any free port"
             ) from None
         await self._server.start()
@@ -225,7 +226,7 @@ class Server:
         await self.serving(True)
 
     async def serving(self, well: bool) -> None:
-        """What health checks are told: SERVING, or NOT_SERVING while the run makes no progress."""
+        """Set the answer to health checks: SERVING, or NOT_SERVING while the run makes no progress."""
         told = health_pb2.HealthCheckResponse.SERVING if well else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._services:
             await self._health.set(name, told)

@@ -1,9 +1,9 @@
 """The coordinator's end of each worker's session.
 
 `Fleet` owns one `Worker` per worker instance. A `Worker.call` sends one command and waits for its reply; it survives a
-lost stream, because commands without an answer are sent again when the same instance comes back within
-`lost_after` seconds, and the worker answers each at most once. After that the worker is lost: every waiting call
-raises `WorkerLost`. Only Bye means goodbye.
+lost stream, because commands without an answer are sent again when the same instance comes back within `lost_after`
+seconds, and the worker answers each at most once. After that the worker is lost, and every waiting call raises
+`WorkerLost`. Only Bye ends a session at once.
 
 Bounds: callers take a slot before they call (pools), so a worker never has more assignments than slots; the outbox
 holds at most those commands and one heartbeat.
@@ -37,9 +37,9 @@ STALLED_SECONDS = 2.0
 
 
 class InfrastructureError(Exception):
-    """A worker, not the policy, is to blame: the attempt is discarded and given out again.
+    """A worker, not the policy, is to blame: the attempt is discarded and scheduled again.
 
-    `worker`: the name of the one that is; empty where it is not known.
+    `worker`: the name of the worker to blame; empty if it is not known.
     """
 
     def __init__(self, message: str, worker: str = "") -> None:
@@ -58,11 +58,11 @@ class CommandFailed(InfrastructureError):
         super().__init__(message, worker)
         self.code = code
         self.trajectories = trajectories
-        """Of a batch, those that the trainer cannot train on."""
+        """The trajectories of a batch that the trainer cannot train on."""
 
 
 class RuleBroken(CommandFailed):
-    """The worker answered with what no worker may say (`dart.wire.rules`)."""
+    """The worker's answer breaks a rule (`dart.wire.rules`)."""
 
     def __init__(self, worker_id: str, broken: Violation) -> None:
         super().__init__(pb.FAILURE_CODE_UNSPECIFIED, f"{worker_id} broke a rule: {broken}", worker_id)
@@ -83,12 +83,12 @@ class Worker:
     said_goodbye: bool = False
     why_lost: str = ""
     last_failure: str = ""
-    """How its last call that failed did, in the worker's own words."""
+    """Why its last failed call failed, in the worker's own words."""
     screenshots: Held[bool] = field(default_factory=lambda: Held(0))
-    """The digests of those that the worker keeps: noted when they are sent, as the worker notes them."""
+    """Digests of the screenshots that the worker keeps, noted on sending, in the same order as by the worker."""
     connections: int = 0
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: the newest stream of this worker is to end. Each stream has its own (`connected`)."""
+    """When set, the newest stream of this worker is to end. Each stream has its own event (`connected`)."""
     outbox: Outbox[pb.SessionResponse] = field(init=False)
     """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
@@ -112,20 +112,20 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """Of an env worker that says how many environments it has, those; else as it said in Ready."""
+        """The environments that an env worker last reported; for other workers, the slots of its Ready."""
         return self.ready.slots if self.offered is None else self.offered.count
 
     @property
     def shares_blobs(self) -> bool:
-        """It sees the run's directory of screenshots."""
+        """Whether it can read the run's directory of screenshots."""
         return bool(self.ready.shares_blobs)
 
     async def call(self, *commands: Command | pb.SessionResponse) -> Any:
         """Send a command (or the pages of one) and return the reply to it, or to its last page.
 
-        The assignment's epoch and sequence are filled in. A command that carries screenshots comes in its message
-        already (`dart.wire.convert` says why). Raises CommandFailed when the worker answers with a
-        Failure, WorkerLost when it is gone. A cancelled call forgets the reply.
+        The assignment's epoch and sequence are filled in. A command with screenshots must already be in its message
+        (`dart.wire.convert` says why). Raises CommandFailed when the worker answers with a Failure, WorkerLost when it
+        is lost. The reply to a cancelled call is ignored.
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost", self.id)
@@ -140,7 +140,7 @@ class Worker:
             del self._waiting[key]
 
     def tell(self, command: Command) -> None:
-        """Send a command whose reply nobody waits for (Abort, which has none; Release, which is sent until it has)."""
+        """Send a command without waiting for a reply (Abort has none; Release is sent again until it is answered)."""
         if self.state != "lost":
             self.end.issue([command], time.monotonic(), awaited=False)
 
@@ -149,7 +149,7 @@ class Worker:
         self.end.finish((assignment_id, attempt))
 
     def receive(self, message: pb.SessionRequest) -> None:
-        """A reply from the worker: wakes the call that waits for it, or is counted as stale."""
+        """Handle a reply: wake the call that waits for it, or count it as stale."""
         reply = getattr(message, message.WhichOneof("body") or "", None)
         assignment = getattr(reply, "assignment", None)
         if assignment is None or (key := self.end.answered(assignment)) is None:
@@ -161,12 +161,12 @@ class Worker:
             waiting.set_result(reply)
 
     def refuse(self, assignment: pb.Assignment, broken: Violation) -> None:
-        """A reply that breaks a rule: the call that waits for it has failed."""
+        """Fail the call that waits for a reply which breaks a rule."""
         if (key := self.end.answered(assignment)) is not None:
             self._fail(key, RuleBroken(self.id, broken))
 
     def resume(self) -> None:
-        """The same instance is back: what it owes an answer to goes out again."""
+        """The same instance is back: send all unanswered commands again."""
         self.outbox = self._new_outbox()
         self.end.resume(self.outbox)
 
@@ -186,7 +186,7 @@ class Worker:
             self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}", self.id))
 
     def fail_overdue(self, now: float, seconds: float) -> str:
-        """Commands without an answer for `seconds` have failed. Why the worker itself has, or "" if it has not."""
+        """Fail commands without an answer for `seconds`. Returns why the worker itself failed, or ""."""
         overdue = self.end.overdue(now, seconds)
         for key in overdue.failed:
             self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}", self.id))
@@ -208,9 +208,9 @@ class Worker:
 
 
 class Rejected(Exception):
-    """This worker is not wanted; the message and the remedy are told to it, and it ends.
+    """This worker cannot join; it receives the message and the remedy, and ends.
 
-    `retry_after_seconds`: more than 0 where it may dial again after so long.
+    `retry_after_seconds`: more than 0 if it may reconnect after that time.
     """
 
     def __init__(self, reason: str, remedy: str, retry_after_seconds: float = 0.0) -> None:
@@ -222,12 +222,12 @@ Listener = Callable[[Worker], None]
 
 
 def _identity(hello: pb.Hello) -> tuple[str, pb.Role, int, int]:
-    """What stays the same for as long as a worker instance lives."""
+    """What identifies a worker instance for as long as it lives."""
     return hello.worker_id, hello.role, hello.rank, hello.world_size
 
 
 def _places(hello: pb.Hello) -> list[tuple[pb.Role, str | int]]:
-    """What only one worker of a role can have: its name, and its rank in the trainer."""
+    """What only one worker of a role can have: its name or, in the trainer, its rank."""
     named: list[tuple[pb.Role, str | int]] = [(hello.role, hello.worker_id)]
     return [*named, (hello.role, hello.rank)] if hello.role == pb.ROLE_TRAIN else named
 
@@ -240,7 +240,7 @@ class Fleet:
         self.boundary = Boundary()
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
-        """By instance id; the lost ones are gone."""
+        """By instance id; lost workers are removed."""
         self._places: dict[tuple[pb.Role, str | int], Worker] = {}
         self.on_ready: list[Listener] = []
         self.on_slots: list[Callable[[Worker, pb.Slots], None]] = []
@@ -250,7 +250,7 @@ class Fleet:
         return [worker for worker in self.workers.values() if worker.role == role]
 
     def rival(self, hello: pb.Hello) -> Worker | None:
-        """Another instance with the name or trainer rank of this Hello, and a stream that is not silent for long."""
+        """Another instance with the name or trainer rank of this Hello, if its stream was heard from recently."""
         long_ago = time.monotonic() - self._lost_after / 2
         return next((one for one in self._same_place(hello) if one.connections and one.last_heard >= long_ago), None)
 
@@ -261,7 +261,7 @@ class Fleet:
     def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:
         """The worker of this Hello, and whether it resumes a session that is still remembered.
 
-        Whoever had its place is lost: ask `rival` first. Raises Rejected when it would resume another worker's session.
+        The previous holder of its place is lost, so ask `rival` first. Raises Rejected for another worker's session.
         """
         known = self.workers.get(hello.instance_id)
         if known is not None:
@@ -273,7 +273,7 @@ class Fleet:
             if known.epoch == hello.last_epoch:
                 known.resume()
                 return known, True
-            self.lose(known, "it began anew")
+            self.lose(known, "it started a new session")
         for other in self._same_place(hello):
             self.lose(other, "another instance took its place")
         worker = Worker(hello, next(self._epochs), last_heard=time.monotonic())
@@ -287,7 +287,7 @@ class Fleet:
         return [worker for worker in found if worker is not None and worker.hello.instance_id != hello.instance_id]
 
     def receive(self, worker: Worker, message: pb.SessionRequest | Malformed) -> None:
-        """The one door for what a worker says after its Hello; the messages of a batch come one by one."""
+        """Handle every message of a worker after its Hello, one at a time; nothing else receives them."""
         worker.last_heard = time.monotonic()
         if worker.state == "lost":
             return
@@ -303,7 +303,7 @@ class Fleet:
             self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
 
     def became_ready(self, worker: Worker, ready: pb.Ready) -> Quarantine | None:
-        """Take the worker into service. One whose Ready breaks a rule is told goodbye, and why."""
+        """Take the worker into service. If its Ready breaks a rule, it gets a Bye that says why."""
         if broken := self.boundary.ready(ready, worker.role):
             if worker.state == "starting":
                 worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=f"this worker cannot be used: {broken}")))
@@ -323,7 +323,7 @@ class Fleet:
         return None
 
     def _offered(self, worker: Worker, slots: pb.Slots) -> None:
-        """Before Ready it says nothing: the worker says it again then."""
+        """Slots received before Ready are ignored: the worker sends them again after it."""
         if worker.state != "ready":
             return
         worker.offered = slots
@@ -346,7 +346,7 @@ class Fleet:
     async def reap(self) -> None:
         """Lose every worker that has been silent for `lost_after` seconds, or does not answer. Runs until cancelled.
 
-        One that is lost though it lives dials again, and prepares anew.
+        A lost worker that is in fact alive reconnects, and prepares again.
         """
         while True:
             now = time.monotonic()
@@ -359,9 +359,9 @@ class Fleet:
             wake = max(heard + self._lost_after, now + 0.5)
             await asyncio.sleep(wake - now)
             if (late := time.monotonic() - wake) > STALLED_SECONDS:
-                # This process stood still (its machine was paused, a disk hung), and what came meanwhile is not read
-                # yet: nobody was silent.
-                log.warning("the coordinator stood still for %.1f s", late)
+                # This process was stopped for a while (its machine was paused, a disk hung). Messages that came
+                # meanwhile are not read yet, so no worker counts as silent.
+                log.warning("the coordinator was stopped for %.1f s", late)
                 for worker in self.workers.values():
                     worker.last_heard = time.monotonic()
 

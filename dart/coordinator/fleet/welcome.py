@@ -1,4 +1,4 @@
-"""What a worker is told when it joins: everything that it needs beyond an address, a role and a token."""
+"""What a worker receives when it joins: everything that it needs beyond an address, a role and a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dart.wire.role import ROLE_NAMES
 def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
     """The role's section of the run's config, as JSON. Raises Rejected for a worker that this run cannot use."""
     if not has(hello, SHARED_BLOBS) or isinstance(job, Collect):
-        shared = None  # `dart collect` keeps the screenshots of successes alone
+        shared = None  # `dart collect` keeps only the screenshots of successes
     model = config.model
     if start.checkpoint:
         model = model.model_copy(update={"path": str(start.checkpoint.resolve())})

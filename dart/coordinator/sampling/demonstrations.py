@@ -1,4 +1,4 @@
-"""Supervised training: batches of demonstrations in the place of roll-outs (`algorithm: sft`).
+"""Supervised training: batches of demonstrations instead of roll-outs (`algorithm: sft`).
 
 `Demonstrations` gives the training phase its batches as the data manager does, from successes that `dart collect`
 stored: every trajectory once an epoch, in an order that the seed decides. Nothing is sampled and no group is kept;
@@ -24,7 +24,7 @@ from dart.store.database import Reader
 
 
 class Demonstrations:
-    """Stands where `coordinator.data.DataManager` does, without its orders."""
+    """Takes the place of `DataManager`, but gives out no orders."""
 
     def __init__(self, config: Config, progress: Progress, journal: Journal) -> None:
         self._config, self._progress, self._journal = config, progress, journal

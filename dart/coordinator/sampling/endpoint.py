@@ -48,12 +48,12 @@ def chosen(asker: str, url: str | None, model: str | None, key: str | None, syst
         missing = "--endpoint URL" if url is None else "--endpoint-model NAME"
         raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
     if not url.startswith(("http://", "https://")):
-        raise UserError(f"--endpoint {url!r} is no URL: write it as in http://127.0.0.1:8000/v1")
+        raise UserError(f"--endpoint {url!r} is not a URL: write it like http://127.0.0.1:8000/v1")
     parts = urlsplit(url)
     if parts.query or "@" in parts.netloc:
         raise UserError(
             "--endpoint must be a base URL without user, password or query, because it is shown and stored: "
-            "give a key by --endpoint-key"
+            "give the key with --endpoint-key"
         )
     if key is not None and not key.startswith(("env:", "file:")):
         raise UserError("--endpoint-key must be env:NAME or file:PATH, so that no secret is on a command line")
@@ -82,7 +82,7 @@ def probe(address: Address) -> None:
     except (ValueError, KeyError, TypeError):
         served = []
     if answer.status_code in REFUSED[:2]:
-        raise UserError(f"--endpoint {address.url} refuses the key ({answer.status_code}): give it by --endpoint-key")
+        raise UserError(f"--endpoint {address.url} refuses the key ({answer.status_code}): correct --endpoint-key")
     if not served:
         raise UserError(
             f"--endpoint {address.url} lists no models (GET {address.url}/models gave {answer.status_code}): "
@@ -101,7 +101,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """It may go better in `after` seconds, where the endpoint says so."""
+    """Worth a retry, after `after` seconds if the endpoint names a time."""
 
     why: str
     after: str = ""

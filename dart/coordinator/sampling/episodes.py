@@ -47,7 +47,7 @@ class _Turns:
     def __init__(self, env: EnvSession, pool: RolloutPool, temperature: float, max_tokens: int) -> None:
         self._env, self._pool, self._temperature, self._max_tokens = env, pool, temperature, max_tokens
         self.replica = ""
-        """The one that made the last turn."""
+        """The replica that made the last turn."""
 
     async def generate(self, prompt: Prompt) -> Generation:
         try:
@@ -72,7 +72,7 @@ def _close(env: EnvSession, _: asyncio.Task[None]) -> None:
 async def sample(
     source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
 ) -> None:
-    """Run orders until the source has no more and all that were begun have ended. No `writer`: the policy samples."""
+    """Run orders until the source has no more and all episodes have ended. Without `writer`, the policy samples."""
     grammar = make_grammar(config.agent)
     vocabulary = vocabulary_size(config.model.folder)
 

@@ -35,7 +35,7 @@ class Levers(Protocol):
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """`token` is asked of every caller."""
+    """Every caller must present `token`."""
 
     def __init__(self, levers: Levers, journal: Journal, database: Database, token: str | None) -> None:
         self._levers, self._journal, self._database, self._token = levers, journal, database, token

@@ -116,7 +116,7 @@ class Housekeeping:
             self._journal.event(
                 "database_locked",
                 seconds=round(seconds, 1),
-                why=f"the database is locked by another process for {seconds:.0f} s: the run goes on when it is not",
+                why=f"another process has locked the database for {seconds:.0f} s: the run continues when it is free",
             )
         self._journal.to_disk()
 

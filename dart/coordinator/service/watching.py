@@ -1,5 +1,5 @@
-"""The watchdog's hands: it takes the run's pulse, and says in the journal, to health checks and in the status what
-does not move. Where the config says so, it ends a run that has not moved for long.
+"""Runs the watchdog: samples the run's progress, and reports stalls in the journal, health checks and status. If the
+config says so, it ends a run that has made no progress for long.
 
 `core.watchdog` decides what is overdue, `core.culprits` who is to blame.
 """
@@ -35,7 +35,7 @@ BUSY = (EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATIN
 
 
 class Stalled(UserError):
-    """The run has not moved for `watchdog.end_after_seconds`."""
+    """The run has made no progress for `watchdog.end_after_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Watch:
             last = f", whose last failure was: {longest.failure}" if longest.failure else ""
             raise Stalled(
                 f"no progress for {longest.seconds:.0f} s: {longest.waits} waits for {longest.waits_for}{last}: "
-                f"{longest.advice}; what had finished is kept, and --resume goes on with it",
+                f"{longest.advice}; all finished work is kept, and --resume continues from it",
                 exit_code=bounds.exit_code,
             )
 

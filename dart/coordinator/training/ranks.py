@@ -46,7 +46,7 @@ class UnusableGroup(Exception):
 
 
 class NotSaved(UserError):
-    """The trainer is there, and its checkpoint could not be written."""
+    """The trainer is alive, but its checkpoint could not be written."""
 
 
 class TrainerLost(UserError):
@@ -119,7 +119,7 @@ class TrainerRanks:
             try:
                 return await self._update(number, batch if shared else await self._filled(batch), ask=shared)
             except _UnknownScreenshot:
-                log.warning("the trainer does not find a screenshot: it is sent those of the update")
+                log.warning("the trainer cannot find a screenshot: sending all screenshots of the update")
                 return await self._update(number, await self._filled(batch), ask=False)
         except (UpdateRefused, TooLarge) as error:
             if (group := _named(batch, error.trajectories, str(error))) is not None:
@@ -268,7 +268,7 @@ class TrainerRanks:
 
 def _stopped(why: str) -> TrainerLost:
     return TrainerLost(
-        f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then go on with --resume"
+        f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then continue with --resume"
     )
 
 

@@ -83,7 +83,7 @@ class Training:
         return self._seconds + live
 
     def drain(self) -> None:
-        """End as after the last update: one that is under way is finished."""
+        """End the phase once the update in progress, if any, is finished."""
         self._drained = True
 
     async def run(self) -> None:
@@ -203,7 +203,7 @@ class Training:
             self._next_save = (number // every + 1) * every
 
     async def _settled(self) -> None:
-        """Every replica serves the newest weights, or the phase is over: a transfer may be tried for ever."""
+        """Wait until every replica serves the newest weights, or the phase is over: transfers are retried endlessly."""
         while not self._done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):

@@ -306,11 +306,11 @@ def test_a_checkpoint_saved_again_has_the_same_vocabulary(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("collect --from oracle --samples 4", "--samples 4 says nothing to --from oracle: leave it out"),
-        ("collect --from policy --endpoint http://x", "--endpoint http://x says nothing to --from policy"),
+        ("collect --from oracle --samples 4", "--samples 4 does not apply to --from oracle: omit it"),
+        ("collect --from policy --endpoint http://x", "--endpoint http://x does not apply to --from policy"),
         ("collect --from endpoint", "--from endpoint needs --endpoint URL: add it"),
         ("collect --from endpoint --endpoint http://x", "--from endpoint needs --endpoint-model NAME"),
-        ("collect --from endpoint --endpoint x --endpoint-model m", "--endpoint 'x' is no URL"),
+        ("collect --from endpoint --endpoint x --endpoint-model m", "--endpoint 'x' is not a URL"),
         ("collect --from endpoint --endpoint http://x --endpoint-model m --endpoint-key sk-1", "must be env:NAME or"),
         ("collect --from policy --temperature nan", "--temperature nan is no number"),
         ("collect --from policy --seeds 9", "--seeds '9' is not FIRST:LAST"),

@@ -183,7 +183,7 @@ def test_the_endpoint_is_asked_before_anything_starts(chat: Address) -> None:
     probe(chat)
     for address, message in (
         (replace(chat, model="other"), "--endpoint-model other is not served there: use teacher"),
-        (replace(chat, key=""), r"refuses the key \(401\): give it by --endpoint-key"),
+        (replace(chat, key=""), r"refuses the key \(401\): correct --endpoint-key"),
         (replace(chat, url="http://127.0.0.1:1/v1"), "does not answer .* start its server, or correct the URL"),
         (replace(chat, url="http://127.0.0.1:port"), "does not answer .* correct the URL"),
     ):

@@ -187,7 +187,10 @@ def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
         (["--endpoint", "http://x/v1", "--checkpoint", "c"], "--checkpoint c and --endpoint are two policies"),
         (["--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m"], "--endpoint http://127.0.0.1:1/v1 does not"),
         (["--against", "none"], "--against none does not exist: name a checkpoint's folder (builtin:tiny"),
-        (["--against", "builtin:tiny-qwen3vl", "--external-workers"], "evaluate each, then compare by --against RUN"),
+        (
+            ["--against", "builtin:tiny-qwen3vl", "--external-workers"],
+            "evaluate each separately, then compare with --against RUN",
+        ),
         (["--against", "run"], "--against run is a run directory without evaluation.json"),
         (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),
         (["--against", "broken/evaluation.json"], "name an evaluation.json that `dart eval` wrote"),

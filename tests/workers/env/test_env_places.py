@@ -241,7 +241,7 @@ async def test_a_zero_is_believed_only_of_one_that_is_alive() -> None:
         await host.release("e")
         await host.reset("f")
         script.alive = False
-        with pytest.raises(CommandError, match="verdict of 0 is not believed") as failed:
+        with pytest.raises(CommandError, match="verdict of 0 is discarded") as failed:
             await host.act("f", a.Finish(), last=True)
     assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
 

@@ -127,7 +127,7 @@ def test_a_batch_of_nothing_else_is_refused_with_every_name(folder: Path) -> Non
     samples = mixed(groups=1)
     for one in samples:
         one.advantage = POISON
-    with pytest.raises(SampleError, match="no sample of the batch comes to a finite number") as caught:
+    with pytest.raises(SampleError, match="no sample of the batch gives finite numbers") as caught:
         trainer.update(samples, *totals(samples))
     assert caught.value.trajectories == ("0-0", "0-1", "0-2", "0-last")
     assert trainer.version == 0
