@@ -125,7 +125,7 @@ async def test_a_second_live_rank_is_rejected_and_a_restarted_one_is_not() -> No
             beating = asyncio.create_task(alive())
             answer = await at.says(hello("second"))
             assert answer.reject.reason == "rank 0 is in use by first, which is alive"
-            assert answer.reject.remedy == "stop that worker first, or give this one another name"
+            assert answer.reject.remedy == "stop that worker first, or give this one another name or rank"
             beating.cancel()
             await asyncio.wait({beating})
             # Its stream is there, but nothing comes on it any more.
