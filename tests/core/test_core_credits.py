@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart.core import credits as module
+from dart.core.fleet import credits as module
 from dart.core.fleet.credits import Credits
 
 
