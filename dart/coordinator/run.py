@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from dart.agent.vocabulary import vocabulary_size
@@ -40,6 +40,7 @@ from dart.coordinator.summary import machine, software, training_summary, write_
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
+from dart.core.curation.submitted import Submissions
 from dart.core.evaluation.documents import Success
 from dart.core.fleet.health import Condition
 from dart.core.fleet.replica import Replica
@@ -176,9 +177,14 @@ class Run:
         self._while_training("drain")
         self._training.drain()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Put tasks at the head of the queue, all of them or none. Raises NotWanted."""
         self._while_training("tasks")
-        self.data.submit(task)
+        wanted = self.config.environment.tasks
+        rules = Submissions(self.config.environment.kind, wanted.names, wanted.eval_seeds)
+        rules.check(tasks, self.data.submitted_tasks)
+        for task in tasks:
+            self.data.submit(task)
 
     async def checkpoint(self) -> tuple[str, int]:
         """Save the weights now."""

@@ -95,6 +95,11 @@ class DataManager:
     def waiting_trajectories(self) -> int:
         return self._lifecycle.waiting_trajectories
 
+    @property
+    def submitted_tasks(self) -> int:
+        """Those that still wait to be opened."""
+        return self._lifecycle.submitted_tasks
+
     def submit(self, task: Task) -> None:
         self._lifecycle.submit(task)
 

@@ -39,6 +39,10 @@ class Demonstrations:
     def waiting_groups(self) -> int:
         return 0
 
+    @property
+    def submitted_tasks(self) -> int:
+        return 0
+
     def submit(self, task: Task) -> None:
         raise UserError(f"task {task.id} cannot be submitted: this run trains on demonstrations and samples nothing")
 

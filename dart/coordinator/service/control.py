@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from dart.coordinator.service.journal import Journal
+from dart.core.curation.submitted import NotWanted
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.errors import UserError
@@ -17,6 +19,7 @@ from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.wire.channel import authorised
 from dart.wire.convert import task_from_proto, trajectory_to_proto
+from dart.wire.rules import REQUESTS, shortened
 from dart.wire.status import status_to_proto
 
 
@@ -27,7 +30,7 @@ class Levers(Protocol):
 
     def drain(self) -> None: ...
 
-    def submit(self, task: Task) -> None: ...
+    def submit(self, tasks: Sequence[Task]) -> None: ...
 
     async def checkpoint(self) -> tuple[str, int]: ...
 
@@ -41,20 +44,20 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._levers, self._journal, self._database, self._token = levers, journal, database, token
 
     async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
-        await self._authorise(context)
+        await self._admit(request, context)
         return status_to_proto(self._levers.status())
 
     async def WatchEvents(
         self, request: cpb.WatchEventsRequest, context: Any
     ) -> AsyncIterator[cpb.WatchEventsResponse]:
-        await self._authorise(context)
+        await self._admit(request, context)
         async for event in self._journal.watch(request.from_sequence):
             yield cpb.WatchEventsResponse(
                 sequence=event.sequence, unix_seconds=event.unix_seconds, kind=event.kind, json=event.json
             )
 
     async def ListTrajectories(self, request: cpb.ListTrajectoriesRequest, context: Any) -> Any:
-        await self._authorise(context)
+        await self._admit(request, context)
         size = min(request.page_size or 100, 1000)
         try:
             page = await self._database.list_trajectories(request.task_name, size, request.page_token)
@@ -72,7 +75,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         )  # fmt: skip
 
     async def GetTrajectory(self, request: cpb.GetTrajectoryRequest, context: Any) -> Any:
-        await self._authorise(context)
+        await self._admit(request, context)
         stored = await self._database.trajectory(request.id)
         if stored is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"trajectory {request.id!r} is not in this run")
@@ -86,30 +89,33 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         )
 
     async def SubmitTasks(self, request: cpb.SubmitTasksRequest, context: Any) -> cpb.SubmitTasksResponse:
-        await self._authorise(context)
-        for task in request.tasks:
-            if not task.suite or not task.name:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a task needs suite and name")
-            await self._obey(context, partial(self._levers.submit, task_from_proto(task)))
-        return cpb.SubmitTasksResponse(accepted=len(request.tasks))
+        await self._admit(request, context)
+        for number, task in enumerate(request.tasks):
+            named = f"{task.suite}/{task.name}#{task.seed}"
+            if task.id not in ("", named):
+                why = f"tasks[{number}].id {shortened(task.id)} is another task: leave it out, or write {named}"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        tasks = [task_from_proto(task) for task in request.tasks]
+        await self._obey(context, partial(self._levers.submit, tasks))
+        return cpb.SubmitTasksResponse(accepted=len(tasks))
 
     async def Pause(self, request: cpb.PauseRequest, context: Any) -> cpb.PauseResponse:
-        await self._authorise(context)
+        await self._admit(request, context)
         await self._obey(context, partial(self._levers.pause, True))
         return cpb.PauseResponse()
 
     async def Resume(self, request: cpb.ResumeRequest, context: Any) -> cpb.ResumeResponse:
-        await self._authorise(context)
+        await self._admit(request, context)
         await self._obey(context, partial(self._levers.pause, False))
         return cpb.ResumeResponse()
 
     async def Drain(self, request: cpb.DrainRequest, context: Any) -> cpb.DrainResponse:
-        await self._authorise(context)
+        await self._admit(request, context)
         await self._obey(context, self._levers.drain)
         return cpb.DrainResponse()
 
     async def Checkpoint(self, request: cpb.CheckpointRequest, context: Any) -> cpb.CheckpointResponse:
-        await self._authorise(context)
+        await self._admit(request, context)
         try:
             path, version = await self._levers.checkpoint()
         except UserError as error:
@@ -119,10 +125,15 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def _obey(self, context: Any, lever: Callable[[], None]) -> None:
         try:
             lever()
+        except NotWanted as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UserError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
-    async def _authorise(self, context: Any) -> None:
+    async def _admit(self, request: Message, context: Any) -> None:
+        """The caller may ask, and what is asked keeps the rules (`dart.wire.rules`)."""
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         if not authorised(metadata, self._token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token for control")
+        if broken := REQUESTS[request.DESCRIPTOR.name].violation(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(broken))

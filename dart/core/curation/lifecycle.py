@@ -142,6 +142,11 @@ class Lifecycle:
 
     # ---- roll-outs ----
 
+    @property
+    def submitted_tasks(self) -> int:
+        """Those that still wait to be opened."""
+        return self._sampler.submitted
+
     def submit(self, task: Task) -> None:
         self._sampler.submit(task)
 

@@ -33,6 +33,10 @@ class TaskSampler:
         heapq.heapify(self._line)
         self._submitted: deque[Task] = deque()
 
+    @property
+    def submitted(self) -> int:
+        return len(self._submitted)
+
     def submit(self, task: Task) -> None:
         """Put a task ahead of all others, behind those submitted earlier."""
         self._submitted.append(task)
