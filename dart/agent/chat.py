@@ -1,7 +1,7 @@
-"""A prompt as chat messages, for a teacher behind a chat endpoint: the same words, history and screenshots.
+"""A prompt as chat messages, for a teacher behind a chat endpoint: the same text, history and screenshots.
 
 The template's markup already cuts the prompt into ChatML messages; here they become JSON. The open turn at the end,
-which the policy would go on with, is left to the endpoint.
+which the policy would continue, is left to the endpoint.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class ChatMessage(TypedDict):
 def chat_messages(
     prompt: Prompt, said: Callable[[Sequence[int]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> list[ChatMessage]:
-    """OpenAI's chat messages. `said`: the text of a turn in the prompt, given its tokens. `stored`: the bytes, by
-    digest, of those screenshots that have none with them.
+    """OpenAI's chat messages. `said` gives the text of a turn in the prompt from its tokens. `stored`: by digest, the
+    bytes of screenshots that come without.
 
-    Where the template names no roles, what is said is the assistant's and the rest the user's.
+    If the template names no roles, sampled turns are the assistant's and the rest is the user's.
     """
     chat = _Chat()
     for part in prompt.parts:
@@ -70,7 +70,7 @@ class _Message:
 
 
 class _Chat:
-    """The messages so far; the last takes what comes while it is open."""
+    """The messages so far; the last one takes further content while it is open."""
 
     def __init__(self) -> None:
         self.messages: list[_Message] = []
@@ -81,7 +81,7 @@ class _Chat:
         return self.messages[-1]
 
     def follow(self, markup: str) -> None:
-        """Begin and end messages where the markup does, and take its words."""
+        """Begin and end messages where the markup does, and add the text in between."""
         pieces = _MARKS.split(markup)
         for mark, words in zip(["", *pieces[1::2]], pieces[::2], strict=True):
             if mark == "<|im_start|>":
@@ -103,6 +103,6 @@ class _Chat:
 
 
 def _content(parts: list[Content]) -> str | list[Content]:
-    """Text without screenshots is one string, which every chat template takes."""
+    """Text without screenshots becomes one string, which every chat template accepts."""
     words = [part["text"] for part in parts if part["type"] == "text"]
     return "".join(words) if len(words) == len(parts) else parts

@@ -1,8 +1,8 @@
 """One trajectory: reset, then observe → generate → parse → act until done.
 
 Called by the coordinator, one coroutine per trajectory. It owns nothing that outlives it and waits only on `env` and
-`policy`. Whatever those raise is infrastructure's failure and passes through: no trajectory, no reward. What the
-policy does wrong ends here as a trajectory with reward 0, and so does a history that outgrows the model's context.
+`policy`. Their exceptions are infrastructure failures and pass through: no trajectory, no reward. A mistake of the
+policy gives a trajectory with reward 0, and so does a history that outgrows the model's context.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dart.core.types import Generation, Image, Observation, Prompt, Step, Task, 
 
 class Env(Protocol):
     async def reset(self, task: Task) -> Observation:
-        """Start the task's episode. The observation has the instruction."""
+        """Start an episode of the task. The observation has the instruction."""
 
     async def act(self, action: Action, last: bool) -> Observation:
-        """Carry the action out. After `last` no screenshot is needed, only the verdict."""
+        """Carry the action out. If it is the `last`, no screenshot is needed, only the verdict."""
 
 
 class ContextFull(Exception):
-    """The prompt does not fit into the model's context. At a first step that is the configuration's fault."""
+    """The prompt does not fit into the model's context. At the first step, that is a configuration error."""
 
 
 class Policy(Protocol):
@@ -64,8 +64,8 @@ async def run_episode(
         except ContextFull:
             if not steps:
                 raise
-            # Not infrastructure's failure: made again it would end here again, and long trajectories would be missing
-            # from what is trained on.
+            # Not an infrastructure failure: a new attempt would end here again, and training would lack long
+            # trajectories.
             termination = Termination.CONTEXT_FULL
             continue
         action, parse_error = _parse(generation, grammar, image)
@@ -78,7 +78,7 @@ async def run_episode(
         observation = await env.act(action, at_limit or isinstance(action, Finish))
         termination = _termination(action, observation, at_limit)
 
-    # A verdict is the environment's to give; text that is no action gets none, whatever state it left behind.
+    # Only the environment gives a verdict; text that is not an action gets none, whatever the state it left behind.
     judged = observation.done and termination not in (Termination.UNPARSABLE, Termination.CONTEXT_FULL)
     reward = observation.reward if judged else 0.0
     return Trajectory(

@@ -1,8 +1,8 @@
 """A grammar: how one family of models writes actions, read strictly into the canonical action and written back.
 
-A text is exactly one action of the grammar or a `ParseError`; nothing is guessed or mended, because a mended action
-would be rewarded as if the policy had written it. Called by the episode loop (parse) and by whatever writes
-demonstrations (format).
+A text is exactly one action of the grammar or a `ParseError`; nothing is guessed or repaired, because a repaired action
+would be rewarded as if the policy had written it. Used by the episode loop (parse) and by writers of demonstrations
+(format).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Grammar(Protocol):
     def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
         """The text of `action`, such that `parse` gives it back, positions up to rounding to the grid.
 
-        ValueError for what the grammar cannot express.
+        Raises ValueError for actions that the grammar cannot express.
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 
-# keysym: the name that is written, then further names that are read
+# keysym: the name to write, then other names that are accepted
 _NAMED: dict[str, tuple[str, ...]] = {
     "Control_L": ("ctrl", "control", "ctrlleft", "lctrl"),
     "Control_R": ("ctrlright", "rctrl"),

@@ -1,6 +1,6 @@
 """What the grammars share: the typed error, the resize rule, and the checks that every parsed value passes.
 
-Whatever a parser returns can be sent: no lone surrogates in strings, whole numbers within 32 bits, points in [0, 1).
+Everything that a parser returns can be sent: no lone surrogates in strings, integers within 32 bits, points in [0, 1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_ASPECT_RATIO = 200  # Qwen's processor refuses longer images
 class ParseError(ValueError):
     """The policy's text is not one action of its grammar.
 
-    `kind` is a short slug to count by: no_action, unknown_action, bad_arguments, out_of_bounds, leading_text,
+    `kind` is a short slug for counting: no_action, unknown_action, bad_arguments, out_of_bounds, leading_text,
     trailing_text, many_actions, truncated, bad_json.
     """
 

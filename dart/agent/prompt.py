@@ -1,6 +1,6 @@
 """The prompt of one step: instruction, the history that the window holds, this step's screenshot.
 
-What always holds: sampled tokens go back as the tokens they were; the instruction is Text, so special tokens in it
+Invariants: sampled tokens go back unchanged; the instruction is Text, so special tokens in it
 are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. As long as the window
 does not slide, the parts of step k are a prefix of the parts of step k+1, which is what prefix caching needs.
 """
@@ -24,15 +24,15 @@ class Turn:
     image: Image
     token_ids: Sequence[int]
     truncated: bool = False
-    """The token limit ended it: there is no stop token, the template adds one."""
+    """The token limit ended it, so it has no stop token and the template adds one."""
 
 
 class Conversation:
-    """The turns of an episode so far, and the prompt that follows from them.
+    """The turns of an episode so far, and the prompt made from them.
 
-    A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, this one
-    included. A turn whose screenshot is too old is still there as text; one that is older than that is left out whole.
-    A block is made once and is then in every prompt that has it.
+    A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, including
+    this one. Older turns among them remain as text; turns before them are left out entirely. A block is made once and
+    shared by every prompt that contains it.
     """
 
     def __init__(self, agent: config.Agent, instruction: str) -> None:
@@ -40,9 +40,9 @@ class Conversation:
         self._instruction = Block((Markup(self._template.before_instruction), Text(instruction)))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
-        """Two for each turn: what stands before its tokens, its screenshot included, and the tokens."""
+        """Two blocks for each turn: what comes before its tokens, including its screenshot, and the tokens."""
         self._written: list[Block] = []
-        """The same without screenshots, as far as they have been needed."""
+        """The same blocks without screenshots, as far as they have been needed."""
         self._now: Block | None = None
 
     def add(self, turn: Turn) -> None:
@@ -53,7 +53,7 @@ class Conversation:
         self._turns.append(turn)
 
     def prompt(self, observation: Image) -> Prompt:
-        """After the turns that were added."""
+        """The prompt after the turns added so far."""
         agent, count = self._agent, len(self._turns)
         first = max(0, count - agent.history_turns)
         pictured = min(count, max(first, count + 1 - agent.history_screenshots))
@@ -61,14 +61,14 @@ class Conversation:
             self._written += (self._before(index), self._pictured[2 * index + 1])
         blocks = self._written[2 * first : 2 * pictured] + self._pictured[2 * pictured :]
         if blocks and first > 0:
-            # The turn before it has slid out: it follows the instruction now.
+            # The previous turn has slid out, so this one follows the instruction now.
             blocks[0] = self._before(0, self._turns[first].image if first == pictured else None)
         self._now = self._before(count if blocks else 0, observation)
         images = (*(turn.image for turn in self._turns[pictured:]), observation)
         return Prompt((self._instruction, *blocks, self._now), images)
 
     def _before(self, index: int, image: Image | None = None) -> Block:
-        """What stands between the turn before this one, or the instruction, and this one's tokens."""
+        """What comes between the previous turn, or the instruction, and this turn's tokens."""
         template = self._template
         markup = template.after_instruction
         if index > 0:
@@ -82,12 +82,12 @@ class Conversation:
 
 @functools.lru_cache(64)
 def _markup(text: str) -> Block:
-    """The same in every episode: there are as many as templates have places between turns."""
+    """Cached over episodes: there are only as many as templates have texts between turns."""
     return Block((Markup(text),))
 
 
 def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:
-    """The prompt after `turns`, oldest first."""
+    """The prompt after `turns`, which are given oldest first."""
     conversation = Conversation(agent, instruction)
     for turn in turns:
         conversation.add(turn)

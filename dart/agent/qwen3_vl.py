@@ -6,7 +6,7 @@
     </tool_call>
 
 `scroll` and `hscroll` count wheel notches, as the family's own harness takes its `pixels`; positive scrolls up and
-right. `left_click_drag` starts where the pointer is: a drag whose path has one point. A failure is "could not",
+right. `left_click_drag` starts at the pointer: a drag with a path of one point. A failure is "could not",
 never a claim that the task is infeasible.
 """
 
@@ -38,7 +38,7 @@ from dart.core.action import (
 
 TOOL = "computer_use"
 GRID = 1000
-MAX_NOTCHES = 2**31 - 1  # what the wire can carry
+MAX_NOTCHES = 2**31 - 1  # the limit of the wire format
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CLICKS: dict[str, tuple[MouseButton, int]] = {

@@ -145,7 +145,7 @@ Rules:
 TEMPLATES: dict[str, Template] = {
     "ui_tars": _conversation("You are a helpful assistant.", _UI_TARS_TASK, "\n"),
     "qwen3_vl": _conversation(_QWEN3_VL_SYSTEM, "Instruction: ", ""),
-    # For a model made for its tasks: no roles, no white space, nothing that it would have to learn to ignore.
+    # For models trained only on their tasks: no roles, no white space, nothing to learn to ignore.
     "minimal": Template(
         before_instruction="<|im_start|>",
         after_instruction="<|im_end|>",

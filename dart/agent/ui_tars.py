@@ -4,8 +4,8 @@
     Action: click(start_box='(x,y)')
 
 The thought may be left out; the action may not. Positions are pixels of the resized screenshot (1.5) or a 0-1000 grid
-(1.0). A box is written (x,y), <|box_start|>(x,y)<|box_end|>, <point>x y</point>, or with four numbers, whose centre
-counts. `type` keeps its text as it is: a trailing newline is the Enter key, as any newline in typed text is.
+(1.0). A box is written (x,y), <|box_start|>(x,y)<|box_end|>, <point>x y</point>, or with four numbers, of which the
+centre is taken. `type` keeps its text unchanged: like any newline in typed text, a trailing one is the Enter key.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dart.agent.parsing import (
 )
 from dart.core.action import Action, Click, Drag, Finish, Keys, MouseButton, Point, Scroll, TypeText, Wait
 
-WAIT_SECONDS = 5.0  # what the prompt promises for wait()
-SCROLL_NOTCHES = 5  # what the family's own harness does for one scroll()
+WAIT_SECONDS = 5.0  # as the prompt promises for wait()
+SCROLL_NOTCHES = 5  # as the family's own harness scrolls for one scroll()
 THOUSAND = 1000
 
 _CLICKS: dict[str, tuple[MouseButton, int]] = {
@@ -176,7 +176,7 @@ class UITars:
 
 
 def _action_text(text: str) -> str:
-    """What stands after the first line's `Action:`; before it may only be a thought."""
+    """The text after the first `Action:` at the start of a line; only a thought may come before it."""
     found = _ACTION_LINE.search(text)
     if found is None:
         raise ParseError("no_action", f"no line of {shown(text)} begins with 'Action:'")
@@ -231,7 +231,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _expect(text: str, position: int, token: str) -> int:
-    """The position after `token` and white space; the text's end there is a truncation, anything else an error."""
+    """The position after `token` and white space. Text that ends before it is truncated; any other text is an error."""
     if text.startswith(token, position):
         return _skip_space(text, position + len(token))
     if position >= len(text):

@@ -1,5 +1,4 @@
-"""What a model's token ids stand for, as a digest, and how many there are: a trajectory's tokens mean something with
-one vocabulary only."""
+"""The digest and the size of a model's vocabulary: a trajectory's tokens are meaningful with one vocabulary only."""
 
 from __future__ import annotations
 
@@ -9,9 +8,9 @@ from pathlib import Path
 
 
 def vocabulary_digest(folder: Path) -> str | None:
-    """SHA-256 over tokens and ids of the folder's tokenizer.json; None where there is none that can be read.
+    """SHA-256 over tokens and ids of the folder's tokenizer.json; None if it cannot be read.
 
-    The ids alone count: a checkpoint that was saved again with other spacing or settings has the same digest.
+    Only the ids count: a checkpoint saved again with other spacing or settings has the same digest.
     """
     try:
         tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -22,7 +21,7 @@ def vocabulary_digest(folder: Path) -> str | None:
 
 
 def vocabulary_size(folder: Path) -> int | None:
-    """How many token ids the model in the folder knows; None where its config.json cannot be read."""
+    """How many token ids the model in the folder has; None if its config.json cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return int(config.get("text_config", config)["vocab_size"])

@@ -1,6 +1,7 @@
-"""The equations of step-wise GRPO and its relatives, torch only: one function per equation, imports nothing of ours.
+"""The equations of step-wise GRPO and its relatives, torch only: one function per equation, and no imports from the
+rest of dart.
 
 Tokens are flat everywhere: a batch is the float or integer tensors [T] of its response tokens, one step after the
 other, with `Steps` saying which step a token belongs to. There is no padding, so none can enter a mean. Functions keep
-the dtype that they are given, so each can be checked in float64.
+the dtype of their input, so each can be checked in float64.
 """

@@ -1,4 +1,4 @@
-"""One number out of values per token. Every total is the whole batch's, so shares of micro-batches and ranks add up.
+"""Reduces values per token to one number. Totals are the whole batch's, so shares of micro-batches and ranks add up.
 
 In each: values float [T] of whole steps. Returns a scalar.
 """

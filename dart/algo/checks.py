@@ -1,4 +1,4 @@
-"""Ranks, shapes and dtypes, checked before any arithmetic: broadcasting turns such mistakes into wrong numbers."""
+"""Ranks, shapes and dtypes, checked before any arithmetic: broadcasting would turn mistakes into wrong numbers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Token level of adaptive data curation: distribution alignment (DART, arXiv 2509.23866).
 
-The roll-out engine sampled from π_behaviour: an older version, other kernels. Its ratio to the trainer's π_old, cut
-where it would be noise, weighs each token's surrogate. In each function, old is log π_old, recomputed by the trainer
-before the first optimiser step on the batch, and behaviour the log-probabilities that the engine returned when it
-sampled, after temperature; both float [T]. Results are float [T], without gradient.
+The roll-out engine sampled from π_behaviour: an older version, other kernels. The ratio of the trainer's π_old to it,
+truncated where it would be noise, weights each token's surrogate. In each function, old is log π_old, recomputed by the
+trainer before the first optimiser step on the batch, and behaviour the log-probabilities that the engine returned when
+it sampled, after temperature; both float [T]. Results are float [T], without gradient.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dart.algo.ratio import bounded
 from dart.algo.steps import Steps
 
 ROUNDING = 1e-3
-"""A log-probability may exceed 0 by this much: what an engine in bfloat16 rounds a certain token to."""
+"""A log-probability may exceed 0 by this much: a bfloat16 engine may round that of a certain token so."""
 
 
 def behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
     """π_old(a_t) / π_behaviour(a_t), per token, its logarithm `bounded`.
 
-    Log-probabilities that are missing, misaligned, not finite or above 0 raise ValueError: none is filled in.
+    Raises ValueError for log-probabilities that are missing, misaligned, not finite or above 0: none is filled in.
     """
     _check(old, behaviour)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The loss of step-wise GRPO (DART, arXiv 2509.23866), put together from its terms.
+"""The loss of step-wise GRPO (DART, arXiv 2509.23866), assembled from its terms.
 
 J = mean over D of (w · objective − β · KL(π ‖ π_ref) + c · H). Everything here is a share of that mean: the totals are
 the whole batch's, so losses, gradients and metrics of micro-batches and of ranks add up to those of the unsplit batch.
@@ -94,7 +94,7 @@ def policy_loss(
 def _importance_weight(
     recipe: Recipe, old: torch.Tensor, behaviour: torch.Tensor, steps: Steps
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """w, and where it is not the ratio. The log-probabilities are checked also where no weight is made of them."""
+    """w, and where it differs from the ratio. The log-probabilities are checked even if no weight is computed."""
     if recipe.importance_level == "sequence":
         ratio = importance.sequence_behaviour_ratio(old, behaviour, steps)
     else:

@@ -1,4 +1,4 @@
-"""What is maximised per token, before weights and KL; by name, and open to a function of the user's own.
+"""What is maximised per token, before weights and KL: chosen by name, or a function of the user's own.
 
 An objective is `f(tokens, clip_low, clip_high) -> float [T]`, with gradient through `tokens.new` or `tokens.ratio`. The
 configuration names it: `trainer.loss.kind: grpo`, or `my_module:my_loss` for one that the train worker can import.
@@ -49,8 +49,8 @@ def clipped_importance(
 ) -> torch.Tensor:
     """sg[clip(ρ, 1 − ε_low, 1 + ε_high)] · A · log π, per token (CISPO, arXiv 2506.13585).
 
-    A cut ratio bounds a token's weight, and no token loses its gradient. ε_low = 1 leaves the lower bound out, which is
-    what the paper did. new: log π with gradient; ratio ρ, advantages A; all float [T]. Returns [T].
+    Clipping the ratio bounds a token's weight, and no token loses its gradient. ε_low = 1 removes the lower bound, as
+    in the paper. new: log π with gradient; ratio ρ, advantages A; all float [T]. Returns [T].
     """
     checks.flat(new=new, ratio=ratio, advantages=advantages)
     _check_clip(clip_low, clip_high)

@@ -1,4 +1,4 @@
-"""How far the policy has moved from the one that the batch's first update started from: ρ, per token."""
+"""How far the policy has moved since the batch's first optimiser step: ρ, per token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dart.algo import checks
 from dart.algo.steps import Steps
 
 LARGEST_LOG_RATIO = 20.0
-"""e^20 is 5 · 10^8: a ratio beyond it, or its inverse, says only that the policies have nothing in common there."""
+"""e^20 is 5 · 10^8: a ratio beyond it or its inverse only says that the policies have nothing in common there."""
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
     """The log-ratio, cut to ±LARGEST_LOG_RATIO, beyond which it has no gradient.
 
     A deviation from the papers, which have no such bound: e^89 is infinite in float32, and infinity times an advantage
-    of 0 is no number, which would then be the whole gradient. verl cuts at the same place.
+    of 0 is NaN, which would make the whole gradient NaN. verl cuts at the same value.
     """
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 

@@ -1,7 +1,8 @@
 """Step level of adaptive data curation: high-entropy selection (DART, arXiv 2509.23866).
 
-Only steps on which the policy was undecided train: 1[H_step ≥ Q_q of its group], H_step the mean token entropy of its
-response. The objective has the indicator inside its expectation, so steps left out stay in the mean's denominator.
+Only steps at which the policy was undecided are trained on: 1[H_step ≥ Q_q of its group], H_step the mean token entropy
+of its response. The objective has the indicator inside its expectation, so steps that are left out still count in the
+denominator.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def entropy_thresholds(entropies: torch.Tensor, groups: torch.Tensor, quantile: 
 
 
 def high_entropy_steps(entropies: torch.Tensor, groups: torch.Tensor, quantile: float) -> torch.Tensor:
-    """1[H_step ≥ Q_q of its group], bool [S]; arguments as of `entropy_thresholds`.
+    """1[H_step ≥ Q_q of its group], bool [S]; arguments as for `entropy_thresholds`.
 
-    A step that ties with the threshold stays, so a group whose steps are all alike stays whole. The largest value is
-    never below a quantile, so of each group at least one step stays, and all of a group of one. q = 0 keeps everything.
+    A step at the threshold stays, so a group of equal steps stays whole. The largest value is never below a quantile,
+    so each group keeps at least one step, and a group of one step keeps it. q = 0 keeps everything.
     """
     return entropies >= entropy_thresholds(entropies, groups, quantile)[groups]

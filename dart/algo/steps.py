@@ -1,4 +1,4 @@
-"""Which step a token belongs to, and what that makes of values per token. A step's response is GSPO's "sequence"."""
+"""Which step each token belongs to, and sums and means per step. A step's response is GSPO's "sequence"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dart.algo import checks
 class Steps:
     """The S steps of T tokens. index: int64 [T], the step of each token; lengths: int64 [S], tokens of each step.
 
-    Every step is here whole and has tokens; anything else raises ValueError.
+    Every step must be complete and have tokens, else ValueError is raised.
     """
 
     index: torch.Tensor
@@ -46,9 +46,9 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the whole batch holds, over all micro-batches and ranks.
+    """The size of the whole batch, over all micro-batches and ranks.
 
-    steps |D| and tokens count every step, those that high-entropy selection left out as well: its indicator is inside
+    steps |D| and tokens count every step, including those that high-entropy selection left out: its indicator is inside
     the expectation. trained_tokens are those of the steps that were left in.
     """
 

@@ -1,11 +1,11 @@
-"""The directory of a run's screenshots, by the SHA-256 of their bytes, for every process that sees it.
+"""The directory of a run's screenshots, by the SHA-256 of their bytes, for every process with access to it.
 
-What always holds: a file is whole or not there (a temporary name, then a rename). Layout: `ab/abcdef…`. A file is not
+Invariant: a file is whole or absent (a temporary name, then a rename). Layout: `ab/abcdef…`. A file is not
 forced onto the disk, so a power failure may leave the newest ones short or empty.
 
-Whoever stores bytes that are there already touches the file (`holds`), and `remove` leaves a file alone that was
-touched lately. It sets the file aside first and looks at its time again, so that of a writer and a remover at the same
-moment the writer wins, without a lock: it either touched the file that is then put back, or found none and wrote it.
+A writer whose bytes are already stored touches the file (`holds`), and `remove` keeps files that were touched lately.
+It first sets the file aside and checks its time again, so that a writer always wins against a simultaneous remover,
+without a lock: the writer either touched the file, which is then put back, or found none and wrote it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StoredFile:
 
 
 def file_name(digest: bytes) -> str:
-    """Where a digest's bytes lie, below the root. Raises ValueError for what is no SHA-256."""
+    """Where a digest's bytes lie, below the root. Raises ValueError if it is not a SHA-256."""
     if len(digest) != hashlib.sha256().digest_size:
         raise ValueError(f"a blob's digest has 32 raw bytes, this one {len(digest)}")
     text = digest.hex()
@@ -53,17 +53,17 @@ class ScreenshotDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._prefix = f"{self.root}/"
-        self._writer = secrets.token_hex(8)  # a process id is not unique: two stores in one, two machines on one share
+        self._writer = secrets.token_hex(8)  # a process id would not be unique: two stores in a process, two machines
         self._counter = itertools.count()
 
     def prepare(self) -> None:
-        """Make it, and remove what writers that died have left. Raises UserError."""
+        """Make the directory, and remove what dead writers have left. Raises UserError."""
         temporary = self.root / _TEMPORARY
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            oldest = time.time() - _TEMPORARY_SECONDS  # a living writer's file is younger
+            oldest = time.time() - _TEMPORARY_SECONDS  # a live writer's file is younger
             for path in temporary.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # another process swept it
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
                     if path.stat().st_mtime < oldest:
                         path.unlink()
         except OSError as error:
@@ -72,9 +72,9 @@ class ScreenshotDirectory:
             ) from None
 
     def mark(self) -> str:
-        """Write a new word into it: whoever reads that word there sees this directory, and no copy of it.
+        """Write a new word into it: a process that reads that word there sees this directory, not a copy.
 
-        Folders are made, too, so that they belong to one user, whoever writes first.
+        The subfolders are made, too, so that they belong to one user, whichever process writes first.
         """
         for number in range(SHARDS):
             (self.root / f"{number:02x}").mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ class ScreenshotDirectory:
         return word
 
     def marked(self, word: str) -> bool:
-        """Is this the directory that was marked so? Touches nothing."""
+        """Whether this is the directory with that mark. Changes nothing."""
         try:
             return (self.root / _MARK).read_text(encoding="ascii") == word
         except (OSError, ValueError):
@@ -112,7 +112,7 @@ class ScreenshotDirectory:
         return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as below
 
     def holds(self, name: str, size: int | None = None) -> bool:
-        """Are there bytes of this name (and of this size)? Then they are touched: they stay for a while."""
+        """Whether there are bytes of this name (and size). If so they are touched, which keeps them for a while."""
         path = self._prefix + name
         try:
             held = os.stat(path).st_size  # noqa: PTH116 - as below
@@ -126,17 +126,17 @@ class ScreenshotDirectory:
     # ---- removing ----
 
     def files(self, shard: int) -> list[StoredFile]:
-        """What lies in one of the `SHARDS` folders."""
+        """The files in one of the `SHARDS` folders."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(f"{self._prefix}{shard:02x}") as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile; no file of ours
+                with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or not one of our files
                     status = entry.stat(follow_symlinks=False)
                     found.append(StoredFile(bytes.fromhex(entry.name), status.st_size, status.st_mtime))
         return found
 
     def remove(self, digest: bytes, untouched_since: float) -> int:
-        """Remove the bytes, unless they were stored again since then (Unix seconds); how many bytes became free."""
+        """Remove the bytes, unless stored again since then (Unix seconds). Returns the number of bytes freed."""
         target = self._prefix + file_name(digest)
         aside = f"{self._prefix}{_REMOVED}/{digest.hex()}"
         try:
@@ -148,13 +148,14 @@ class ScreenshotDirectory:
         failpoint("screenshot-aside")
         status = os.stat(aside)  # noqa: PTH116 - as below
         if status.st_mtime >= untouched_since:
-            self._rename(aside, target)  # over the same bytes, if they were written again meanwhile
+            self._rename(aside, target)  # replaces the same bytes if they were written again meanwhile
             return 0
         os.unlink(aside)  # noqa: PTH108 - as below
         return status.st_size
 
     def put_back(self) -> int:
-        """Put back what a process that was killed had set aside; how many. Before anything is removed."""
+        """Put back files that a killed process had set aside, and return their number. Call before removing
+        anything."""
         waiting = list((self.root / _REMOVED).glob("*"))
         for file in waiting:
             with contextlib.suppress(FileNotFoundError, ValueError):

@@ -1,7 +1,7 @@
 """The size of a PNG or a JPEG, from its first bytes, without decoding it and without Pillow.
 
 A picture of a few bytes may claim any number of pixels, and a decoder takes memory for all of them. So the size is
-looked at first, and a picture above `MAX_PIXELS` is refused by whoever would have decoded it.
+checked before decoding, and a picture above `MAX_PIXELS` is refused.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _PNG_END = b"IEND"
 _JPEG = b"\xff\xd8"
 _JPEG_END = b"\xff\xd9"
 _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-"""Markers of a frame's header; those left out share their range and mean other things."""
+"""Markers of a frame's header; the numbers missing from the range mean other things."""
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length."""
 
 
 class BadHeader(ValueError):
-    """The bytes begin as a PNG or JPEG and are none, are cut short, or claim too many pixels."""
+    """The bytes begin as a PNG or JPEG but are invalid, cut short, or claim too many pixels."""
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """(width, height) in pixels; None where this is neither PNG nor JPEG. Raises BadHeader."""
+    """(width, height) in pixels; None if this is neither PNG nor JPEG. Raises BadHeader."""
     if data.startswith(_PNG):
         size = _png_size(data)
     elif data.startswith(_JPEG):
@@ -38,13 +38,13 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises BadHeader above `MAX_PIXELS`, and where there are none."""
+    """Raises BadHeader above `MAX_PIXELS`, and for no pixels."""
     if not 0 < width * height <= MAX_PIXELS:
         raise BadHeader(f"claims {width}×{height} pixels: between 1 and {MAX_PIXELS} are taken")
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """The chunks are gone through by their lengths, so that a file that is cut short is noticed."""
+    """Follows the chunks by their lengths, so that a file that is cut short is noticed."""
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise BadHeader("is a PNG without a header")
     width, height = struct.unpack_from(">II", data, 16)

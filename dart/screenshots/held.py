@@ -1,7 +1,7 @@
-"""What a receiver keeps by digest, the least recently used out first.
+"""What a receiver keeps by digest, evicting the least recently used first.
 
-One class for the replica that keeps screenshots, for the coordinator's mirror of it, and for what the trainer has made
-of screenshots. Two of one capacity that are told of the same digests in the same order hold the same digests.
+One class serves the replica's screenshots, the coordinator's mirror of them, and what the trainer computed from
+screenshots. Two instances of the same capacity that note the same digests in the same order hold the same digests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ Value = TypeVar("Value")
 
 
 class Held(Generic[Value]):
-    """Values by digest, of at most `capacity` together; without `weigh` each weighs 1, so that is a number of them."""
+    """Values by digest, of at most `capacity` together; without `weigh` each weighs 1, so `capacity` is their
+    number."""
 
     def __init__(self, capacity: int, weigh: Callable[[Value], int] | None = None) -> None:
         self.capacity = capacity
@@ -40,7 +41,7 @@ class Held(Generic[Value]):
         return self._values.get(digest)
 
     def note(self, digest: bytes, value: Value) -> None:
-        """The screenshot was used, and this is what is kept of it from now on; the oldest go where room is short."""
+        """The screenshot was used, and keeps this value from now on; the oldest are evicted if room is short."""
         values, weigh = self._values, self._weigh
         if weigh is None:
             values[digest] = value
@@ -57,16 +58,16 @@ class Held(Generic[Value]):
             self._weight -= weigh(dropped)
 
     def lacking(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those that are not here when each in turn is noted, at weight 1: what is new may push out what comes later.
+        """The digests missing when each is noted in turn, at weight 1: a new one may evict one that comes later.
 
-        Cheap unless one of them is about to be pushed out.
+        Cheap unless one of them is about to be evicted.
         """
         wanted = set(digests)
         new = {digest for digest in wanted if digest not in self._values}
         spare = self.capacity - len(self._values)
         if len(new) <= spare:
             return new
-        # At most as many go as there are new ones, and none of those that are younger than all of these.
+        # At most as many are evicted as there are new ones, and none that is younger than all of these.
         oldest = itertools.islice(self._values, len(new) - spare + len(wanted))
         if wanted.isdisjoint(oldest) and len(wanted) <= self.capacity:
             return new

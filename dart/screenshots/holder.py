@@ -1,8 +1,8 @@
-"""The screenshots that a replica keeps by digest, so that each travels to it once, or is read once.
+"""The screenshots that a replica keeps by digest, so that each is sent to it or read only once.
 
-The coordinator leaves out the bytes of the newest `image_cache_entries` digests that the replica was told of; this
-keeps exactly those. What is kept is the encoded bytes: vLLM's own cache keeps what it made of them, and they are
-decoded only where that is missing.
+The coordinator omits the bytes of the newest `image_cache_entries` digests that it sent to the replica; this keeps
+exactly those. It keeps the encoded bytes: vLLM's own cache keeps the processed images, and the bytes are decoded only
+when those are missing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from dart.screenshots.shared import SharedScreenshots
 
 
 class Holder:
-    """`shared`: where those are that come without bytes and are not held."""
+    """`shared`: where to find screenshots that come without bytes and are not held."""
 
     def __init__(self, entries: int, shared: SharedScreenshots | None = None) -> None:
         self._shared = shared
         self.held: Held[Image | None] = Held(entries)
-        """None for one that was told of and could not be had: its place is taken all the same, as in the mirror."""
+        """None for a screenshot that was not available: it occupies a place all the same, as in the mirror."""
 
     def resolve(self, images: Sequence[Image]) -> list[Image]:
-        """One message's screenshots, in order, with their bytes; they are kept.
+        """Return one message's screenshots, in order, with their bytes, and keep them.
 
-        Raises the first UnknownScreenshot or BadScreenshot, after all of them are noted: the coordinator has noted all
-        of them, too.
+        Raises the first UnknownScreenshot or BadScreenshot, but only after noting all of them, as the coordinator did.
         """
         found: list[Image] = []
         problem: UnknownScreenshot | BadScreenshot | None = None

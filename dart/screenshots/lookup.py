@@ -1,4 +1,4 @@
-"""The one way in which a worker comes by a screenshot's bytes, and what can be wrong with them."""
+"""The one place where a worker gets a screenshot's bytes and checks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dart.screenshots.shared import SharedScreenshots
 
 
 class ScreenshotError(Exception):
-    """One screenshot cannot be used. The message names it by the beginning of its digest."""
+    """A screenshot cannot be used. The message names it by the beginning of its digest."""
 
     def __init__(self, image: Image, why: str) -> None:
         super().__init__(f"screenshot {image.sha256.hex()[:12]} {why}")
@@ -19,18 +19,17 @@ class ScreenshotError(Exception):
 
 
 class UnknownScreenshot(ScreenshotError):
-    """It came without its bytes, and they are nowhere here: send it again with them."""
+    """It came without its bytes, and they are not available here: send it again with them."""
 
 
 class BadScreenshot(ScreenshotError):
-    """The bytes are not the picture that they are said to be; sending them again would not help."""
+    """The bytes do not match their description; sending them again would not help."""
 
 
 def filled(image: Image, shared: SharedScreenshots | None) -> Image:
     """The screenshot with its bytes: its own, or those in the run's directory.
 
-    The bytes have the digest that they come under, and at most `header.MAX_PIXELS` pixels. Raises UnknownScreenshot,
-    BadScreenshot.
+    The bytes match their digest and have at most `header.MAX_PIXELS` pixels. Raises UnknownScreenshot, BadScreenshot.
     """
     if not image.data and shared is not None:
         image = replace(image, data=shared.get(image.sha256))
@@ -43,9 +42,9 @@ def filled(image: Image, shared: SharedScreenshots | None) -> Image:
 
 
 def check_size(image: Image) -> None:
-    """The bytes are a whole PNG or JPEG of the size that they are said to be, as far as that shows without decoding.
+    """Check, as far as possible without decoding, that the bytes are a whole PNG or JPEG of the stated size.
 
-    Another format's size is not known here; `picture` checks it. Raises BadScreenshot.
+    The size of other formats is not known here; `picture` checks it. Raises BadScreenshot.
     """
     try:
         size = header.size_of(image.data)

@@ -1,4 +1,4 @@
-"""Screenshots as Pillow sees them, for the workers that decode; Pillow is loaded here, when it is first needed."""
+"""Screenshots as Pillow images, for the workers that decode. Pillow is loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dart.screenshots import header
 from dart.screenshots.lookup import BadScreenshot
 
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
-"""What Pillow's decoders raise for bytes that are no picture."""
+"""What Pillow's decoders raise for bytes that are not a picture."""
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
 def opened(image: Image) -> Picture:
-    """Its pixels are decoded when they are first looked at. Raises BadScreenshot for what is no picture, for another
-    size than it is said to have, and for more pixels than `header.MAX_PIXELS`."""
+    """The picture, with pixels decoded on first access. Raises BadScreenshot if it is not a picture, if its size is not
+    the stated one, and above `header.MAX_PIXELS`."""
     from PIL import Image as pillow
 
     try:

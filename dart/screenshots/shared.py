@@ -1,8 +1,8 @@
-"""Screenshots in the run's own directory, where this worker sees it: none of their bytes go over the wire.
+"""Screenshots in the run's own directory, for workers with access to it: none of their bytes go over the wire.
 
-The coordinator names the directory and the word that is in it (`dart.config.SharedBlobs`); whoever reads that word
-there sees the same directory, on the same machine or over a network file system, and says so in Ready. An env worker
-then writes each screenshot itself and sends its digest; replicas and the trainer read what has come by digest alone.
+The coordinator names the directory and the word in it (`dart.config.SharedBlobs`). A worker that reads that word there
+sees the same directory, on the same machine or over a network file system, and says so in Ready. An env worker then
+writes each screenshot itself and sends its digest; replicas and the trainer read those that arrive by digest alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class SharedScreenshots:
-    """Its methods block, for as long as a file call takes, and may be called from any thread."""
+    """Its methods block for the duration of a file call, and may be called from any thread."""
 
     def __init__(self, directory: ScreenshotDirectory) -> None:
         self._directory = directory
 
     @classmethod
     def seen(cls, shared: SharedBlobs | None, *, writes: bool = False) -> Self | None:
-        """None where the coordinator shares none, or this process does not see them or, to write, may not."""
+        """None if the coordinator shares no directory, or this process cannot read it (or write it, where asked)."""
         directory = ScreenshotDirectory(shared.directory) if shared else None
         if shared is None or directory is None or not directory.marked(shared.id):
             return None
@@ -39,7 +39,7 @@ class SharedScreenshots:
         return cls(directory)
 
     def put(self, image: Image) -> Image:
-        """The image without its bytes, which are in the directory now; with them, where they cannot be written."""
+        """Write the image, and return it without its bytes; it keeps them if they cannot be written."""
         try:
             name = file_name(image.sha256)
             if not self._directory.holds(name, len(image.data)):
@@ -51,14 +51,14 @@ class SharedScreenshots:
         return replace(image, data=b"")
 
     def get(self, digest: bytes) -> bytes:
-        """The bytes as they are there, which may not hash to the digest; b"" where there are none."""
+        """The bytes in the directory, which may not hash to the digest; b"" if there are none."""
         try:
             return self._directory.read(file_name(digest))
         except (OSError, ValueError):
             return b""
 
     def has(self, digest: bytes, size: int | None = None) -> bool:
-        """Are there bytes of this digest (and size)?"""
+        """Whether there are bytes of this digest (and size)."""
         try:
             held = self._directory.size(file_name(digest))
         except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The coordinator's way to a screenshot's bytes: they are in its `Image`, or, where that has none, in the run's store.
+"""How the coordinator gets a screenshot's bytes: from its `Image`, or, if that has none, from the run's store.
 
-They are with the image when a worker sent them, and in the store alone when an env worker wrote them there itself
+They are with the image if a worker sent them, and only in the store if an env worker wrote them there itself
 (`dart.screenshots.shared`).
 """
 
@@ -17,32 +17,32 @@ from dart.screenshots.directory import ScreenshotDirectory
 
 
 class ScreenshotLost(Exception):
-    """A screenshot's bytes cannot be had."""
+    """A screenshot's bytes are not available."""
 
 
 class Store(Protocol):
-    """What is used of `dart.store.blobs.BlobStore`."""
+    """The part of `dart.store.blobs.BlobStore` that is used here."""
 
     directory: ScreenshotDirectory | None
-    """Where other processes may see it."""
+    """The directory where other processes may see it, if any."""
 
     async def get_many_async(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
         """Digest → bytes. Raises UserError, OSError, ValueError."""
 
 
 class StoredScreenshots:
-    """No `store`: nothing is kept, and workers send all bytes."""
+    """Without a `store`, nothing is kept and workers send all bytes."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
 
     def share(self) -> SharedBlobs | None:
-        """Where workers of this run find them from now on; None where they are in no directory."""
+        """Where workers of this run find them from now on; None if they are not in a directory."""
         directory = self._store.directory if self._store else None
         return SharedBlobs(directory=directory.root, id=directory.mark()) if directory else None
 
     async def missing(self, images: Iterable[Image]) -> Mapping[bytes, bytes]:
-        """Digest → bytes, of those that have none with them. Raises ScreenshotLost."""
+        """Digest → bytes, for images that came without. Raises ScreenshotLost."""
         digests = {image.sha256 for image in images if not image.data}
         if self._store is None or not digests:
             return dict.fromkeys(digests, b"")
@@ -52,7 +52,7 @@ class StoredScreenshots:
             raise ScreenshotLost(f"a screenshot cannot be had: {error}") from error
 
     async def filled(self, trajectory: Trajectory) -> Trajectory:
-        """With the bytes of every screenshot. Raises ScreenshotLost."""
+        """The trajectory with the bytes of every screenshot. Raises ScreenshotLost."""
         found = await self.missing(image for step in trajectory.steps for image in step.images)
         if not found:
             return trajectory

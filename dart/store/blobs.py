@@ -1,11 +1,11 @@
 """Screenshots by the SHA-256 of their bytes, in a directory or behind any fsspec URL.
 
-What always holds: a blob is whole or not there (a temporary name, then a rename; an object store's put); a digest
-already held is not written again; `get` returns bytes that hash to the digest or raises. Layout: `ab/abcdef…`.
+Invariants: a blob is whole or absent (a temporary name, then a rename; an object store's put); a digest that is already
+held is not written again; `get` returns bytes that hash to the digest or raises. Layout: `ab/abcdef…`.
 
-A blob that `put` has returned for outlives the process that put it. A local blob is not forced onto the disk, so a
-power failure may lose the newest ones; `get` then says so, and putting it again mends it. Env workers that see the
-directory write their screenshots there themselves (`dart.screenshots.shared`).
+Once `put` returns, the blob outlives the process. A local blob is not forced onto the disk, so a power failure may lose
+the newest ones; `get` then reports it, and putting the blob again repairs it. Env workers with access to the directory
+write their screenshots there themselves (`dart.screenshots.shared`).
 
 The plain methods block and may be called from any thread; the ones ending in `_async` do the same in a small pool of
 threads, with one hop however many blobs there are.
@@ -29,13 +29,13 @@ from dart.screenshots.directory import ScreenshotDirectory, file_name
 
 T = TypeVar("T")
 
-# On these a put is atomic by itself, and a rename would be a copy and a delete.
+# On these, a put is atomic by itself, and a rename would be a copy and a delete.
 _ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"}
 _TEMPORARY = "tmp"
 
 
 class BlobError(UserError):
-    """A blob cannot be had."""
+    """A blob is not available."""
 
 
 class BlobMissing(BlobError):
@@ -43,11 +43,12 @@ class BlobMissing(BlobError):
 
 
 class BlobCorrupt(BlobError):
-    """The bytes are not those that the digest was taken of."""
+    """The bytes do not match the digest."""
 
 
 class _Files(Protocol):
-    """Named byte strings. `read` and `size` raise FileNotFoundError. `holds` keeps them from being removed soon."""
+    """Named byte strings. `read` and `size` raise FileNotFoundError. `holds` also keeps them from being removed
+    soon."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
@@ -59,7 +60,7 @@ class _Files(Protocol):
 
 
 class _RemoteFiles:
-    """Whatever fsspec has a driver for."""
+    """Any store that fsspec has a driver for."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -104,18 +105,19 @@ class BlobStore:
         self.where = str(where)
         local = self.where.removeprefix("file://")
         self.directory = None if "://" in local else ScreenshotDirectory(Path(local))
-        """Where other processes may see it."""
+        """The directory where other processes may see it, if any."""
         if self.directory:
             self.directory.prepare()
         self._files: _Files = self.directory or _RemoteFiles(local)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
 
     def close(self) -> None:
-        """Waits for what the pool is doing."""
+        """Waits for the pool's current work."""
         self._pool.shutdown()
 
     def put(self, image: Image) -> None:
-        """Stores an image's bytes. Without bytes (`data` empty) the blob must be held already: else BlobMissing."""
+        """Stores an image's bytes. Without bytes (`data` empty) the blob must already be held, else BlobMissing is
+        raised."""
         name = file_name(image.sha256)
         if not image.data:
             if not self._files.holds(name):
@@ -125,7 +127,7 @@ class BlobStore:
         if hashlib.sha256(image.data).digest() != image.sha256:
             raise _other_bytes(image)
         if self._files.holds(name, len(image.data)):
-            return  # another length is what a power failure leaves: it is written again
+            return  # a power failure may leave another length: then it is written again
         self._files.write(name, image.data)
 
     def put_many(self, images: Iterable[Image]) -> None:
@@ -154,7 +156,7 @@ class BlobStore:
         return data
 
     def get_many(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Digest → bytes. Raises as `get`."""
+        """Digest → bytes. Raises what `get` raises."""
         return {digest: self.get(digest) for digest in set(digests)}
 
     def has(self, digest: bytes) -> bool:

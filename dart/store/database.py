@@ -1,11 +1,11 @@
-"""What a run writes down: the data manager's memory, and all that a restart has.
+"""What a run stores: the data manager's memory, and everything that a restart can use.
 
-What always holds: a method that writes is one transaction, and when it returns, what it wrote outlives the process,
-kill -9 included; blobs are stored before the rows that name them. One process writes a run (the coordinator); any
-number read meanwhile, each seeing whole transactions. `Database` is bound to one run: the one that `start_run` made,
+Invariants: a method that writes is one transaction, and once it returns, the data survives the end of the process, even
+by kill -9; blobs are stored before the rows that name them. One process writes a run (the coordinator); any number may
+read at the same time, and see only whole transactions. `Database` is bound to one run: the one that `start_run` made,
 or the newest in the database when it was opened. Ids of groups and trajectories are unique over all runs.
 
-Group: open → released → consumed, or → dropped from open and released.
+Groups go open → released → consumed; open and released ones may become dropped.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _SET_ADVANTAGE = (
 
 
 class Database(Reader):
-    """Made by `open`, ended by `close`; also an async context manager."""
+    """Create it with `open` and end it with `close`, or use it as an async context manager."""
 
     def __init__(self, url: URL, writer: Lane, reader: Lane, blobs: BlobStore, patience: Patience) -> None:
         super().__init__(url, reader, blobs)
         self._writer = writer
         self.patience = patience
-        """With a database that another process has locked; both may be changed at any time."""
+        """How long to wait for a database that another process has locked; may be changed at any time."""
         self._known_tasks: set[tuple[str, str, str]] = set()
 
     @classmethod
     async def open(
         cls, url: str, blobs: BlobStore | str | Path, *, create: bool = True, migrate: bool = False
     ) -> Database:
-        """Makes the tables where there are none, with `create`; brings an older schema to this one, with `migrate`.
+        """Open a database. `create` makes missing tables; `migrate` upgrades an older schema.
 
-        `close` closes the blob store too. Raises OlderSchema without `migrate`, and UserError: not a database's URL, a
-        newer schema, no such database.
+        `close` closes the blob store too. Raises OlderSchema without `migrate`, and UserError for a bad URL, a newer
+        schema or a missing database.
         """
         parsed, patience = parse_url(url), Patience()
         writer, reader = make_lanes(parsed, patience)
@@ -70,7 +70,7 @@ class Database(Reader):
         return database
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for transactions under way."""
         self._writer.close()
         await super().close()
 
@@ -78,11 +78,11 @@ class Database(Reader):
         return self
 
     async def fold_wal(self) -> bool:
-        """Cut SQLite's write-ahead log to nothing; False where a reader is in the way (nothing is lost by that)."""
+        """Empty SQLite's write-ahead log. Returns False if a reader prevents it, which does no harm."""
         return await self._writer.fold_wal()
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """What `work` writes in one transaction, which is durable when this returns."""
+        """Run `work` in one write transaction, which is durable when this returns."""
         return await self._writer.run(work)
 
     async def _execute(self, statement: Executable, rows: Any = None) -> None:
@@ -100,7 +100,7 @@ class Database(Reader):
         kind: r.RunKind = r.RunKind.TRAINING,
         control_address: str | None = None,
     ) -> None:
-        """A new run, running; from here on this object writes and reads that run."""
+        """Start a new run; from now on this object writes and reads that run."""
         row = {
             "id": run_id,
             "name": name,
@@ -114,7 +114,7 @@ class Database(Reader):
         self._run_id = run_id
 
     async def resume_run(self) -> None:
-        """The run goes on in another process."""
+        """The run continues in this process, after an earlier one."""
         await self._update_run(state=r.RunState.RUNNING, finished=None, summary_json=None, control_address=None)
 
     async def set_run_state(self, state: r.RunState, finished: float | None = None) -> None:
@@ -141,7 +141,7 @@ class Database(Reader):
         kind: r.GroupKind = r.GroupKind.TRAINING,
         plan: str = "",
     ) -> None:
-        """A group of `planned` roll-outs of one task; `plan` says why so many and how long they may be."""
+        """Open a group of `planned` roll-outs of one task; `plan` explains their number and step limit."""
         row = self._group_row(group_id, task, planned, opened, kind=kind, plan=plan)
         key = (self.run_id, task.suite, task.name)
 
@@ -170,7 +170,7 @@ class Database(Reader):
         }
 
     def _ensure_tasks(self, connection: Connection, keys: Iterable[tuple[str, str, str]]) -> None:
-        """Rows for tasks, as (run id, suite, name), that have none yet."""
+        """Add rows for tasks, given as (run id, suite, name), that have none yet."""
         for run_id, suite, name in [key for key in keys if key not in self._known_tasks]:
             c = t.tasks.c
             same = (c.run_id == run_id) & (c.suite == suite) & (c.name == name)
@@ -180,7 +180,7 @@ class Database(Reader):
     async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
         """Stores a finished roll-out of an open group: its blobs, then its rows.
 
-        Raises BlobMissing where an image has no bytes here and none in the blob store.
+        Raises BlobMissing if an image has no bytes here and none in the blob store.
         """
         await self.blobs.put_many_async(image for step in trajectory.steps for image in step.images)
         failpoint("screenshots-put")
@@ -229,11 +229,12 @@ class Database(Reader):
         fates: Mapping[str, str] | None = None,
         pooled: Trajectory | None = None,
     ) -> None:
-        """What curation decided, and why. `fate` is its trajectories', but for those that `fates` names.
+        """Store what curation decided, and why. `fate` applies to the group's trajectories, except those named in
+        `fates`.
 
-        `pooled` is stored as one more trajectory of the group: a copy of a success, whose blobs are there already.
+        `pooled` is stored as one more trajectory of the group: a copy of a success, whose blobs are already stored.
 
-        For a released group that grew stale it is called again: advantages that are not given stay as they were.
+        It is called again for a released group that became stale: advantages that are not given stay unchanged.
         Raises ValueError for a group that is consumed, dropped or unknown.
         """
         g, c = t.groups.c, t.trajectories.c
@@ -249,7 +250,7 @@ class Database(Reader):
                 raise ValueError(f"group {group_id} is neither open nor released, so it cannot become {state}")
             if pooled is not None:
                 self._insert_trajectory(connection, pooled, 1)
-            # One that a pooled success replaced stays so when its group grows stale.
+            # A failure that a pooled success replaced keeps that fate when its group becomes stale.
             undecided = (c.group_id == group_id, c.fate.not_like(f"{r.DROPPED}%"))
             connection.execute(update(t.trajectories).where(*undecided).values(fate=fate))
             self._set_fates(connection, fates or {})
@@ -266,9 +267,9 @@ class Database(Reader):
             connection.execute(statement, [{"of": name, "value": fate} for name, fate in fates.items()])
 
     async def consume_groups(self, group_ids: Sequence[str], number: int) -> None:
-        """Update `number` has trained on these groups. Their trajectories become trained, but for dropped ones.
+        """Update `number` has trained on these groups. Their trajectories become trained, except dropped ones.
 
-        Raises ValueError, and changes nothing, where one of them is not released: nothing is trained on twice.
+        Raises ValueError, and changes nothing, if one of them is not released: nothing is trained on twice.
         """
         g, c = t.groups.c, t.trajectories.c
         values = {"state": r.GroupState.CONSUMED, "fate": r.TRAINED, "consumed_by_update": number}
@@ -288,10 +289,10 @@ class Database(Reader):
         await self.write(write)
 
     async def release_again(self, update_number: int) -> int:
-        """Groups that updates after this one trained on wait for the trainer again; how many.
+        """Groups that later updates trained on wait for the trainer again. Returns their number.
 
-        For a run that resumes from a checkpoint which is older than its last update. A group whose screenshots are not
-        all kept cannot be trained on again: it is dropped.
+        For a run that resumes from a checkpoint older than its last update. A group that has lost screenshots cannot be
+        trained on again, so it is dropped.
         """
         g, c = t.groups.c, t.trajectories.c
 
@@ -326,7 +327,7 @@ class Database(Reader):
         await self._insert(t.syncs, [asdict(sync)])
 
     async def add_checkpoint(self, checkpoint: r.CheckpointRecord) -> None:
-        """Call it when the folder is complete; one that was at the same path is replaced."""
+        """Record a checkpoint once its folder is complete; one with the same path is replaced."""
         await self._replace(t.checkpoints, t.checkpoints.c.path == checkpoint.path, asdict(checkpoint))
 
     async def drop_checkpoint(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Trajectories as a data set that Hugging Face `datasets` loads: a row per step, in one Parquet file.
+"""Trajectories as a data set for Hugging Face `datasets`: one row per step, in one Parquet file.
 
 The columns are in docs/collect.md. Needs pyarrow (the extra `data`).
 """
@@ -19,7 +19,7 @@ _VALUES = {
     "trajectory_id": "string", "task": "string", "seed": "int64", "instruction": "string", "step": "int32",
     "text": "string", "action": "string", "reward": "float64", "source": "string",
 }  # fmt: skip
-# What `datasets` reads from the file's metadata; without it an image would load as a struct.
+# `datasets` reads this from the file's metadata; without it an image would load as a struct.
 _FEATURES = {name: {"dtype": kind, "_type": "Value"} for name, kind in _VALUES.items()} | {
     "history": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "Sequence"},
     "image": {"_type": "Image"},
@@ -27,13 +27,13 @@ _FEATURES = {name: {"dtype": kind, "_type": "Value"} for name, kind in _VALUES.i
 
 
 def check_writable() -> None:
-    """Raises UserError where pyarrow is missing."""
+    """Raises UserError if pyarrow is missing."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError("the data set needs the package pyarrow: run `pip install 'dart-gui-rl[data]'`")
 
 
 async def write_dataset(run: Reader, path: Path, source: str) -> int:
-    """Write every success of the run that is no copy, and return how many rows; `source` says who made them."""
+    """Write every success of the run except copies, and return the number of rows; `source` says who made them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

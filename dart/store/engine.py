@@ -1,4 +1,4 @@
-"""How a database is reached: URL, threads, connection settings, and patience with one that is locked."""
+"""Access to a database: URL, threads, connection settings, and waiting for one that is locked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 BUSY_SECONDS = 5
-"""For so long SQLite itself waits for a lock; then it is said that somebody waits, and it is tried again."""
+"""How long SQLite itself waits for a lock; after that the wait is reported, and the transaction is tried again."""
 _PATIENCE_SECONDS = 30.0
 _WRITE_AHEAD_SECONDS = 30.0
 _KEPT_WAL_BYTES = 64 << 20
@@ -53,20 +53,20 @@ def sqlite_url(path: Path) -> str:
 
 
 def shown(url: URL) -> str:
-    """For messages: no password."""
+    """The URL without its password, for messages."""
     return url.render_as_string(hide_password=True)
 
 
 class DatabaseFailed(UserError):
-    """It cannot be reached, read or written: a full disk, a server that is away."""
+    """The database cannot be reached, read or written: a full disk, or an unreachable server."""
 
 
 @dataclass(slots=True)
 class Patience:
     """How long a transaction waits for a database that another process has locked, a backup for example.
 
-    `told` is called while one waits and once when it waits no longer, from that transaction's thread: with the seconds
-    waited so far, and whether it is over.
+    `told` is called from the transaction's thread while it waits, and once when the wait is over, with the seconds
+    waited so far and whether the wait is over.
     """
 
     seconds: float = _PATIENCE_SECONDS
@@ -74,10 +74,10 @@ class Patience:
 
 
 class Lane:
-    """An engine and the threads that alone use it. One call is one transaction and one hop to a thread.
+    """An engine and its own threads, which alone use it. One call is one transaction and one hop to a thread.
 
-    A caller that is cancelled stops waiting, and the transaction ends as it would have: on an asynchronous driver a
-    cancelled one was seen to hold SQLite's write lock until the next had waited out its busy timeout.
+    A cancelled caller stops waiting, but its transaction still completes: with an asynchronous driver, a cancelled
+    transaction held SQLite's write lock until the next one had waited out its busy timeout.
     """
 
     def __init__(self, engine: Engine, threads: int, name: str, patience: Patience) -> None:
@@ -85,8 +85,8 @@ class Lane:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns, after the commit. What it raises rolls everything back."""
-        # Shielded, because one that still waits for its thread would be cancelled with its caller.
+        """Returns what `work` returns, after the commit. An exception rolls everything back."""
+        # Shielded, because a transaction that still waits for its thread would be cancelled with its caller.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work))
 
     def _transact(self, work: Callable[[Connection], T]) -> T:
@@ -110,14 +110,14 @@ class Lane:
     def _failed(self, error: OperationalError) -> DatabaseFailed:
         cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
         return DatabaseFailed(
-            f"the database {shown(self._engine.url)} failed: {error.orig}: mend that ({cause}), then go on with "
+            f"the database {shown(self._engine.url)} failed: {error.orig}: fix that ({cause}), then continue with "
             "--resume"
         )
 
     async def fold_wal(self) -> bool:
-        """Move SQLite's write-ahead log into the database and cut it to nothing; False where a reader is in the way.
+        """Move SQLite's write-ahead log into the database and empty it. Returns False if a reader prevents it.
 
-        SQLite moves it by itself, but begins it anew only at a moment at which nobody reads.
+        SQLite moves it by itself, but restarts the log only at a moment when nobody reads.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._fold_wal)
 
@@ -127,7 +127,7 @@ class Lane:
         connection = self._engine.raw_connection()
         try:
             cursor = connection.cursor()
-            cursor.execute("PRAGMA busy_timeout=100")  # who reads now may read on
+            cursor.execute("PRAGMA busy_timeout=100")  # current readers may continue
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             row = cursor.fetchone()
             cursor.execute(_SQLITE_SETTINGS[0])
@@ -144,13 +144,14 @@ class Lane:
 
 
 def _is_locked(error: OperationalError) -> bool:
-    """SQLite's lock is another's: BUSY or LOCKED, with any extension."""
+    """True if another process holds SQLite's lock: BUSY or LOCKED, with any extended code."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def make_lanes(url: URL, patience: Patience) -> tuple[Lane, Lane]:
-    """(writer, reader). The writer's transactions come one after the other and take SQLite's write lock at once."""
+    """(writer, reader). The writer's transactions run one after another and take SQLite's write lock when they
+    begin."""
     try:
         writer = create_engine(url, pool_size=1, max_overflow=0)
         reader = create_engine(url, pool_size=READERS, max_overflow=0)
@@ -178,7 +179,7 @@ def _configure_sqlite(engine: Engine, begin: str) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL. SQLite does not apply its busy timeout to that when two processes do it at once."""
+    """Switch the file to WAL. SQLite's busy timeout does not apply when two processes do this at once."""
     give_up = time.monotonic() + _WRITE_AHEAD_SECONDS
     while True:
         try:

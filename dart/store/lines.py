@@ -1,8 +1,8 @@
-"""A file of lines that stays within a bound, however long it is written to: metrics.jsonl.
+"""A file of lines that stays within a size bound, however long it is written to: metrics.jsonl.
 
-It is set aside when it has grown too long, and a new one begun at once; what was set aside then takes the place of the
-file's elder, `NAME.1`, of which only the important lines are left. So the two together hold every important line, and
-of the others the newest. `fold` may be killed at any moment and is then done again.
+When it is too large, it is set aside and a new one is begun at once. What was set aside then replaces the older file,
+`NAME.1`, from which only the important lines are kept. So the two together hold every important line, and the newest of
+the others. `fold` may be killed at any moment and is then repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _aside(path: Path) -> Path:
 
 
 def set_aside(path: Path) -> bool:
-    """Make room for a new file at `path`; False where an earlier one is not folded yet. One rename."""
+    """Make room for a new file at `path`, with one rename. Returns False if an earlier one is not folded yet."""
     if _aside(path).exists():
         return False
     path.rename(_aside(path))
@@ -29,11 +29,11 @@ def set_aside(path: Path) -> bool:
 
 
 def fold(path: Path, important: Callable[[str], bool]) -> None:
-    """Let what was set aside take the elder's place, behind the important lines of the elder."""
+    """Replace the older file with its own important lines, followed by what was set aside."""
     aside, old = _aside(path), elder(path)
     if not aside.exists():
         return
-    if not _ends_alike(old, aside):  # else the process was killed when all but the last line of this was done
+    if not _ends_alike(old, aside):  # else the process was killed just before the last line of this function
         temporary = path.with_name(f"{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as into:
             into.writelines(line for line in _whole_lines(old) if important(line))
@@ -43,7 +43,7 @@ def fold(path: Path, important: Callable[[str], bool]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Every line that is kept, oldest first, without the one that was cut off at the end, if any."""
+    """Every line that is kept, oldest first, without a last line that was cut off."""
     parts = [elder(path), _aside(path), path]
     if _ends_alike(elder(path), _aside(path)):
         del parts[1]

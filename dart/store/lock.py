@@ -1,10 +1,10 @@
-"""One process at a time works on a run.
+"""Locks that let only one process at a time work on a run.
 
-It holds locks that the system takes back when the process ends, however that comes about (a process id in a file would
-be another process's one day): one on the run's directory itself, and one on a file in it that says who holds it. The
-file may be removed while the run goes on; the directory cannot be, as long as anything is in it, so a second process is
-refused all the same. A file system that cannot lock directories has the file's lock alone, which `Hold.renew` takes
-again; one that cannot lock at all refuses with one error or another, and then nobody holds a run there.
+It holds locks that the system releases when the process ends for any reason (a process id in a file could later belong
+to another process): one on the run's directory itself, and one on a file in it that names the holder. The file may be
+removed during the run; the directory cannot be while anything is in it, so a second process is still refused. On a file
+system that cannot lock directories there is only the file's lock, which `Hold.renew` takes again; one that cannot lock
+at all raises some error, and runs there are not locked.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dart.errors import UserError
 log = logging.getLogger(__name__)
 
 _ATTEMPTS, _PAUSE_SECONDS = 20, 0.05
-"""Whoever only looks holds the lock too, for a moment."""
+"""A process that only checks the lock also holds it for a moment."""
 
 
 class Hold:
-    """The locks on a run, held. Made by `held`."""
+    """The held locks on a run. Made by `held`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -41,12 +41,12 @@ class Hold:
         by_directory = self._locked(self._directory)
         if not (self._locked(self._descriptor) or by_directory):
             log.warning("%s cannot be locked on this file system: start no second process on it", self._file.parent)
-        # Only the holder writes here, so that a refused process never replaces the holder's name.
+        # Only the holder writes here, so a refused process never replaces the holder's name.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
 
     def renew(self) -> bool:
-        """Take the file's lock again where the file was removed or replaced; whether that was so. Raises UserError."""
+        """Take the file's lock again if the file was removed or replaced. Returns True if so. Raises UserError."""
         try:
             if self._file.stat().st_ino == os.fstat(self._descriptor).st_ino:
                 return False
@@ -67,7 +67,7 @@ class Hold:
         return descriptor
 
     def _locked(self, descriptor: int) -> bool:
-        """False where the file system has no such locks. Raises UserError when another process holds it."""
+        """Returns False if the file system has no such locks. Raises UserError if another process holds it."""
         for _ in range(_ATTEMPTS):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,7 +83,7 @@ class Hold:
 
 @contextmanager
 def held(file: Path) -> Iterator[Hold]:
-    """Hold the run whose lock file this is. Raises UserError when another process does, or it cannot be written."""
+    """Hold the run with this lock file. Raises UserError if another process holds it, or it cannot be written."""
     try:
         hold = Hold(file)
     except OSError as error:
@@ -96,7 +96,7 @@ def held(file: Path) -> Iterator[Hold]:
 
 
 def is_held(file: Path) -> bool:
-    """Some process works on the run whose lock file this is."""
+    """Whether some process works on the run with this lock file."""
     return _is_locked(file.parent, os.O_RDONLY | os.O_DIRECTORY) or _is_locked(file, os.O_RDONLY)
 
 

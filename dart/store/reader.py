@@ -1,4 +1,4 @@
-"""What can be asked of a database; `Database` adds the writing. Every method sees one moment of it."""
+"""Queries on a database; `Database` adds the writing. Every method sees one consistent state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Key = TypeVar("Key", str, bytes)
 
 
 class Reader:
-    """Reads the run that it is bound to: the newest when it was opened."""
+    """Reads the run that it is bound to, which is at first the newest one when it was opened."""
 
     def __init__(self, url: URL, reader: Lane, blobs: BlobStore) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class Reader:
         await self.close()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` reads in one transaction, on a thread of its own."""
+        """Run `work` in one read transaction, on a thread of its own."""
         return await self._reader.run(work)
 
     async def _rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
@@ -92,7 +92,7 @@ class Reader:
     async def list_trajectories(
         self, task_name: str = "", limit: int = 100, before: str = ""
     ) -> list[r.TrajectorySummary]:
-        """Newest first. `before`: the id of the last one of the page before. Empty strings: all tasks, first page."""
+        """Newest first. `before`: the last id of the previous page. Empty strings mean all tasks and the first page."""
         c = t.trajectories.c
         wanted = select(t.trajectories).where(c.run_id == self.run_id)
         if task_name:
@@ -116,7 +116,7 @@ class Reader:
         *,
         with_images: bool = False,
     ) -> list[r.StoredGroup]:
-        """Groups whose trajectories no update has had yet, oldest first: where a resumed run goes on."""
+        """Groups that no update has trained on yet, oldest first: a resumed run continues with them."""
         g = t.groups.c
         wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
 
@@ -137,9 +137,9 @@ class Reader:
         ]
 
     async def task_histories(self, window: int) -> list[r.TaskHistory]:
-        """What the training roll-outs of each task came to; its last `window` results and lengths of successes.
+        """Results of each task's training roll-outs, with its last `window` results and lengths of successes.
 
-        Pooled copies are no roll-outs.
+        Pooled copies do not count as roll-outs.
         """
         c = t.trajectories.c
         rollouts = self._rollouts(r.GroupKind.TRAINING)
@@ -165,7 +165,7 @@ class Reader:
     async def newest_successes(self, per_task: int | None = None) -> list[r.Success]:
         """At most `per_task` of each task name, oldest first: those of training and those that were collected.
 
-        Only those whose screenshots are kept.
+        Only trajectories whose screenshots are kept.
         """
         c = t.trajectories.c
         used = c.pooled_from.label("used")
@@ -192,7 +192,7 @@ class Reader:
         return (c.run_id == self.run_id, c.group_id.in_(groups), c.pooled_from == "")
 
     async def group_count(self, kind: r.GroupKind | None = None) -> int:
-        """Groups of every state, of one kind or of all."""
+        """Groups in every state, of one kind or of all."""
         wanted = select(func.count().label("count")).where(t.groups.c.run_id == self.run_id)
         if kind is not None:
             wanted = wanted.where(t.groups.c.kind == kind)
@@ -200,7 +200,7 @@ class Reader:
         return int(rows[0]["count"])
 
     async def totals(self) -> StoredCounts:
-        """What the training roll-outs and the copies beside them came to so far."""
+        """Totals of the training roll-outs and of pooled copies so far."""
         c, g = t.trajectories.c, t.groups.c
         groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
         copy = (c.pooled_from != "").label("copy")
@@ -231,7 +231,7 @@ class Reader:
         )
 
     async def group(self, group_id: str) -> r.StoredGroup | None:
-        """None when there is no such group. Images without their bytes."""
+        """The group, with images without their bytes; None if there is no such group."""
 
         def read(connection: Connection) -> r.StoredGroup | None:
             row = connection.execute(select(t.groups).where(t.groups.c.id == group_id)).mappings().first()
@@ -242,7 +242,7 @@ class Reader:
         return await self._reader.run(read)
 
     async def fates(self) -> dict[str, int]:
-        """Fate → trajectories of it."""
+        """Fate → number of trajectories."""
         c = t.trajectories.c
         rows = await self._rows(
             select(c.fate, func.count().label("count")).where(c.run_id == self.run_id).group_by(c.fate)
@@ -275,7 +275,7 @@ class Reader:
         return [(row["version"], json.loads(row["metrics_json"])) for row in rows]
 
     async def syncs(self) -> list[r.SyncRecord]:
-        """In the order in which they finished."""
+        """Syncs in the order in which they finished."""
         c = t.syncs.c
         rows = await self._rows(select(t.syncs).where(c.run_id == self.run_id).order_by(c.finished, c.id))
         return [r.SyncRecord(**{name: row[name] for name in r.SyncRecord.__slots__}) for row in rows]
@@ -285,7 +285,7 @@ class Reader:
         return kept[0] if kept else None
 
     async def checkpoints(self) -> list[r.CheckpointRecord]:
-        """Those that are kept, newest first."""
+        """Checkpoints that are kept, newest first."""
         c = t.checkpoints.c
         kept = select(t.checkpoints).where(c.run_id == self.run_id, c.kept)
         rows = await self._rows(kept.order_by(c.version.desc(), c.created.desc()))
@@ -299,14 +299,14 @@ class Reader:
         return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
 
     async def newest_events(self, kind: str, limit: int = 1) -> list[r.Event]:
-        """The last ones of a kind, newest first."""
+        """The last events of a kind, newest first."""
         c = t.events.c
         wanted = select(t.events).where(c.run_id == self.run_id, c.kind == kind)
         rows = await self._rows(wanted.order_by(c.sequence.desc()).limit(limit))
         return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
 
     async def last_sequence(self) -> int:
-        """Of the newest event; 0 without any."""
+        """Sequence number of the newest event; 0 if there is none."""
         rows = await self._rows(
             select(func.max(t.events.c.sequence).label("last")).where(t.events.c.run_id == self.run_id)
         )
@@ -318,7 +318,7 @@ def chunks(ids: Sequence[Key]) -> list[Sequence[Key]]:
 
 
 def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory]:
-    """In the order in which they finished; images without their bytes."""
+    """Trajectories in the order in which they finished, with images without their bytes."""
     c = t.trajectories.c
     rows = connection.execute(select(t.trajectories).where(where).order_by(c.finished, c.id)).mappings().all()
     steps: dict[str, list[Step]] = {row["id"]: [] for row in rows}

@@ -1,7 +1,7 @@
-"""Rows ⇄ records: what the database gives back, and how a trajectory becomes rows. Pure.
+"""Rows ⇄ records: what the database returns, and how a trajectory becomes rows. Pure.
 
-A trajectory read back equals the one written, but for two things: log-probabilities have float32 precision (which is
-what the wire carries), and images come without their bytes unless those are asked for.
+A trajectory read back equals the one written, with two exceptions: log-probabilities have float32 precision (as on the
+wire), and images have no bytes unless they are asked for.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dart.core.action_json import action_from_json, action_to_json
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 PENDING = "pending"
-"""The fate of a trajectory, or group, that nothing has been decided about."""
+"""The fate of a trajectory or group that has not been decided about."""
 TRAINED = "trained"
 COLLECTED = "collected"
-"""The fate of successes that came from elsewhere: they are for the pool."""
+"""The fate of successes from elsewhere, which are for the pool."""
 DROPPED = "dropped"
-"""Fates of what was not trained on begin with this, and say why: "dropped: all succeeded"."""
+"""Fates of trajectories that were not trained on begin with this, and say why: "dropped: all succeeded"."""
 EVALUATED = "evaluated"
 STORY = frozenset(
     {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "released_again",
      "trainer_lost", "pool_filled", "collected", "paused", "resumed", "failed"}
 )  # fmt: skip
-"""Kinds of events that are kept for as long as the run is: what it came to, and when."""
+"""Kinds of events that are kept as long as the run itself: its results, with their times."""
 UNKEPT = f"{DROPPED}: its screenshots are no longer kept"
 
 
@@ -52,7 +52,7 @@ class GroupKind(StrEnum):
     TRAINING = "training"
     EVALUATION = "evaluation"
     COLLECTED = "collected"
-    """Successes that came from elsewhere, for the experience pool."""
+    """Successes from elsewhere, for the experience pool."""
 
 
 class GroupState(StrEnum):
@@ -62,7 +62,7 @@ class GroupState(StrEnum):
     CONSUMED = "consumed"
     DROPPED = "dropped"
     EVALUATED = "evaluated"
-    """Over: its trajectories are an evaluation's."""
+    """Over: its trajectories belong to an evaluation."""
     COLLECTED = "collected"
     """Over: its trajectories are for the experience pool."""
 
@@ -87,7 +87,7 @@ class StoredTrajectory:
     advantage: float | None
     fate: str
     screenshots_kept: bool = True
-    """False where its screenshots were removed to keep within the bound on the disk."""
+    """False if its screenshots were removed to stay within the disk bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """What a task's training roll-outs came to. `results` and `lengths` (of successes) are the last, newest last."""
+    """Results of a task's training roll-outs. `results` and `lengths` (of successes) are recent ones, newest last."""
 
     name: str
     longest: int | None
@@ -141,7 +141,7 @@ class TrajectorySummary:
 
 @dataclass(frozen=True, slots=True)
 class SyncRecord:
-    """One replica's weight transfer. `pause_seconds`: how long it took no requests."""
+    """One replica's weight transfer. `pause_seconds`: how long the replica took no requests."""
 
     version: int
     replica: str

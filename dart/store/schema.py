@@ -1,4 +1,4 @@
-"""Which schema a database has: made where there is none, migrated where it is older, refused where it is newer."""
+"""The schema of a database: created if there is none, migrated if it is older, refused if it is newer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dart.store.engine import DatabaseFailed, Lane, shown
 
 
 class OlderSchema(UserError):
-    """The database has to be migrated before it can be used, and whoever opens it has not asked for that."""
+    """The database has to be migrated before it can be used, and the caller has not asked for that."""
 
 
 async def prepare(url: URL, writer: Lane, reader: Lane, *, create: bool, migrate: bool) -> None:
-    """Checks the schema; makes the tables where there are none and `create` says so, migrates where `migrate` does.
+    """Checks the schema; with `create` it makes missing tables, with `migrate` it upgrades an older schema.
 
     Raises UserError, and OlderSchema where `migrate` would have helped.
     """
@@ -51,7 +51,7 @@ def _there(url: URL) -> bool:
 
 
 def _version(connection: Connection, url: URL) -> int | None:
-    """None for an empty database. Raises UserError for one that this code can neither use nor migrate."""
+    """The schema version; None for an empty database. Raises UserError if this code can neither use nor migrate it."""
     names = set(inspect(connection).get_table_names())
     if tables.schema.name not in names:
         if names & set(tables.metadata.tables):
@@ -71,7 +71,7 @@ def _version(connection: Connection, url: URL) -> int | None:
     )
 
 
-# Another process may have been first at either: SQLite's write lock puts these looks after it.
+# Another process may have done either first: SQLite's write lock makes these checks come after it.
 
 
 def _create(connection: Connection, url: URL) -> None:
@@ -81,7 +81,7 @@ def _create(connection: Connection, url: URL) -> None:
 
 
 def _migrate(connection: Connection, url: URL) -> None:
-    from dart.store.migrations.runner import migrate  # Alembic is loaded only where there is something to migrate
+    from dart.store.migrations.runner import migrate  # Alembic is loaded only if there is something to migrate
 
     version = _version(connection, url)
     if version is not None and version < tables.SCHEMA_VERSION:

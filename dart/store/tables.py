@@ -1,9 +1,9 @@
 """The schema: what a run leaves behind and what a restart needs.
 
-Only types that SQLite and PostgreSQL both have. Times are Unix seconds. JSON is kept as text, exactly as written.
-Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`). Ids of
-groups and trajectories are unique over all runs of a database. A change of anything here raises SCHEMA_VERSION and
-needs a step in `dart.store.migrations`.
+It uses only types that both SQLite and PostgreSQL have. Times are Unix seconds. JSON is kept as text, exactly as
+written. Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`).
+Ids of groups and trajectories are unique over all runs of a database. Any change here requires a higher SCHEMA_VERSION
+and a step in `dart.store.migrations`.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ groups = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("run_id", Text, nullable=False),
-    # dart.store.records.GroupKind: statistics are taken of training only.
+    # dart.store.records.GroupKind: statistics cover training only.
     Column("kind", Text, nullable=False),
     Column("suite", Text, nullable=False),
     Column("task_name", Text, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("planned", Integer, nullable=False),
-    # Why this many, and why this step limit.
+    # Why this many roll-outs, and why this step limit.
     Column("plan", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("fate", Text, nullable=False),
@@ -98,13 +98,13 @@ trajectories = Table(
     Column("newest_version", BigInteger),
     Column("advantage", Double),
     Column("fate", Text, nullable=False),
-    # The success that this is a copy of, where it stands in for a failure; else empty.
+    # The success that this is a copy of, if it replaces a failure; else empty.
     Column("pooled_from", Text, nullable=False),
-    # What the reward rests on: the world's own JSON object; None where it says nothing.
+    # Evidence for the reward: the world's own JSON object; None if it gave none.
     Column("evidence_json", Text),
     Column("started", Double, nullable=False),
     Column("finished", Double, nullable=False),
-    # False where its screenshots were removed to keep within the bound on the disk.
+    # False if its screenshots were removed to stay within the disk bound.
     Column("screenshots_kept", Boolean, nullable=False, server_default=true()),
     Index("trajectories_by_group", "group_id"),
     Index("trajectories_by_fate", "run_id", "fate"),
@@ -116,7 +116,7 @@ trajectories = Table(
 screenshots = Table(
     "screenshots",
     metadata,
-    # One row for each screenshot of each trajectory: bytes that no row names may be removed (`dart.store.retention`).
+    # One row for each screenshot of each trajectory: bytes that no row names can be removed (`dart.store.retention`).
     Column("sha256", LargeBinary, primary_key=True),
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
     Index("screenshots_by_trajectory", "trajectory_id"),
@@ -129,7 +129,7 @@ steps = Table(
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
     Column("index", Integer, primary_key=True, autoincrement=False),
     Column("text", Text, nullable=False),
-    # None where the text could not be parsed.
+    # None if the text could not be parsed.
     Column("action_json", Text),
     Column("parse_error", Text, nullable=False),
     Column("truncated", Boolean, nullable=False),

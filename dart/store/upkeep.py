@@ -1,9 +1,9 @@
-"""What keeps a run's database and screenshots within their bounds over weeks, a small transaction at a time.
+"""Keeps a run's database and screenshots within their bounds over weeks, in small transactions.
 
 Screenshots are kept by reference: a row of `screenshots` for each trajectory that refers to one. Bytes that no row
-names were written by attempts that failed, and may go. Where there is a bound on the disk, the rows of trajectories
-that nothing needs any more are deleted, oldest first; the trajectories stay, and say that their screenshots are no
-longer kept. Rows go before bytes, so that a process that is killed in between leaves bytes that nobody names.
+names come from failed attempts, and can be removed. If there is a disk bound, the screenshot rows of trajectories that
+nothing needs any more are deleted, oldest first; the trajectories stay, marked as having lost their screenshots. Rows
+are deleted before bytes, so a process killed in between leaves only bytes that no row names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _EVENTS_AT_ONCE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
-    """Which trajectories' screenshots may go, of those that had finished before `before` (Unix seconds).
+    """Trajectories finished before `before` (Unix seconds) whose screenshots can be removed.
 
-    Those of training that were dropped, or that an update consumed which every kept checkpoint has: a resumed run may
-    go back to the oldest of these, and trains again on what came after it. With `evaluations`, those of evaluations
-    that have ended. Never those of the newest `pooled` successes of each task, nor of groups that go on.
+    These are training trajectories that were dropped, or that were consumed by an update contained in every kept
+    checkpoint: a resumed run may go back to the oldest checkpoint, and trains again on what came after it. With
+    `evaluations`, also those of finished evaluations. Never those of the newest `pooled` successes of each task, nor of
+    unfinished groups.
     """
 
     before: float
@@ -44,15 +45,15 @@ class Forgotten:
 
 
 class Upkeep:
-    """On the run that `database` writes."""
+    """Upkeep of the run that `database` writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._trimmed = 0
-        """Events up to this sequence number have been looked at."""
+        """Events up to this sequence number have been examined."""
 
     async def unreferenced(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those of the digests that no trajectory refers to."""
+        """The digests that no trajectory refers to."""
 
         def read(connection: Connection) -> set[bytes]:
             found: set[bytes] = set()
@@ -64,7 +65,7 @@ class Upkeep:
         return [digest for digest in digests if digest not in referenced]
 
     async def forget_oldest(self, which: Unneeded, limit: int) -> Forgotten:
-        """Let the screenshots go of at most `limit` of the oldest trajectories of these."""
+        """Release the screenshots of at most `limit` of these trajectories, oldest first."""
         pooled = await self._database.newest_successes(which.pooled) if which.pooled else []
         needed = {success.trajectory_id for success in pooled}
         run_id = self._database.run_id
@@ -86,9 +87,9 @@ class Upkeep:
         return await self._database.write(write)
 
     async def trim_events(self, keep: int) -> bool:
-        """Delete some events older than the newest `keep`, but for the kinds that tell a run's story.
+        """Delete some events older than the newest `keep`, except the kinds that are always kept.
 
-        Whether there are more to look at.
+        Returns True if there are more to examine.
         """
         run_id, e = self._database.run_id, t.events.c
 
@@ -111,13 +112,13 @@ def _referenced(digests: Sequence[bytes]) -> Executable:
 
 
 def _oldest_kept_update(run_id: str) -> Executable:
-    """Of the checkpoints that are kept; one update makes one version."""
+    """The oldest version among kept checkpoints; one update makes one version."""
     c = t.checkpoints.c
     return select(func.coalesce(func.min(c.version), 0)).where(c.run_id == run_id, c.kept)
 
 
 def _candidates(run_id: str, which: Unneeded, floor: int, limit: int) -> Executable:
-    """Ids, oldest first."""
+    """Selects the ids of these trajectories, oldest first."""
     c, g = t.trajectories.c, t.groups.c
     consumed = and_(g.state == r.GroupState.CONSUMED, g.consumed_by_update <= floor)
     over = g.state.in_((r.GroupState.DROPPED, r.GroupState.EVALUATED, r.GroupState.COLLECTED))

@@ -1,8 +1,9 @@
-"""Worlds: where environments come from. `from dart.worlds import …` is all that a world of your own needs.
+"""Worlds: where environments come from. A world of your own needs only `from dart.worlds import …`.
 
-`contract` is what a world is, `pictures` makes screenshots of what a world has, `threads` runs plain environments each
-on a thread of its own, `plugs` finds the class that `environment.kind` names and reads `environment.options` with it.
-Nothing here imports a worker, an engine or torch: a machine that only hosts environments needs the base package alone.
+`contract` defines a world, `pictures` makes screenshots from PNG bytes or pixels, `threads` runs each synchronous
+environment on a thread of its own, `plugs` finds the class that `environment.kind` names and reads
+`environment.options` with it. Nothing here imports a worker, an engine or torch: a machine that only hosts environments
+needs the base package alone.
 """
 
 from dart.core.action import (

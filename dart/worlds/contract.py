@@ -2,18 +2,18 @@
 
 A world of your own is one file with one class in it, which `environment.kind: module:Class` names (docs/extending.md):
 
-- a subclass of `SyncEnv` (or `Env`, where it is asyncio): each environment is one instance, made with the options and
-  the screen. `reset`, `act` and `judge` are all that it must have.
-- a subclass of `World`, where environments share something (a browser, a pool of machines) or take minutes to boot.
+- a subclass of `SyncEnv` (or `Env`, if it uses asyncio): each environment is one instance, made with the options and
+  the screen. It only has to implement `reset`, `act` and `judge`.
+- a subclass of `World`, if environments share something (a browser, a pool of machines) or take minutes to boot.
 
-The class also says what can be asked before anything runs: `Options` (a pydantic model for `environment.options`),
+The class also answers questions before anything runs: `Options` (a pydantic model for `environment.options`),
 `check_task`, `checks`, `oracle_tasks`, `actions`. So its module must import without the heavy parts, on any machine.
 
-The order of calls, which the env worker keeps to: `reset`, then `act` again and again; `judge` once, when `act` said
-done, when the policy finished, or at the step limit; `renew` after every episode, however it ended. Calls to one
-environment never overlap. Whatever one of them raises costs the attempt, never a reward: the attempt is made again.
-`judge` is believed, with one exception: a reward of 0 counts only if the environment answers `probe` afterwards,
-because a machine that has died looks like a task that was not done.
+The env worker calls `reset`, then `act` repeatedly; `judge` once, when `act` returned `done`, when the policy finished,
+or at the step limit; `renew` after every episode, however it ended. Calls to one environment never overlap. An
+exception in any of them voids the attempt, which is made again; it never gives a reward. `judge` is believed, with one
+exception: a reward of 0 counts only if the environment answers `probe` afterwards, because a machine that has died
+looks like a task that was not done.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ class EnvironmentFailure(Exception):
 
 
 class Full(Exception):
-    """No room for another environment now (a quota, an answer of 429). That is no failure: it is asked for again."""
+    """No room for another environment now (a quota, an answer of 429). That is not a failure: it is asked for again
+    later."""
 
 
 class WorldOptions(BaseModel):
-    """What `environment.options` may say; subclass it. Unknown fields are refused."""
+    """The fields of `environment.options`; subclass it. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an episode ended. `reward` in [0, 1]; `evidence` is what it rests on: named texts or JSON values.
+    """How an episode ended. `reward` in [0, 1]; `evidence` supports it: named texts or JSON values.
 
-    The evidence is kept with the trajectory, up to MOST_EVIDENCE_BYTES of JSON. Raises ValueError for another reward.
+    The evidence is kept with the trajectory, up to MOST_EVIDENCE_BYTES of JSON. Raises ValueError for a reward outside
+    [0, 1].
     """
 
     reward: float
@@ -65,7 +67,7 @@ class Verdict:
     def evidence_json(self) -> str:
         """The evidence as a JSON object in ASCII of at most MOST_EVIDENCE_BYTES; "" where there is none.
 
-        What is longer is cut off, and says so; what is no JSON is written as Python shows it.
+        Longer evidence is cut off, with a note; values that are not JSON are written as Python's repr.
         """
         if not self.evidence:
             return ""
@@ -80,7 +82,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that each verb may take. What takes longer has failed, and its environment is renewed or replaced."""
+    """The most seconds for each call. A call that takes longer has failed, and its environment is renewed or
+    replaced."""
 
     lease: float = 900.0
     reset: float = 300.0
@@ -97,7 +100,7 @@ class Timeouts:
 
 
 class Plug:
-    """What can be asked of a world before it runs. Every `World`, `Env` and `SyncEnv` class is one."""
+    """Questions about a world before it runs. Every `World`, `Env` and `SyncEnv` class answers them."""
 
     Options: ClassVar[type[BaseModel]] = WorldOptions
     actions: ClassVar[frozenset[str]] = frozenset(KINDS)
@@ -110,12 +113,12 @@ class Plug:
 
     @classmethod
     def checks(cls, options: BaseModel) -> Mapping[str, Callable[[], str | None]]:
-        """What `dart doctor` asks of this machine: name → a check that says what is missing and how to get it."""
+        """Checks of this machine for `dart doctor`: name → a check that says what is missing and how to get it."""
         return {}
 
     @classmethod
     def oracle_tasks(cls) -> Collection[str]:
-        """The tasks that `suggest` knows; none where there is no oracle."""
+        """The tasks that `suggest` can solve; none if there is no oracle."""
         return ()
 
 
@@ -123,53 +126,54 @@ class Env(Plug, ABC):
     """One environment, held by one episode at a time."""
 
     def __init__(self, options: BaseModel, screen: tuple[int, int]) -> None:
-        """`options`: of the class's own `Options`. `screen`: width and height in pixels."""
+        """`options`: an instance of the class's own `Options`. `screen`: width and height in pixels."""
         self.options, self.screen = options, screen
 
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
-        """Begin the task's episode: the first screenshot and the instruction. The same task begins the same way.
+        """Begin an episode of the task: return the first screenshot and the instruction. A task always begins the same
+        way.
 
-        Raises UserError where the task itself is wrong: that attempt is not made again.
+        Raises UserError if the task itself is wrong: that attempt is not made again.
         """
 
     @abstractmethod
     async def act(self, action: Action) -> Observation:
-        """Carry the action out as real input, and look again. `done`: the world itself ended the episode.
+        """Carry the action out as real input, and return a new screenshot. `done`: the world itself ended the episode.
 
-        `finish` never comes here: it is `judge`'s.
+        `finish` is never passed here, but to `judge`.
         """
 
     @abstractmethod
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The episode is over, after the action `last`: how well was the task done?
 
-        `at_limit`: the step limit ended it; whether an unfinished task can still count is the world's to say. `last` is
-        a Finish where the policy ended it, with its status and its answer.
+        `at_limit`: the step limit ended it; the world decides whether an unfinished task can still count. `last` is a
+        Finish if the policy ended it, with its status and its answer.
         """
 
     async def conclude(self, action: Action) -> None:
-        """Carry out the last action before the step limit, after which nobody looks: `act` without a screenshot."""
+        """Carry out the last action before the step limit: like `act`, but nobody needs its screenshot."""
         await self.act(action)
 
     async def probe(self) -> bool:
-        """Is it alive and usable? Asked before it is offered, and before a reward of 0 is believed."""
+        """Whether it is alive and usable. Called before it is offered, and before a reward of 0 is believed."""
         return True
 
     async def renew(self) -> bool:
-        """The episode is over: make ready for the next one. False: it cannot be, and another takes its place."""
+        """The episode is over: get ready for the next one. Return False if that is impossible; it is then replaced."""
         return True
 
     async def suggest(self) -> Action | None:
-        """What a scripted oracle would do next, taken as done; None: it finds no way on. See `oracle_tasks`."""
+        """A scripted oracle's next action, assumed to be carried out; None if it is stuck. See `oracle_tasks`."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Give everything back, also after a failure. See `World.dispose` and `World.close`, which call it."""
+        """Release everything, also after a failure. Called by `World.dispose` and `World.close`."""
 
 
 class SyncEnv(Plug, ABC):
-    """The same verbs, plain: each instance is made, used and closed on one thread of its own, for its whole life."""
+    """The same methods without asyncio: each instance is made, used and closed on one thread of its own."""
 
     def __init__(self, options: BaseModel, screen: tuple[int, int]) -> None:
         self.options, self.screen = options, screen
@@ -204,22 +208,22 @@ class World(Plug, ABC):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Names and versions of what does the work, for the run's summary; known once it has started."""
+        """Names and versions of the software behind it, for the run's summary; known once it has started."""
         return {}
 
     async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
-        """Make ready to lease. Raises UserError for what the options ask and this machine lacks."""
+        """Get ready to lease. Raises UserError if this machine lacks something that the options require."""
 
     @abstractmethod
     async def lease(self) -> Env:
         """A booted environment. May take minutes; several are asked for at once. Raises Full, and UserError.
 
-        What else it raises is told to the coordinator, and another is asked for a little later.
+        Any other exception is reported to the coordinator, and another environment is asked for a little later.
         """
 
     async def dispose(self, env: Env) -> None:
-        """The environment could not be renewed, or hangs: give it back."""
+        """The environment could not be renewed, or hangs: release it."""
         await env.close()
 
     async def close(self) -> None:
-        """End it, with every environment that was leased. Called once after `start`, also where that failed."""
+        """End the world, with every leased environment. Called once after `start`, even if that failed."""

@@ -1,4 +1,4 @@
-"""Screenshots from what a world has: the bytes of a PNG, or pixels. Only the standard library."""
+"""Screenshots from a world's PNG bytes or pixels. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_png(data: bytes) -> Image:
 def from_pixels(pixels: bytes, width: int, height: int) -> Image:
     """A screenshot of pixels: RGB, a byte each, row by row from the top (`array.tobytes()` of uint8[height, width, 3]).
 
-    Raises ValueError where they are not width × height × 3 bytes.
+    Raises ValueError unless there are width × height × 3 bytes.
     """
     if width < 1 or height < 1 or len(pixels) != width * height * 3:
         raise ValueError(f"{len(pixels)} bytes are no RGB pixels of {width} x {height}: those are {width * height * 3}")

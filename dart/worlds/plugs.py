@@ -1,7 +1,8 @@
 """The class that `environment.kind` names, and `environment.options` read with its own model.
 
 `find` imports the module by its name when it is asked for, on the coordinator's machine (`dart doctor`, `dart train`,
-`dart collect`) as in the env worker. So the coordinator's side depends on no world, and a world on nothing of it.
+`dart collect`) and in the env worker. So the coordinator's side depends on no world, and no world depends on the
+coordinator.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class NotHere(UserError):
 
 
 def known_here(kind: str) -> bool:
-    """Is the kind a world that dart's own env workers run? Others are run by workers of the user's own."""
+    """Whether dart's own env workers run this kind. Other kinds are run by the user's own workers."""
     return kind in BUILT_IN or ":" in kind
 
 
 def find(kind: str) -> type[Plug]:
-    """The class that `environment.kind` names. Raises UserError; NotHere where its module cannot be imported."""
+    """The class that `environment.kind` names. Raises UserError, or NotHere if its module cannot be imported."""
     if not known_here(kind):
         raise UserError(
             f"environment.kind {kind}: dart's env workers run {', '.join(BUILT_IN)} or a class of yours, as in "
@@ -63,7 +64,7 @@ def find(kind: str) -> type[Plug]:
 
 
 def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
-    """`environment.options` as the world's own model. Raises UserError that names field, value and remedy."""
+    """`environment.options` as the world's own model. Raises UserError naming field, value and remedy."""
     try:
         return plug.Options.model_validate(dict(options))
     except ValidationError as error:
@@ -72,7 +73,7 @@ def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
 
 
 def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> type[Plug]:
-    """Everything that can be known before it runs: the class, the options, the tasks. Raises UserError."""
+    """Check everything that can be checked before it runs: the class, the options, the tasks. Raises UserError."""
     plug = find(kind)
     read_options(plug, options)
     for name in tasks:
@@ -81,7 +82,7 @@ def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> typ
 
 
 def make(plug: type[Plug]) -> World:
-    """The world of the class; of an Env or SyncEnv, one that makes an instance for each lease."""
+    """The world for the class; for an Env or SyncEnv, one that makes an instance for each lease."""
     if issubclass(plug, World):
         return plug()
     if issubclass(plug, Env | SyncEnv):
@@ -115,7 +116,7 @@ class _OneEach(World):
         await env.close()
 
     async def close(self) -> None:
-        """One that fails to close keeps no other from it."""
+        """Close all of them, even if some fail to close."""
         for error in await asyncio.gather(*(env.close() for env in self._leased), return_exceptions=True):
             if isinstance(error, Exception):
                 log.warning("an environment did not close: %s: %s", type(error).__name__, error)

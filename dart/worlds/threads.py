@@ -1,7 +1,7 @@
-"""Plain environments (`SyncEnv`) as asyncio ones, each on a thread of its own from its making to its closing.
+"""Synchronous environments (`SyncEnv`) as asyncio ones, each on a thread of its own from creation to closing.
 
 Libraries such as Playwright's plain API and many simulators belong to the thread that made them. The thread is a
-daemon: one that hangs in a verb keeps neither the worker nor the interpreter from ending.
+daemon: if it hangs in a call, the worker and the interpreter can still end.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _numbers = itertools.count(1)
 
 
 class _Thread:
-    """Jobs, one after the other, on one thread."""
+    """Runs jobs one after another on one thread."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=f"{name}-{next(_numbers)}", daemon=True).start()
         self.waiting = 0
-        """Jobs that have not ended, also those whose callers have gone."""
+        """Jobs that have not ended, including those whose callers have gone."""
 
     async def call(self, job: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class _Thread:
                 # A StopIteration cannot go through a future, and an exit is the thread's affair, not the worker's.
                 failure = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
                 failure = failure or RuntimeError(f"{type(error).__name__}: {error}")
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever asked
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the caller with it
                 loop.call_soon_threadsafe(ended, value, failure)
 
         self.waiting += 1
@@ -60,7 +60,7 @@ class _Thread:
         return await result
 
     def put(self, job: Callable[[], object]) -> None:
-        """A job that nobody waits for."""
+        """Add a job that nobody waits for."""
 
         def work() -> None:
             with contextlib.suppress(Exception):  # there is nobody left to tell
@@ -69,7 +69,7 @@ class _Thread:
         self._jobs.put(work)
 
     def end(self) -> None:
-        """After the jobs that are there."""
+        """End the thread after the jobs already queued."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -110,14 +110,14 @@ class Threaded(Env):
         return not self._thread.waiting and await self._thread.call(self.env.probe)
 
     async def renew(self) -> bool:
-        """False also where the thread still hangs in a verb that nobody waits for any more."""
+        """Also False while the thread hangs in a call that nobody waits for any more."""
         return not self._thread.waiting and await self._thread.call(self.env.renew)
 
     async def suggest(self) -> Action | None:
         return await self._thread.call(self.env.suggest)
 
     async def close(self) -> None:
-        """Waits for the environment's own closing, unless its thread hangs: then that happens when it hangs no more."""
+        """Waits until the environment has closed, unless its thread hangs: then it closes once the thread is free."""
         if self._thread.waiting:
             self._thread.put(self.env.close)
         else:

@@ -53,7 +53,7 @@ async def test_a_write_waits_until_the_lock_is_given_back(database: Database, ba
 
 async def test_patience_ends(database: Database, backup: sqlite3.Connection) -> None:
     database.patience.seconds = 0.05
-    with pytest.raises(DatabaseFailed, match=r"database is locked: mend that \(a program that has locked it\)"):
+    with pytest.raises(DatabaseFailed, match=r"database is locked: fix that \(a program that has locked it\)"):
         await database.add_trajectory(trajectory("t", "g"))
 
 

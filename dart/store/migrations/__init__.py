@@ -1,7 +1,7 @@
-"""How a database of an older schema becomes one of this schema, in place: one step per version, by Alembic.
+"""Upgrades a database with an older schema to this one, in place: one Alembic step per version.
 
-`dart_schema` says which version a database has, and is what every reader looks at; Alembic's own table of steps is
-written in the same transaction. A new version is a file in `versions/`, numbered one higher, and the same change in
-`dart.store.tables`. Only what is imported when a database has to be migrated is here, so that nothing else loads
-Alembic.
+The table `dart_schema` holds the version of a database, and every reader checks it; Alembic's own table of steps is
+written in the same transaction. To add a version, add a file to `versions/`, numbered one higher, and make the same
+change in `dart.store.tables`. This package is imported only when a database has to be migrated, so that nothing else
+loads Alembic.
 """

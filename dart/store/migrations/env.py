@@ -1,4 +1,4 @@
-"""What Alembic runs: the steps, on the connection and in the transaction of `dart.store.migrations.runner`."""
+"""Run by Alembic: the steps, on the connection and in the transaction of `dart.store.migrations.runner`."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Run the steps that a database lacks, within a transaction that the caller has begun."""
+"""Runs the steps that a database lacks, within a transaction that the caller has begun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def revision(version: int) -> str:
 
 
 def migrate(connection: Connection, version: int) -> None:
-    """Bring a database of `version` to this one. Nothing is changed where a step fails: the caller rolls back."""
+    """Upgrade a database from `version` to this one. If a step fails, the caller rolls back, so nothing is changed."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.set_main_option("path_separator", "os")

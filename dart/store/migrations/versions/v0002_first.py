@@ -7,4 +7,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Nothing: a database of this version was made whole."""
+    """Nothing to do: databases of this version were created complete."""

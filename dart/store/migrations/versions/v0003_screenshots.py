@@ -15,7 +15,7 @@ _STEPS_AT_ONCE = 10_000
 
 
 def upgrade() -> None:
-    """A row for each screenshot of each trajectory that is stored, and whether they are still kept (all are)."""
+    """Add a row for each screenshot of each stored trajectory, and whether they are still kept (all are)."""
     op.add_column("trajectories", sa.Column("screenshots_kept", sa.Boolean(), nullable=False, server_default=sa.true()))
     op.create_index("trajectories_by_screenshots", "trajectories", ["run_id", "screenshots_kept", "finished"])
     screenshots = op.create_table(

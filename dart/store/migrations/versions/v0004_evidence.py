@@ -1,4 +1,4 @@
-"""What each trajectory's verdict rests on, as its world said it."""
+"""Adds the evidence for each trajectory's verdict, as its world wrote it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Worlds that said nothing, and those before this column, have none."""
+    """Trajectories without evidence from their world, and all older ones, have none."""
     op.add_column("trajectories", sa.Column("evidence_json", sa.Text()))
