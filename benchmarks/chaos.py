@@ -1,10 +1,10 @@
 """Seeded faults in simulated runs: `python -m benchmarks.chaos --faults 20000`.
 
 Each run is the real coordinator with its real store on a virtual clock: forty environments, four replicas, a trainer,
-and a fault every twenty seconds or so, of all the classes in `benchmarks.simulation.faults`. What must hold: no run
-ends but by a fault that ends its coordinator, and then `--resume` makes an update within the hour; nothing that was
-stored is lost, doubled or trained on twice; a run that does not move says so. One seed is run twice, and must decide
-the same. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
+and a fault every twenty seconds or so, of all the classes in `benchmarks.simulation.faults`. What must hold: a
+run ends only by a fault that ends its coordinator, and then `--resume` makes an update within the hour; nothing that
+was stored is lost, doubled or trained on twice; a run that stalls says so. One seed is run twice, and must make the
+same decisions. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def table(outcomes: list[Outcome]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=20_000, help="At least so many, over all runs.")
-    parser.add_argument("--hours", type=float, default=2.0, help="Virtual hours of a run.")
-    parser.add_argument("--gap-seconds", type=float, default=20.0, help="Between two faults, on average.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the first run; the next has the next.")
+    parser.add_argument("--faults", type=int, default=20_000, help="least number of faults over all runs")
+    parser.add_argument("--hours", type=float, default=2.0, help="virtual hours of each run")
+    parser.add_argument("--gap-seconds", type=float, default=20.0, help="average time between two faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run; each further run adds 1")
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
     logging.disable(logging.CRITICAL)

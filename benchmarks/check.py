@@ -1,8 +1,8 @@
-"""Has something become slower? `make bench-check`: the cheap benchmarks, against what they measured when recorded.
+"""Has something become slower? `make bench-check` compares the cheap benchmarks with their recorded values.
 
-Ratios alone are compared, each taken within one run, because machines differ and are noisy; and a check fails only on
-a clear drop. Simulated time has no noise, so there a small one is clear. `--record` writes results/check.json anew:
-after a change that is meant, with the change.
+Only ratios are compared, each taken within one run, because machines differ and are noisy; and a check fails only on
+a clear drop. Simulated time has no noise, so there even a small drop is clear. `--record` rewrites results/check.json:
+use it after an intended change, and commit both together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure() -> list[Check]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", help="these values are what later ones are compared with")
+    parser.add_argument("--record", action="store_true", help="record these values for later comparisons")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     checks = measure()

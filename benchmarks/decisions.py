@@ -1,11 +1,11 @@
 """What a scheduling decision costs, and whether it grows: `python -m benchmarks.decisions`.
 
-Real: the data manager with its planner, sampler, pool and lifecycle machine; the owner of the replicas. Not there: the
-database (what is written to it is dropped) and workers. Trajectories are made beforehand.
+Real: the data manager with its planner, sampler, pool and lifecycle machine; the owner of the replicas. Left out: the
+database (writes to it are dropped) and workers. Trajectories are made beforehand.
 
-begin: which roll-out a free environment takes next. finish: a trajectory counts, and its group closes, is judged and
-waits for the trainer or is dropped. route: which replica takes a request, and that it has ended. batch: an update's
-groups leave the line and count as trained, over its trajectories. All in microseconds.
+begin: choose the roll-out that a free environment takes next. finish: count a trajectory; its group closes, is judged
+and waits for the trainer or is dropped. route: choose the replica for a request, and note that the request has ended.
+batch: an update's groups leave the queue and count as trained, per trajectory. All in microseconds.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _rolled_out(order: Order, success: bool) -> Trajectory:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decisions", type=int, default=20_000, help="that are timed in each size")
+    parser.add_argument("--decisions", type=int, default=20_000, help="decisions timed at each size")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = [

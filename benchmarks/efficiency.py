@@ -2,11 +2,11 @@
 
 The real coordinator, scheduler, curation and protocol messages, on a virtual clock; environments, replicas and the
 trainer are timing models (`benchmarks.simulation.timings` has every number with its source). Coupled is batch-wise
-sampling, synchronous training and all replicas updated at once; decoupled is DART's. Between them each of the three is
-changed alone, on the paper's two set-ups. Then with adaptive data curation; with a coupled baseline whose batch is as
-large as the cluster, which keeps more environments busy and makes fewer and larger updates; with smaller and larger
-trainers; and at 1,000 and 10,000 environments. Runs that are there already are kept, so it can be stopped and called
-again; --anew forgets them. Writes results/efficiency.json.
+sampling, synchronous training and all replicas updated at once; decoupled is DART's. Between the two, each of
+the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
+whose batch is as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
+and larger trainers; and 1,000 and 10,000 environments. Finished runs are kept, so it can be stopped and started again;
+--anew discards them. Writes results/efficiency.json.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=6.0, help="of cluster time in each run")
-    parser.add_argument("--anew", action="store_true", help="keep no run of an earlier call")
-    parser.add_argument("--only", default="", help="run set-ups whose name contains this")
+    parser.add_argument("--hours", type=float, default=6.0, help="cluster time of each run")
+    parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
+    parser.add_argument("--only", default="", help="run only set-ups whose name contains this")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # every desktop that fails would be told
     known = (

@@ -1,12 +1,12 @@
 """What decoupling is worth with every part real: `python -m benchmarks.efficiency_real`.
 
-The ladder of `benchmarks.efficiency` by `dart train`: real Chromium, vLLM, trainer and weight sync, on this machine.
-One thing is not as it would be: environments sleep after each reset and action (`environment.delay` in
-configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. Four minutes a
-run (the config's `stop`); end it and call it again as you like (`benchmarks.learning.sweep`). Writes
+Runs the ladder of `benchmarks.efficiency` with `dart train`: real Chromium, vLLM, trainer and weight sync, on this
+machine. One thing is artificial: environments sleep after each reset and action (`environment.delay` in
+configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. A run takes
+four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.learning.sweep`). Writes
 results/efficiency_real.json.
 
-On a GPU machine: --config with a config of your own, on which the schedules are laid; its results go by its name.
+On a GPU machine, give --config a config of your own: the schedules are applied to it, and the results carry its name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each rung")
     parser.add_argument("--rungs", default="coupled,decoupled", help="by name, separated by commas; all: the ladder")
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
     options = parser.parse_args()
     rungs, results = settings(), options.config.stem
     names = [rung.name for rung in rungs]

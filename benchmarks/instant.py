@@ -1,4 +1,4 @@
-"""Workers that answer at once, in processes of their own, and a coordinator for them: what benchmarks of it share.
+"""Workers that answer at once, in processes of their own, and a coordinator for them, shared by its benchmarks.
 
 Real: the project's protocol, gRPC over loopback, the workers' end of a session (`dart.wire.worker`), the coordinator's
 server, sessions and pools.

@@ -4,8 +4,8 @@ Real: worker processes with the project's own end of a session, a coordinator pr
 fleet, gRPC between them, and a TCP proxy that cuts and holds connections at random. Simulated: what a command does (it
 takes up to 20 ms). Every worker counts how often it carried out each command; the coordinator counts calls and answers.
 
-What is measured: workers that ended, commands carried out twice, calls without an answer while the coordinator lived,
-and how long a worker took to be ready again. Figures in benchmarks/results/redial.json.
+What is measured: workers that ended, commands carried out twice, calls without an answer while the coordinator was
+alive, and how long a worker took to be ready again. Figures in benchmarks/results/redial.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one failing replica of two costs: `python -m benchmarks.replica_health`.
 
 Real: the coordinator with its pools, curation and protocol messages. Simulated: environments, replicas, the trainer
-and time (`benchmarks.simulation`). There are as many environments as keep two replicas busy. The failing replica
+and time (`benchmarks.simulation`). There are enough environments to keep two replicas busy. The failing replica
 answers a request with an engine failure after 50 ms, where a good one takes seconds; without health, it would always
 be the least busy one and take nearly all requests.
 
@@ -130,7 +130,7 @@ def recovery(requests: Requests, repaired: float) -> dict[str, float | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=3.0, help="of virtual time in each case")
+    parser.add_argument("--hours", type=float, default=3.0, help="virtual time of each case")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     third = options.hours * 1200

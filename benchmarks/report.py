@@ -1,7 +1,7 @@
 """The tables in README.md and docs/, from the JSON that the benchmarks wrote: `python -m benchmarks.report`.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; nobody writes there by hand. A test fails when a page does
-not say what the results say. What has no results yet is left as it is.
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; do not edit it by hand. A test fails when a page differs
+from the results. A table without results yet is left as it is.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--image-bytes", type=int, default=1000, help="of a screenshot")
+    parser.add_argument("--image-bytes", type=int, default=1000, help="size of a screenshot")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--fleet", help=argparse.SUPPRESS)
     parser.add_argument("--policy", help=argparse.SUPPRESS)

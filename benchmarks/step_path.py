@@ -2,8 +2,8 @@
 
 Real: the coordinator's server, sessions, pools, episode coroutine, grammar, prompt builder; gRPC over loopback; an env
 worker and a roll-out worker in processes of their own, speaking the project's protocol.
-Simulated: what those two answer (a fixed screenshot of random bytes, a fixed token sequence), at once
-(`benchmarks.instant`). No store.
+Simulated: those two answer at once, with a fixed screenshot of random bytes and a fixed token sequence
+(`benchmarks.instant`). There is no store.
 
 A step is two round trips through the coordinator: observe → generate, act → observe. The raw ceiling is the same
 number of small round trips on bidirectional grpc.aio streams with one peer process and nothing behind them.

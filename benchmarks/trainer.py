@@ -3,8 +3,8 @@
 The same batches of a finished run (its real prompts, screenshots and responses), the same model, the same update, made
 twice: *plain*, every step a row of its own, micro-batches cut in the order of arrival and padded to their longest row;
 and *packed*, as `dart.workers.train.batch` does it: steps with one prompt share a row in which responses do not see
-each other, and rows of like length meet. Both in one process, taking turns. Tokens are the samples' own, so a token
-that is computed once for eight samples counts eight times. Writes results/trainer.json.
+each other, and rows of similar length share a micro-batch. Both run in one process,
+alternating. Tokens are the samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ METRICS = ("loss", "gradient_norm", "padding_share", "rows", "microbatches", "up
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory of a training run")
-    parser.add_argument("--batches", type=int, default=6, help="of 64 trajectories or more; the first is not counted")
+    parser.add_argument(
+        "--batches", type=int, default=6, help="batches of 64 trajectories or more; the first is not counted"
+    )
     options = parser.parse_args()
     settings = config.load(options.run / "config.yaml")
     work = asyncio.run(_batches(options.run, options.batches, settings.trainer.trajectories_per_update))

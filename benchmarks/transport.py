@@ -1,4 +1,4 @@
-"""Moving screenshots and trajectories, against what others use for it: `python -m benchmarks.transport`.
+"""Moving screenshots and trajectories, compared with what others use for it: `python -m benchmarks.transport`.
 
 Real: this project's coordinator with its store; Ray, TransferQueue (verl's queue), ZeroMQ and grpc.aio as installed
 (`make peers`); processes of their own on both ends, on one machine. Simulated: what is moved (random bytes; a
@@ -109,15 +109,17 @@ CONTENDERS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each contender's measurement")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each contender's measurement")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help="a contender, a part, or PART/CONTENDER; again for more; nothing is written without --out",
+        help="a contender, a part, or PART/CONTENDER; may be repeated; nothing is written without --out",
     )
-    parser.add_argument("--first", action="store_true", help="try no variants, take the first of each")
+    parser.add_argument(
+        "--first", action="store_true", help="use the first variant of each peer instead of the fastest"
+    )
     parser.add_argument("--out", type=Path, help=f"where the result goes; without --only it is {RESULT.name}")
     options = parser.parse_args()
     chosen = [

@@ -62,18 +62,23 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=_sizes, default="12.8MB,128MB,1GB", help="of all weights, e.g. 12.8MB,1GB")
+    parser.add_argument("--sizes", type=_sizes, default="12.8MB,128MB,1GB", help="size of all weights, e.g. 12.8MB,1GB")
     parser.add_argument("--replicas", type=_counts, default="1,2,4")
-    parser.add_argument("--repeats", type=int, default=3, help="updates that are counted in each cell")
+    parser.add_argument("--repeats", type=int, default=3, help="updates counted in each cell")
     parser.add_argument("--transport", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--slots", type=int, default=8, help="of a replica")
+    parser.add_argument("--slots", type=int, default=8, help="slots of a replica")
     parser.add_argument(
-        "--request-seconds", type=float, default=0.2, help="of sleep, on average; half to one and a half"
+        "--request-seconds",
+        type=float,
+        default=0.2,
+        help="average sleep of a request; each takes half to one and a half of it",
     )
-    parser.add_argument("--before-seconds", type=float, default=1.0, help="of throughput to compare with")
+    parser.add_argument(
+        "--before-seconds", type=float, default=1.0, help="how long to measure the throughput to compare with"
+    )
     parser.add_argument("--relay", type=_counts, default="4,8", help="numbers of replicas; none: leave it out")
     parser.add_argument("--relay-size", type=_sizes, default="128MB")
-    parser.add_argument("--only", choices=("sync", "relay"), help="one part of it")
+    parser.add_argument("--only", choices=("sync", "relay"), help="run only this part")
     parser.add_argument("--quick", action="store_true", help="12.8 MB, two replicas, one repeat; seconds")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """The demo's loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
 
-Runs `dart train` on the demo's config without an end but the time, and looks at it every few seconds: memory and open
+Runs `dart train` on the demo's config until the time is over, and samples it every few seconds: memory and open
 files of the coordinator and of each worker (its children included), and what the run directory takes on the disk. The
 first quarter is left out, while caches fill. A slope comes with a 95 % interval from a bootstrap over blocks of the
 samples, because neighbouring samples are alike. Writes results/soak.json.
@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--every-seconds", type=float, default=10.0)
-    parser.add_argument("--folder", type=Path, help="Keep the run directory here.")
+    parser.add_argument("--folder", type=Path, help="keep the run directory here")
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,10 +1,10 @@
 """A real training run under random faults: `python -m benchmarks.endurance.storm --minutes 30 --seed 0`.
 
-Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each process is started again when it ends, as a
+Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each process is restarted when it ends, as a
 cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds one fault happens, which
-the seed picks: a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or a
-stranger talks rubbish to the coordinator's port. A witness reads the database from outside all the while: nothing that
-was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
+the seed picks: a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an
+outsider sends rubbish to the coordinator's port. A witness reads the database from outside all the while: nothing
+that was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gap-seconds", type=float, default=12.0, help="Between two faults, on average.")
-    parser.add_argument("--folder", type=Path, help="Keep the run directory and the logs here.")
+    parser.add_argument("--gap-seconds", type=float, default=12.0, help="average time between two faults")
+    parser.add_argument("--folder", type=Path, help="keep the run directory and the logs here")
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,1 +1,1 @@
-"""Does it learn, and what does each piece of the algorithm matter? Real tasks, hours."""
+"""Does it learn, and how much does each piece of the algorithm matter? On real tasks; takes hours."""

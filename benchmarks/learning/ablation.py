@@ -1,10 +1,10 @@
 """What each piece of adaptive curation is worth: `python -m benchmarks.learning.ablation`.
 
-The whole algorithm, without one piece at a time, and without all of them, on real MiniWoB tasks of mixed difficulty
-(docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the scripted
-oracle made (`dart collect`), once for all runs. A run ends after as many environment steps as configs/ablation.yaml
-says, eleven to eighteen minutes where two run at a time; stop it and call it again
-(`benchmarks.learning.sweep`). Writes results/ablation.json and ablation.png, from whatever runs are finished.
+Trains the whole algorithm, then without one piece at a time and without all of them, on MiniWoB tasks of mixed
+difficulty (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the
+scripted oracle made (`dart collect`), once for all runs. A run ends after the number of environment steps in
+configs/ablation.yaml, eleven to eighteen minutes with two runs at a time; it can be stopped and started again
+(`benchmarks.learning.sweep`). Writes results/ablation.json and ablation.png from the runs that are finished.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time: one per core that can be spared")
     parser.add_argument("--settings", default="", help="only these, by name, separated by commas")
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
     options = parser.parse_args()
     wanted = options.settings.split(",") if options.settings else [setting.name for setting in SETTINGS]
     if unknown := set(wanted) - {setting.name for setting in SETTINGS}:

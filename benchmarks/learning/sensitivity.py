@@ -1,7 +1,7 @@
 """How much three numbers of the algorithm matter: `python -m benchmarks.learning.sensitivity`.
 
 C of the importance weight, the entropy quantile of step selection, and the success rate above which N falls; three
-values each, the paper's in the middle, otherwise as `benchmarks.learning.ablation` (whose `full` runs are the
+values of each, the paper's in the middle, otherwise as in `benchmarks.learning.ablation` (whose `full` runs are the
 paper's values). Writes results/sensitivity.json and sensitivity.png.
 """
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each value")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time: one per core that can be spared")
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table of what is finished")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
     options = parser.parse_args()
     base = sweep.evaluate_base("ablation", CONFIG, BASE_EPISODES)
     if not options.report:

@@ -1,8 +1,8 @@
-"""Short real training runs under several settings, kept one by one: what `ablation` and `sensitivity` are made of.
+"""Short real training runs under several settings, kept one by one: the basis of `ablation` and `sensitivity`.
 
 Real: everything (`dart train` in a process of its own: Chromium, vLLM, the trainer, weight sync). A finished run is a
-JSON file under results/NAME/; runs that are there are not made again, so a sweep can be stopped at any moment and goes
-on with what is missing. Seeds are the outer loop: whenever it is stopped, all settings have had about as many runs.
+JSON file under results/NAME/; existing runs are not repeated, so a sweep can be stopped at any moment and later
+continues with what is missing. Seeds are the outer loop: whenever it stops, all settings have about as many runs.
 The config's `stop` ends a run: with `stop.env_steps` a busy machine makes runs longer, and no worse.
 
 Success over a run is the mean over tasks of the success of each task's last roll-outs, so that settings which sample

@@ -106,13 +106,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=WORK, help="demonstrations and intermediate checkpoints")
     parser.add_argument("--stop-at", type=float, default=0.25, help="mean held-out success at which it ends")
     parser.add_argument("--episodes", type=int, default=6000, help="demonstrations of each task")
-    parser.add_argument("--steps", type=int, default=1700, help="training steps at most (the learning rate's end)")
+    parser.add_argument(
+        "--steps", type=int, default=1700, help="most training steps (where the learning rate schedule ends)"
+    )
     parser.add_argument("--every", type=int, default=100, help="steps between saving and evaluating")
     parser.add_argument("--evaluate", type=int, default=20, help="held-out episodes of each task in an evaluation")
     parser.add_argument("--evaluate-from", type=int, default=1700, help="the first step that is evaluated")
-    parser.add_argument("--slots", type=int, default=24, help="pages that are evaluated side by side")
+    parser.add_argument("--slots", type=int, default=24, help="pages evaluated side by side")
     parser.add_argument("--mistakes", type=float, default=0.45, help="share of demonstrated moves that are wrong")
-    parser.add_argument("--mistakes-from", type=int, default=1200, help="the step from which on they are demonstrated")
+    parser.add_argument(
+        "--mistakes-from", type=int, default=1200, help="the training step from which wrong moves are demonstrated"
+    )
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
