@@ -4,7 +4,8 @@ The same batches of a finished run (its real prompts, screenshots and responses)
 twice: *plain*, every step a row of its own, micro-batches cut in the order of arrival and padded to their longest row;
 and *packed*, as `dart.workers.train.batch` does it: steps with one prompt share a row in which responses do not see
 each other, and rows of similar length share a micro-batch. Both run in one process,
-alternating. Tokens are the samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
+alternating. Tokens are the samples' own, so a token that is computed once for eight samples counts eight times. Writes
+results/trainer.json.
 """
 
 from __future__ import annotations

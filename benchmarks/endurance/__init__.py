@@ -1,1 +1,1 @@
-"""Runs that last: under faults (`storm`), and for hours (`soak`), with every part real."""
+"""Long runs with every part real: under faults (`storm`) and for hours (`soak`)."""

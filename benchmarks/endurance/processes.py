@@ -1,4 +1,4 @@
-"""The processes of a run, each started again when it ends: what a cluster's supervisor does."""
+"""The processes of a run, each restarted when it ends, as a cluster's supervisor does."""
 
 from __future__ import annotations
 

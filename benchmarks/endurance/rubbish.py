@@ -1,4 +1,4 @@
-"""A stranger on the coordinator's port: random bytes, malformed messages, workers that break every rule."""
+"""An outsider on the coordinator's port: random bytes, malformed messages, workers that break every rule."""
 
 from __future__ import annotations
 

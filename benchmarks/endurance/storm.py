@@ -4,7 +4,8 @@ Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each proce
 cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds one fault happens, which
 the seed picks: a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an
 outsider sends rubbish to the coordinator's port. A witness reads the database from outside all the while: nothing
-that was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
+that was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes
+results/storm.json.
 """
 
 from __future__ import annotations

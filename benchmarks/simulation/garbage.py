@@ -1,4 +1,4 @@
-"""Replies that no rule allows, made of good ones."""
+"""Invalid replies, made by corrupting valid ones."""
 
 from __future__ import annotations
 

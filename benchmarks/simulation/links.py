@@ -2,8 +2,8 @@
 
 `Link` has the worker's end of the session (`dart.wire.session.WorkerEnd`, the real one) and stands where the streams
 would be: messages may come twice, late, out of order or not at all; the stream may be cut, and is dialled again; the
-process may be gone for a while and come back as another instance. All of it is decided by the link's own random
-numbers, so a seed is a history.
+process may be gone for a while and come back as another instance. The link's own random numbers decide all of it, so a
+seed determines the whole history.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What `benchmarks.weight_sync` is made of: processes that hold tensors, replicas that sleep, and who watches them."""
+"""What `benchmarks.weight_sync` is made of: processes that hold tensors, replicas that sleep, and the code that watches them."""

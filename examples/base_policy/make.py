@@ -2,9 +2,9 @@
 
     python -m examples.base_policy --out dart/assets/tiny-qwen3vl
 
-Everything in between is kept in examples/base_policy/work, so a stopped run goes on where it was. About an hour on
-one core. It first learns to do the tasks, then to do them as an oracle would that often errs and tries again: that is
-what reinforcement learning is to find in it.
+Everything in between is kept in examples/base_policy/work, so a stopped run continues where it was. About an hour on
+one core. It first learns to do the tasks, then to do them like an oracle that often errs and tries again, which
+leaves reinforcement learning something to improve.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Supervised pre-training on the demonstrations: AdamW, warm-up, linear decay, bfloat16 products, one core.
 
-`Trainer.run` yields at every point where someone may want to look (evaluate, save, stop). Its whole state can be
-saved and loaded, so that a stopped run goes on.
+`Trainer.run` yields at every point where the caller may want to evaluate, save or stop. Its whole state can be
+saved and loaded, so that a stopped run can continue.
 """
 
 from __future__ import annotations
