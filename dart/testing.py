@@ -129,7 +129,7 @@ class _Watched(Env):
 async def _alone(case: _Case) -> None:
     plug = check(case.kind, case.options, case.tasks)
     world = make(plug)
-    before = threading.active_count()
+    before = _threads()
     try:
         await world.start(read_options(plug, case.options), case.screen)
         leased = await world.lease(), await world.lease()
@@ -208,12 +208,17 @@ async def _suggests(case: _Case, env: Env, name: str) -> None:
         raise AssertionError(f"the oracle of {name} has no end: 100 actions did not do")
 
 
-async def _threads_end(before: int) -> None:
+def _threads() -> set[threading.Thread]:
+    """Those that live; the loop's own executor keeps its threads until the loop is closed."""
+    return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+
+
+async def _threads_end(before: set[threading.Thread]) -> None:
     for _ in range(100):
-        if threading.active_count() <= before + 1:  # the loop's own executor may have begun one
+        if _threads() <= before:
             return
         await asyncio.sleep(0.05)
-    left = ", ".join(thread.name for thread in threading.enumerate())
+    left = ", ".join(sorted(thread.name for thread in _threads() - before))
     raise AssertionError(f"threads are left after the world was closed: {left}")
 
 

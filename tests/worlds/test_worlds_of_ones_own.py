@@ -155,7 +155,7 @@ def test_the_old_keys_of_miniwob_are_its_options() -> None:
     assert made.options == {"browser": "chromium", "settle_seconds": 0.5}
     check(made.kind, made.options, ())
     raw["environment"]["options"] = {"browser": "chromium"}
-    with pytest.raises(UserError, match=r"browser is given twice: keep environment\.options\.browser alone"):
+    with pytest.raises(UserError, match=r"browser is given twice: keep only environment\.options\.browser"):
         parse(raw)
 
 
