@@ -1,1 +1,1 @@
-"""What `benchmarks.weight_sync` is made of: processes that hold tensors, replicas that sleep, and the code that watches them."""
+"""The parts of `benchmarks.weight_sync`: processes that hold tensors, sleeping replicas, and code that watches them."""

@@ -1,8 +1,8 @@
 """What is observed of an update: when each replica is out of the rotation, and how much each one serves.
 
-Replicas report when each of their slots was working on a request. What a replica served in a span of time is the sleep that
-falls into it: a slot that is empty, because messages are late, adds nothing, and a span may be shorter than a request.
-Sleep that an update in mode abort makes in vain counts until then; it is counted by itself, too.
+Replicas report when each of their slots was working on a request. What a replica served in a span of time is the
+sleep that falls into it: a slot that is empty, because messages are late, adds nothing, and a span may be shorter than
+a request. Sleep that an update in mode abort makes in vain counts until then; it is counted by itself, too.
 """
 
 from __future__ import annotations
