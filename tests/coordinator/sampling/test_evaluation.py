@@ -164,7 +164,7 @@ def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
     runs = len(list(Path("runs").iterdir()))
     other = dart_eval("--against", str(directory), *SMALL, "--samples", "3")
     assert other.exit_code == 2
-    assert "6 of them the same, 3 samples each; only the same can be paired" in other.output
+    assert "6 of them the same, 3 samples each; only these can be paired" in other.output
     assert "add --tasks click-dialog,enter-text --seeds 2000000:2000003 --episodes 6 --samples 2" in other.output
     assert len(list(Path("runs").iterdir())) == runs, "nothing was begun"
 
