@@ -187,8 +187,8 @@ class Guard:
         if _identity(database) != self._database:
             raise UserError(
                 f"{database} was removed or replaced during the run, so what the run has done since then is lost: "
-                "restore the run directory from a copy and continue with --resume, or start a new "
-                "run"
+                "restore the run directory from a copy and continue with --resume, or start a "
+                "new run"
             )
         return self._hold.renew()
 
