@@ -3,71 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lifecycle_samples import ENVIRONMENTS, begin, hopeless, machine, released, trajectory, verdicts
 
 from dart.core.curation.batches import ReleasedGroup
-from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage, Verdict
-from dart.core.curation.lifecycle import Lifecycle, Rules
+from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage
 from dart.core.curation.orders import FAILING_SECONDS, LEAST_FAILURES, Attempt, Order
-from dart.core.curation.planning import Plan
-from dart.core.curation.sampling import TaskSampler
-from dart.core.curation.schedule import Sampling, Schedule
 from dart.core.curation.usable import usable
-from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
-
-IMAGE = Image.of(b"x", "image/png", 2, 2)
-ENVIRONMENTS = 6
-
-
-def trajectory(order: Order, reward: float = 0.0, version: int = 0) -> Trajectory:
-    generation = Generation((1, 2), (3, 4, 5), (-0.5,) * 3, (VersionSpan(version, 0, 3),), "t")
-    steps = tuple(Step(index, (IMAGE,), generation, None) for index in range(2))
-    return Trajectory(order.trajectory_id, order.group_id, order.task, "do", steps, Termination.ENVIRONMENT,
-                      reward, reward >= 1.0, order.step_limit, 0.0, 1.0)  # fmt: skip
-
-
-def machine(
-    rollouts: int = 3, size: int = 6, sampling: Sampling = "rollout", *, synchronous: bool = False, first: int = 1
-) -> Lifecycle:
-    sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
-    rules = Rules(Schedule(sampling, synchronous, rollouts, size), max_staleness=1)
-    return Lifecycle(rules, sampler, lambda task: Plan(rollouts, 5, "because"), first)
-
-
-def begin(groups: Lifecycle, number: int) -> list[Order]:
-    return [groups.next(ENVIRONMENTS)[0] for _ in range(number)]
-
-
-def verdicts(groups: Lifecycle, *, stored: bool = True) -> list[Verdict]:
-    """Judge what is there to judge; `stored`: the verdicts are durable."""
-    made = []
-    while group := groups.to_judge():
-        made.append(groups.judge(group))
-        if stored:
-            groups.decided(made[-1])
-        groups.validate()
-    return made
-
-
-def released(groups: Lifecycle, version: int = 0, rollouts: int = 3) -> str:
-    """A group goes through to where it waits for the trainer; its id."""
-    orders = begin(groups, rollouts)
-    for order in orders:
-        groups.finished(trajectory(order, float(order is orders[0]), version))
-    (verdict,) = verdicts(groups)
-    assert verdict.released
-    return verdict.group_id
-
-
-# ---- roll-outs ----
+from dart.core.types import Task, Trajectory, VersionSpan
 
 
 def test_group_closes_when_all_have_finished_in_any_order() -> None:
@@ -110,10 +56,6 @@ def test_a_roll_out_ends_once() -> None:
         with pytest.raises(ValueError, match="roll-out g000001-1 of group g000001 does not run"):
             again()
     groups.validate()
-
-
-def hopeless(order: Order) -> Order:
-    return replace(order, attempt=5, failed_on=frozenset({"env-0", "env-1"}))
 
 
 def test_a_group_does_without_a_roll_out_that_cannot_be_made() -> None:
@@ -342,143 +284,3 @@ def test_what_can_be_trained_on() -> None:
 
 
 # ---- all of it, in any order ----
-
-
-class AnyHistory(RuleBasedStateMachine):
-    """Events in any order, decisions that are stored late, and a mirror of what must have become of every roll-out."""
-
-    @initialize(
-        sampling=st.sampled_from(["rollout", "task", "batch"]),
-        synchronous=st.booleans(),
-        waiting=st.integers(0, 4),
-        lacking=st.integers(0, 3),
-    )
-    def start(self, sampling: Sampling, synchronous: bool, waiting: int, lacking: int) -> None:
-        self.synchronous = synchronous
-        self.groups = machine(rollouts=3, size=6, sampling=sampling, synchronous=synchronous, first=100)
-        self.running: list[Order] = []
-        self.unstored: list[Verdict] = []
-        self.batch: list[ReleasedGroup] = []
-        self.version, self.now = 0, 0.0
-        self.finished: set[str] = set()
-        self.over: Counter[str] = Counter()
-        task = Task("s", "a", 1)
-        for number in range(waiting):
-            name = f"g{number:06d}"
-            members = tuple(trajectory(Order(f"{name}-{place}", name, task, 5)) for place in (1, 2, 3))
-            self.finished |= {one.id for one in members}
-            self.groups.restore_released(ReleasedGroup(name, members, (1.0, 0.0, -1.0)), task)
-        if lacking:
-            name = "g000050"
-            done = [trajectory(Order(f"{name}-{place}", name, task, 5)) for place in range(lacking + 1, 4)]
-            self.finished |= {one.id for one in done}
-            self.groups.restore_open(name, task, 3, done)
-
-    @rule()
-    def begin(self) -> None:
-        if self.groups.why_wait(ENVIRONMENTS) is None:
-            order, _ = self.groups.next(ENVIRONMENTS)
-            assert order.trajectory_id not in {one.trajectory_id for one in self.running}
-            assert order.trajectory_id not in self.finished
-            self.running.append(order)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]))
-    def finish(self, data: st.DataObject, reward: float) -> None:
-        order = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        self.groups.finished(trajectory(order, reward, self.version))
-        self.finished.add(order.trajectory_id)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), worker=st.sampled_from("ab"), hopeless_now=st.booleans())
-    def fail(self, data: st.DataObject, worker: str, hopeless_now: bool) -> None:
-        order = self.running[place := data.draw(st.integers(0, len(self.running) - 1))]
-        self.now += 1.0
-        tried = hopeless(order) if hopeless_now else order.failed(worker)
-        if self.groups.failed(tried, self.now) is not Attempt.NOTHING_WORKS:
-            del self.running[place]
-
-    @rule()
-    def judge(self) -> None:
-        if group := self.groups.to_judge():
-            self.unstored.append(self.groups.judge(group))
-
-    @precondition(lambda self: self.unstored)
-    @rule(data=st.data())
-    def store(self, data: st.DataObject) -> None:
-        verdict = self.unstored.pop(data.draw(st.integers(0, len(self.unstored) - 1)))
-        self.groups.decided(verdict)
-        if not verdict.released:
-            self.over.update(one.id for one in verdict.trajectories)
-
-    @precondition(lambda self: not self.batch)
-    @rule()
-    def update(self) -> None:
-        self.unstored += self.groups.stale(self.version)
-        if self.groups.update_due:
-            if self.synchronous:
-                assert not self.running, "sampling has come to rest"
-            self.batch = self.groups.take()
-
-    @precondition(lambda self: self.batch)
-    @rule()
-    def consume(self) -> None:
-        self.groups.consumed()
-        self.over.update(one.id for group in self.batch for one in group.trajectories)
-        self.batch = []
-        self.version += 1
-        self.groups.update_over()
-
-    @precondition(lambda self: self.batch)
-    @rule(which=st.integers(0, 5), whole=st.booleans())
-    def refuse(self, which: int, whole: bool) -> None:
-        culprits = self.batch if whole else [self.batch[which % len(self.batch)]]
-        for group in culprits:
-            self.groups.unusable(group.id, "the trainer refuses it")
-        self.groups.returned()
-        self.batch = []
-
-    @rule(number=st.integers(98, 112))
-    def condemn(self, number: int) -> None:
-        """Also groups that are open, closing, in training, over, or never were."""
-        self.groups.unusable(f"g{number:06d}", "somebody says so")
-
-    @rule(paused=st.booleans())
-    def pause(self, paused: bool) -> None:
-        self.groups.pause(paused)
-        assert not paused or self.groups.why_wait(ENVIRONMENTS) == "the run is paused"
-        self.groups.pause(False)
-
-    @invariant()
-    def holds(self) -> None:
-        if not hasattr(self, "groups"):
-            return
-        self.groups.validate()
-        assert max(self.over.values(), default=1) == 1, "a trajectory is over once"
-        assert set(self.over) <= self.finished
-        here = {one.id for group in self.groups._groups.values() for one in group.members}
-        assert here | set(self.over) == self.finished and not here & set(self.over), "no trajectory is lost"
-
-    def teardown(self) -> None:
-        """From any state, what is left can come to an end."""
-        if not hasattr(self, "groups"):
-            return
-        for order in self.running:
-            self.groups.finished(trajectory(order, 1.0, self.version))
-            self.finished.add(order.trajectory_id)
-        self.running = []
-        while self.unstored:
-            self.store_first()
-        dropped = [verdict for verdict in verdicts(self.groups) if not verdict.released]
-        self.over.update(one.id for verdict in dropped for one in verdict.trajectories)
-        self.holds()
-
-    def store_first(self) -> None:
-        verdict = self.unstored.pop(0)
-        self.groups.decided(verdict)
-        if not verdict.released:
-            self.over.update(one.id for one in verdict.trajectories)
-
-
-AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestAnyHistory = AnyHistory.TestCase

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dart.agent.parsing import MAX_ASPECT_RATIO
 from dart.core.fleet.conduct import Conduct, Quarantine
 from dart.core.types import Image
 from dart.screenshots import header
@@ -54,6 +55,8 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
     size = f"{image.width}×{image.height}"
     if not 0 < image.width * image.height <= header.MAX_PIXELS:
         return Violation(f"{where}.width_pixels, height_pixels", size, f"1 to {header.MAX_PIXELS:,} pixels in all")
+    if max(image.width, image.height) > MAX_ASPECT_RATIO * min(image.width, image.height):
+        return Violation(f"{where}.width_pixels, height_pixels", size, f"sides of a ratio up to {MAX_ASPECT_RATIO}")
     if not image.data:
         return None if shared else Violation(f"{where}.data", "empty", "there: this worker shares no directory")
     try:
