@@ -53,6 +53,7 @@ from dart.errors import UserError
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
+from dart.store.engine import DatabaseFailed
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import read_token
@@ -122,6 +123,7 @@ class Run:
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.replicas,
             figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
         )  # fmt: skip
+        self._guard = guard
         self._housekeeping = self._make_housekeeping(guard)
         self._stop = asyncio.Event()
         self._began = time.monotonic()
@@ -284,6 +286,8 @@ class Run:
                     task.cancel()
         except* (Interrupted, UserError, OSError) as errors:
             error = _leaf(errors)
+            if isinstance(error, DatabaseFailed) and self._guard is not None:
+                self._guard.look()  # a database that was removed fails in many ways: say what happened
             if not isinstance(error, OSError):
                 raise error from None
             raise UserError(

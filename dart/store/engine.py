@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
 from dart.errors import UserError
 
@@ -95,7 +95,9 @@ class Lane:
             try:
                 with self._engine.begin() as connection:
                     result = work(connection)
-            except OperationalError as error:
+            except DatabaseError as error:
+                if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
+                    raise  # a mistake of ours, such as a broken constraint
                 waited = time.monotonic() - began
                 if not _is_locked(error) or waited >= patience.seconds:
                     raise self._failed(error) from error
@@ -107,7 +109,7 @@ class Lane:
                     patience.told(time.monotonic() - began, True)
                 return result
 
-    def _failed(self, error: OperationalError) -> DatabaseFailed:
+    def _failed(self, error: DatabaseError) -> DatabaseFailed:
         cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
         return DatabaseFailed(
             f"the database {shown(self._engine.url)} failed: {error.orig}: fix that ({cause}), then continue with "
@@ -143,7 +145,7 @@ class Lane:
         self._engine.dispose()
 
 
-def _is_locked(error: OperationalError) -> bool:
+def _is_locked(error: DatabaseError) -> bool:
     """True if another process holds SQLite's lock: BUSY or LOCKED, with any extended code."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
