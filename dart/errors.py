@@ -9,3 +9,10 @@ class UserError(Exception):
     def __init__(self, *arguments: object, exit_code: int = 2) -> None:
         super().__init__(*arguments)
         self.exit_code = exit_code
+
+
+def first_of(errors: BaseException) -> BaseException:
+    """The first error in nested exception groups that is not a group itself."""
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors

@@ -49,7 +49,7 @@ from dart.core.progress import Progress
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
-from dart.errors import UserError
+from dart.errors import UserError, first_of
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
@@ -198,8 +198,7 @@ class Run:
 
     def _known_address(self) -> str:
         """Where Control is reached; empty before the server listens."""
-        known = self.address.done() and not self.address.cancelled()
-        return self.address.result() if known else ""
+        return self.address.result() if self.address.done() and not self.address.cancelled() else ""
 
     def _sampled(self) -> Sampled:
         evaluated = len(self.evaluation.outcomes) if self.evaluation else 0
@@ -248,7 +247,7 @@ class Run:
                 summary = await self.work()
                 launching.cancel()
         except* (Interrupted, UserError) as errors:
-            raise _leaf(errors) from None
+            raise first_of(errors) from None
         return summary
 
     async def work(self) -> dict[str, Any]:
@@ -285,7 +284,7 @@ class Run:
                 for task in background:
                     task.cancel()
         except* (Interrupted, UserError, OSError) as errors:
-            error = _leaf(errors)
+            error = first_of(errors)
             if isinstance(error, DatabaseFailed) and self._guard is not None:
                 self._guard.look()  # a database that was removed fails in many ways: say what happened
             if not isinstance(error, OSError):
@@ -444,10 +443,3 @@ class Run:
             **training_summary(figures, times),
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }
-
-
-def _leaf(errors: BaseException) -> BaseException:
-    """The first error in the group, at any depth, that is not itself a group."""
-    while isinstance(errors, BaseExceptionGroup):
-        errors = errors.exceptions[0]
-    return errors

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from benchmarks.endurance.proxy import Proxy
-from benchmarks.redial import SLOTS, Apart, Calls, Counting, episodes
+from benchmarks.endurance.redial import SLOTS, Apart, Calls, Counting, episodes
 from dart import config
 from dart.coordinator.fleet import server as server_module
 from dart.coordinator.fleet.server import CoordinatorService, Server

@@ -1,4 +1,4 @@
-"""Workers under cut connections and killed coordinators: `python -m benchmarks.redial`.
+"""Workers under cut connections and killed coordinators: `python -m benchmarks.endurance.redial`.
 
 Real: worker processes with the project's own end of a session, a coordinator process with the project's server and
 fleet, gRPC between them, and a TCP proxy that cuts and holds connections at random. Simulated: what a command does (it
@@ -39,8 +39,8 @@ from dart.wire.role import Command, Reply
 from dart.wire.session import Key
 from dart.wire.worker import WorkerOptions, serve
 
-RESULT = Path(__file__).parent / "results" / "redial.json"
-ITSELF = (sys.executable, "-m", "benchmarks.redial")
+RESULT = Path(__file__).parents[1] / "results" / "redial.json"
+ITSELF = (sys.executable, "-m", "benchmarks.endurance.redial")
 SLOTS = 4
 COMMAND_SECONDS = (0.0, 0.02)
 CANCELLED_SHARE = 0.1
