@@ -1,131 +1,195 @@
-"""One simulated run in which two workers say what no worker should, and what became of the run and of the others."""
+"""One simulated training run in which some workers send mutated messages, and what must hold meanwhile.
+
+Real: the coordinator with its scheduler, boundary, store and both ends of the session. Simulated: time, and what the
+workers do. What must hold: the run goes on to its end; a worker that is honest is never lost, and no attempt fails
+because of one; what is stored keeps the rules; the run can be resumed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.simulation import virtual_time
-from benchmarks.simulation.links import Links
-from benchmarks.simulation.mutations import mutated
-from benchmarks.simulation.store import NoDatabase
-from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.mutants import MUTATED, Mutants, Tally
+from benchmarks.simulation.timings import EnvTimes, SyncTimes, Timings, TrainerTimes
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
+from dart.agent.vocabulary import vocabulary_size
+from dart.coordinator.fleet.sessions import InfrastructureError, Worker
 from dart.coordinator.job import Train
-from dart.coordinator.run import Run
-from dart.coordinator.start import Start
-from dart.errors import UserError
+from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.sampling.data import DataManager
+from dart.coordinator.start import Start, starting_point
+from dart.core.curation.orders import Order
+from dart.core.types import Trajectory
 from dart.rundir import RunDirectory
+from dart.store.database import Database, sqlite_url
 from dart.v1 import session_pb2 as pb
 
-ENV_WORKERS, REPLICAS, TASKS = 11, 10, 6
-FIRST_GOOD = 8
-"""The first so many env workers and replicas say nonsense; the others do not."""
-VICTIMS = tuple(f"{role}-{number}" for role in ("env", "rollout") for number in range(FIRST_GOOD))
-EVERY_SECONDS, MOST_SECONDS = 5.0, 900.0
-"""Virtual seconds between two mutations of a victim, and of a run: its victims are in quarantine more and more."""
+TASKS = 8
+HONEST_ENVS, HONEST_REPLICAS, SLOTS = 2, 2, 4
+MUTANTS = 8
+"""Of the env workers, and of the replicas."""
+SHARES: dict[int, float] = {pb.ROLE_ENV: 0.4, pb.ROLE_ROLLOUT: 0.4, pb.ROLE_TRAIN: 0.2}
+TIMINGS = Timings(
+    env=EnvTimes(boot=(0.5, 1.0), settle=(0.1, 0.5), step=(0.1, 0.5), grade=(0.1, 0.2)),
+    trainer=TrainerTimes(seconds_per_step=0.01, seconds=1.0),
+    sync=SyncTimes(gigabytes=0.1, restart=0.2),
+    failures_per_step=0.0,
+)
+RESUMED_UPDATES = 1
 
 
 @dataclass
-class Fuzzed:
+class Outcome:
     seed: int
-    mutations: int = 0
+    mutations: Counter[str] = field(default_factory=Counter)
+    updates: int = 0
+    trajectories: int = 0
+    honest_trajectories: int = 0
+    """Finished in the environments of honest workers."""
     violations: int = 0
-    ended: bool = False
-    longest_hold: float = 0.0
-    """Real seconds that one message of a victim took."""
-    fields: Counter[str] = field(default_factory=Counter)
+    quarantines: int = 0
+    longest_seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
 
-class _Fuzz:
-    def __init__(self, fuzzed: Fuzzed, wanted: int) -> None:
-        self.fuzzed, self.wanted = fuzzed, wanted
-        self.chance = random.Random(f"fuzz/{fuzzed.seed}")
+def fuzz(seed: int, mutations: int, folder: Path) -> Outcome:
+    """A run with at least so many mutated messages, and its resumption. The folder is empty."""
+    outcome = Outcome(seed)
+    for resume in (False, True):
+        virtual_time.run(_live(outcome, 0 if resume else mutations, folder, resume))
+    return outcome
 
-    def mutate(self, message: pb.SessionRequest, chance: random.Random) -> pb.SessionRequest:
-        made, name = mutated(message, chance)
-        self.fuzzed.mutations += 1
-        self.fuzzed.fields[name] += 1
-        return made
 
-    async def run(self, folder: Path) -> None:
-        run = Run(_config(self.fuzzed.seed), RunDirectory(folder), NoDatabase(), Train(), Start())  # type: ignore[arg-type]
-        self._watch(run)
-        links, timings, seed = Links(run.fleet, self.chance), Timings(), self.fuzzed.seed
-        names = list(run.config.environment.tasks.names)
-        SimulatedTrainer(links, timings)
-        for number in range(REPLICAS):
-            SimulatedReplica(links, f"rollout-{number}", timings, seed)
-        for number in range(ENV_WORKERS):
-            SimulatedEnvs(links, f"env-{number}", 1, timings, names, seed)
-        self._instances = {name: link.worker for name, link in links.of.items() if name not in VICTIMS}
-        working = asyncio.get_running_loop().create_task(run.work())
+async def _live(outcome: Outcome, mutations: int, folder: Path, resume: bool) -> None:
+    directory = RunDirectory(folder)
+    async with await Database.open(sqlite_url(directory.database), directory.blobs) as database:
+        if resume:
+            start = await starting_point(database, directory)
+            await database.resume_run()
+        else:
+            start = Start()
+            await database.start_run(directory.name, "fuzz", {}, started=virtual_time.START)
+        run = Run(_config(outcome.seed), directory, database, Train(), start)
+        chance, tally = random.Random(f"{outcome.seed}/{resume}"), Tally()
+        honest = Honest(run, outcome)
+        links = Mutants(run.fleet, chance, tally, {role: 0.0 if resume else share for role, share in SHARES.items()})
+        _workers(links, run, outcome.seed, start.version)
         try:
-            await self._fuzz(run, links, working)
-            self._judge(run)
+            async with asyncio.TaskGroup() as tasks:
+                ending = tasks.create_task(_end(run, tally, mutations, start.update + RESUMED_UPDATES))
+                await run.work()
+                ending.cancel()
+        except* Interrupted:
+            pass
+        except* Exception as errors:  # noqa: BLE001 - whatever ends a run is what is looked for
+            outcome.wrong += [f"the run ended: {type(one).__name__}: {one}" for one in errors.exceptions]
         finally:
-            run.interrupt()
-            await asyncio.wait({working})
             links.close()
+        if run.progress.counts.updates < start.update + RESUMED_UPDATES:
+            outcome.wrong.append(f"no update after {start.update}")
+        honest.count()
+        if resume:
+            await _stored(outcome, database, run)
+        outcome.mutations += tally.mutations
+        outcome.longest_seconds = max(outcome.longest_seconds, tally.longest_seconds)
+        outcome.updates, outcome.trajectories = run.progress.counts.updates, run.progress.counts.trajectories
 
-    async def _fuzz(self, run: Run, links: Links, working: asyncio.Task[object]) -> None:
-        until = asyncio.get_running_loop().time() + MOST_SECONDS
-        while self.fuzzed.mutations < self.wanted and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(EVERY_SECONDS)
-            if working.done():
-                error = working.exception()
-                self.fuzzed.ended = True
-                self.fuzzed.wrong.append(f"the run ended: {error!r}")
-                return
-            for name in VICTIMS:
-                link = links.of[name]
-                link.trouble.garbled = self.mutate
-                link.trouble.ready = self.mutate if self.chance.random() < 0.1 else None
 
-    def _watch(self, run: Run) -> None:
-        receive, record = run.fleet.receive, run.journal.event
+async def _end(run: Run, tally: Tally, mutations: int, updates: int) -> None:
+    """Interrupt the run when there were enough of both, or after a year."""
+    for _ in range(365 * 24 * 360):
+        if tally.mutations.total() >= mutations and run.progress.counts.updates >= updates:
+            break
+        await asyncio.sleep(10.0)
+    run.interrupt()
 
-        def timed(worker: object, message: pb.SessionRequest) -> None:
-            began = time.perf_counter()
-            receive(worker, message)  # type: ignore[arg-type]
-            self.fuzzed.longest_hold = max(self.fuzzed.longest_hold, time.perf_counter() - began)
+
+def _workers(links: Mutants, run: Run, seed: int, version: int) -> None:
+    names = list(run.config.environment.tasks.names)
+    SimulatedTrainer(links, TIMINGS, version).checkpoints = True
+    for prefix, replicas, envs in (("", HONEST_REPLICAS, HONEST_ENVS), (MUTATED, MUTANTS, MUTANTS)):
+        for number in range(replicas):
+            SimulatedReplica(links, f"{prefix}rollout-{number}", TIMINGS, seed, version)
+        for number in range(envs):
+            SimulatedEnvs(links, f"{prefix}env-{number}", SLOTS, TIMINGS, names, seed)
+
+
+class Honest:
+    """What happens to the workers that are honest, and to their work."""
+
+    def __init__(self, run: Run, outcome: Outcome) -> None:
+        self._outcome, self._run = outcome, run
+        self._at: dict[str, str] = {}
+        """Trajectory → the env worker that its attempt runs on."""
+        self._finished: Counter[str] = Counter()
+        run.fleet.on_lost.append(self._lost)
+        data = run.data
+        assert isinstance(data, DataManager)
+        record, failed, finished = run.journal.event, data.failed, data.finished
 
         def event(kind: str, /, **fields: object) -> None:
-            self.fuzzed.violations += kind == "violation"
-            if kind == "violation" and fields.get("worker") not in VICTIMS:
-                self.fuzzed.wrong.append(f"{fields.get('worker')} was blamed: {fields}")
+            if kind == "violation":
+                outcome.violations += 1
+                outcome.quarantines += bool(fields["quarantine_seconds"])
+                if not str(fields["worker"]).startswith(MUTATED) and fields["worker"] != "train":
+                    outcome.wrong.append(f"an honest worker broke a rule: {fields}")
             record(kind, **fields)
 
-        run.fleet.receive = timed  # type: ignore[method-assign,assignment]
+        def note_failed(order: Order, error: InfrastructureError) -> None:
+            if any(not name.startswith(MUTATED) for name in order.failed_on) or not error.worker:
+                outcome.wrong.append(f"an attempt failed on an honest worker ({sorted(order.failed_on)}): {error}")
+            failed(order, error)
+
+        async def note_finished(order: Order, trajectory: Trajectory) -> None:
+            await finished(order, trajectory)
+            self._finished[trajectory.id] += 1
+
         run.journal.event = event  # type: ignore[method-assign]
+        data.failed = note_failed  # type: ignore[method-assign]
+        data.finished = note_finished  # type: ignore[method-assign]
 
-    def _judge(self, run: Run) -> None:
-        """The others are whom they were, and have worked."""
-        present = {worker.id: worker for worker in run.fleet.workers.values()}
-        for name, worker in self._instances.items():
-            if present.get(name) is not worker:
-                self.fuzzed.wrong.append(f"{name} was lost")
-        if not self.fuzzed.ended and run.progress.counts.trajectories == 0:
-            self.fuzzed.wrong.append("no trajectory was finished")
+    def _lost(self, worker: Worker) -> None:
+        if not worker.id.startswith(MUTATED) and not worker.said_goodbye:
+            self._outcome.wrong.append(f"an honest worker was lost: {worker.id}")
+
+    def count(self) -> None:
+        twice = [name for name, times in self._finished.items() if times > 1]
+        if twice:
+            self._outcome.wrong.append(f"finished twice: {twice[:5]}")
+        self._outcome.honest_trajectories += len(self._finished)
 
 
-def fuzz(seed: int, mutations: int) -> Fuzzed:
-    """One run with so many mutations."""
-    fuzzed = Fuzzed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            virtual_time.run(_Fuzz(fuzzed, mutations).run(Path(folder)))
-        except UserError as error:
-            fuzzed.ended = True
-            fuzzed.wrong.append(f"the run ended: {error}")
-    return fuzzed
+async def _stored(outcome: Outcome, database: Database, run: Run) -> None:
+    """Every stored trajectory keeps the rules."""
+    version, vocabulary = run.progress.counts.version, vocabulary_size(run.config.model.folder) or 2**24
+    for row in await database.list_trajectories("", 100_000, ""):
+        stored = await database.trajectory(row.id)
+        assert stored is not None
+        if why := _unusable(stored.trajectory, version, vocabulary):
+            outcome.wrong.append(f"stored: {row.id}: {why}")
+
+
+def _unusable(trajectory: Trajectory, version: int, vocabulary: int) -> str:
+    if not 0.0 <= trajectory.reward <= 1.0:
+        return f"reward {trajectory.reward}"
+    for step in trajectory.steps:
+        generation = step.generation
+        if not generation.token_ids or max(*generation.token_ids, *generation.prompt_token_ids, 0) >= vocabulary:
+            return f"tokens of step {step.index}"
+        scored = len(generation.logprobs) if not trajectory.pooled_from else len(generation.token_ids)
+        if scored != len(generation.token_ids) or not all(map(math.isfinite, generation.logprobs)):
+            return f"log-probabilities of step {step.index}"
+        ends = [0, *(span.end for span in generation.versions)]
+        if [span.start for span in generation.versions] != ends[:-1] or ends[-1] != len(generation.token_ids):
+            return f"versions of step {step.index}"
+    return "a version that was never made" if trajectory.newest_version > version else ""
 
 
 def _config(seed: int) -> config.Config:
@@ -133,12 +197,14 @@ def _config(seed: int) -> config.Config:
         {
             "run": {"seed": seed},
             "model": {"path": "builtin:tiny-qwen3vl"},
-            "environment": {"tasks": {"names": [f"task-{number}" for number in range(TASKS)]}},
-            "rollout": {"replicas": REPLICAS},
-            "curation": {"rollouts": 4, "step_limit": 8},
+            "environment": {"tasks": {"names": [f"task-{number:03d}" for number in range(TASKS)]}},
+            "rollout": {"replicas": HONEST_REPLICAS},
+            "curation": {"rollouts": 4, "step_limit": 6, "max_staleness": 8},
             "trainer": {"trajectories_per_update": 8},
             "evaluation": {"episodes": 0},
+            "checkpoint": {"every_updates": 3},
+            "sync": {"timeout_seconds": 20.0},
             "stop": {"updates": 1_000_000},
-            "server": {"lost_after_seconds": 15.0, "reply_timeout_seconds": 120.0},
+            "server": {"lost_after_seconds": 15.0, "reply_timeout_seconds": 60.0},
         }
     )

@@ -34,8 +34,6 @@ class Trouble:
     """The failure code that every command is answered with; unspecified: none."""
     hung: bool = False
     """Commands wait, and heartbeats go on."""
-    ready: Mutate | None = None
-    """The next Ready is replaced by what this makes of it."""
     garbled: Mutate | None = None
     """The next reply is replaced by what this makes of it."""
 
@@ -108,10 +106,7 @@ class Link:
             worker.end.resume(down)
         else:
             worker.end.outbox = down
-        ready = pb.SessionRequest(ready=self._ready)
-        if (mutate := self.trouble.ready) is not None:
-            self.trouble.ready, ready = None, mutate(ready, self._chance)
-        self._tell(ready)
+        self._tell(pb.SessionRequest(ready=self._ready))
         self._beat(self._stream)
 
     def cut(self, seconds: float) -> None:

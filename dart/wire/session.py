@@ -82,7 +82,9 @@ class _Command:
     place: int = 0
     """Its position among all commands sent, from 1."""
     asked_again: int = 0
-    """How often the reply was requested again."""
+    """How often another reply was asked for, because the one that came broke a rule."""
+    reminded: int = 0
+    """How often it was sent again because its reply may have been lost."""
 
 
 @dataclass(slots=True)
@@ -182,18 +184,24 @@ class CoordinatorEnd:
             return None
         return state.open.messages[-1]
 
-    def ask_again(self, command: pb.SessionResponse | None, most: int) -> bool:
-        """Send this command again, or all that are open; False when each has been sent again `most` times already.
+    def ask_again(self, command: pb.SessionResponse, most: int) -> bool:
+        """Send an open command again; False when it has been sent again `most` times already.
 
-        A worker that has answered a command repeats its reply; one that is still working on it continues.
+        A worker that has answered the command repeats its reply; one that is still working on it continues.
         """
-        again = [
-            one for one in self._open() if (command is None or command is one.messages[-1]) and one.asked_again < most
-        ]
-        for one in again:
-            one.asked_again += 1
-            self.outbox.put(one.messages[-1])
-        return bool(again)
+        one = next((one for one in self._open() if one.messages[-1] is command), None)
+        if one is None or one.asked_again >= most:
+            return False
+        one.asked_again += 1
+        self.outbox.put(command)
+        return True
+
+    def remind(self, most: int) -> None:
+        """A reply may have been lost: send every open command again, each at most so often."""
+        for one in self._open():
+            if one.reminded < most:
+                one.reminded += 1
+                self.outbox.put(one.messages[-1])
 
     def answered(self, assignment: pb.Assignment) -> Key | None:
         """Close the command that a reply answers, and return it; None if the reply is stale, which is counted."""

@@ -173,6 +173,7 @@ BROKEN = {
     "versions that go too far": (GENERATE, generated(versions=[span(7, 0, 3)]), "Generated.versions"),
     "an empty span at the end": (GENERATE, generated(versions=[span(7, 0, 2), span(7, 2, 2)]), "Generated.versions"),
     "no versions": (GENERATE, generated(versions=[]), "Generated.versions"),
+    "no prompt": (GENERATE, generated(prompt_token_ids=[]), "Generated.prompt_token_ids"),
     "no tokens": (GENERATE, generated(token_ids=[], logprobs=[], versions=[]), "Generated.token_ids"),
     "more tokens than were asked for": (GENERATE, generated(token_ids=[1] * 9), "Generated.token_ids"),
     "a token beyond the vocabulary": (GENERATE, generated(token_ids=[5, 1000]), "Generated.token_ids"),

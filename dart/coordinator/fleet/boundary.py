@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 ASK_AGAIN = 2
 """How often a trainer is asked for another answer to one command."""
+REMINDERS = 8
+"""Times that a trainer is sent a command again because its answer may be among what could not be used."""
 LATE_ANSWERS = 64
 """Answers that a worker may send beyond one for each command: for example, to commands of the previous stream."""
 
@@ -127,7 +129,7 @@ class Boundary:
             self._refuse(worker, assignment, command, message.violation)
             return None
         if worker.role == pb.ROLE_TRAIN:
-            worker.end.ask_again(None, ASK_AGAIN)
+            worker.end.remind(REMINDERS)
         return self.broke(worker, message.violation)
 
     def _refuse(
@@ -141,7 +143,7 @@ class Boundary:
     def _late(self, worker: Worker) -> Quarantine | None:
         """No call waits for the answer: for example, the call was cancelled, or its answer has come before."""
         if worker.role == pb.ROLE_TRAIN:
-            worker.end.ask_again(None, ASK_AGAIN)
+            worker.end.remind(REMINDERS)
         if worker.end.surplus <= LATE_ANSWERS:
             return None
         return self.broke(worker, Violation("Assignment", "that of no command", "that of a command which waits"))

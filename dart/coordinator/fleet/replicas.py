@@ -44,6 +44,8 @@ class _Turn:
     forced_text: str | None
     attempt: int = 0
     with_data: bool = False
+    declined: bool = False
+    """A replica has said that the request itself is wrong."""
 
 
 class RolloutPool:
@@ -80,6 +82,8 @@ class RolloutPool:
         `forced_text`: the turn's text; nothing is sampled, and there are no log-probabilities. `enter` is called with
         QUEUED when the request has to wait for a replica, and with GENERATING when it has got one.
 
+        A replica that says the request itself is wrong is believed when a second one, if there is one, agrees.
+
         Raises ContextFull, and InfrastructureError: after `GENERATE_ATTEMPTS` attempts have failed, with the name of
         the replica that failed last, or without a name when the request itself is invalid.
         """
@@ -94,6 +98,9 @@ class RolloutPool:
                 return await self._attempt(turn, request, replica), replica.name
             except InfrastructureError as error:
                 code = error.code if isinstance(error, CommandFailed) else None
+                if code in OWN_FAULT and not turn.declined and len(self.replicas) > 1:
+                    turn.declined = True  # one that is wrong about it would end the episode: ask another
+                    continue
                 if code == pb.FAILURE_CODE_CONTEXT_FULL:
                     raise ContextFull(str(error)) from error
                 if code == pb.FAILURE_CODE_INVALID:
@@ -110,7 +117,7 @@ class RolloutPool:
         """Ask the replica once, then give it back and report whether it failed."""
         worker, version = replica.session, replica.version
         turn.attempt += 1
-        blame, served = "", False
+        blame, served, declined = "", False, False
         try:
             reply = await worker.call(await self._message(turn, worker))
             self.requests += 1
@@ -118,6 +125,7 @@ class RolloutPool:
             served = True
             return generation
         except InfrastructureError as error:
+            declined = isinstance(error, CommandFailed) and error.code in OWN_FAULT
             if not _excused(error, turn, replica, version):
                 blame = str(error)
             raise
@@ -131,6 +139,8 @@ class RolloutPool:
                 self.replicas.served(request, now)
             elif blame:
                 self.replicas.failed(request, blame, now)
+            elif declined:
+                self.replicas.declined(request, now)
             else:
                 self.replicas.ended(request, now)
             if self._waiting:

@@ -185,6 +185,11 @@ class Replicas(Generic[S]):
         blame."""
         self._ended(request, now)
 
+    def declined(self, request: Request[S], now: float) -> None:
+        """The replica says that the request itself is wrong: another one is asked next, and nobody is blamed."""
+        replica = self._ended(request, now)
+        request.failed_on |= {replica.name}
+
     def _ended(self, request: Request[S], now: float) -> Replica[S]:
         replica = request.replica
         assert replica is not None, "`take` has given it a replica"

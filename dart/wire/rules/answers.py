@@ -112,6 +112,8 @@ def _generated(generated: pb.Generated, asked: pb.Generate, limits: Limits) -> V
     if len(generated.logprobs) != wanted:
         # Training would take sampled tokens without log-probabilities for on-policy ones.
         return Violation("Generated.logprobs", f"{len(generated.logprobs):,} entries", f"{wanted:,} entries")
+    if not generated.prompt_token_ids:
+        return Violation("Generated.prompt_token_ids", "0 entries", "1 entry at least")
     for name, ids in (("token_ids", tokens), ("prompt_token_ids", generated.prompt_token_ids)):
         if len(ids) > TOKEN_IDS.most:
             return Violation(f"Generated.{name}", f"{len(ids):,} entries", TOKEN_IDS.says)

@@ -1,0 +1,168 @@
+"""Simulated workers some of whose messages are mutated (`mutations`), beside others that are honest.
+
+What arrives takes the way that the server gives it: bytes are parsed by the rules, what is no message ends the stream,
+a goodbye ends the worker. A worker that the coordinator refuses comes back when it may, some under another name: then
+it has no past, and can be mutated again at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from benchmarks.simulation.links import Link, Links
+from benchmarks.simulation.mutations import Sent, mutated, mutated_message
+from benchmarks.simulation.workers import SimulatedWorker
+from dart.coordinator.fleet.sessions import Fleet
+from dart.v1 import session_pb2 as pb
+from dart.wire import rules
+from dart.wire.rules import Malformed
+
+MUTATED = "bad-"
+"""Worker names that begin so are those of mutants."""
+REDIAL_SECONDS, RENAMED_SHARE = 2.0, 0.9
+READY_SHARE = 0.1
+"""Of a mutant's Ready messages, and of its Hellos, so many are mutated; the rest say nothing new."""
+
+
+class Tally:
+    """What has been sent so far, over all mutants of a run."""
+
+    def __init__(self) -> None:
+        self.mutations: Counter[str] = Counter()
+        """By the kind of the message that was mutated."""
+        self.longest_seconds = 0.0
+        """The processor's time that the coordinator took for what came in one piece, at most."""
+
+
+class Mutants(Links):
+    """All connections of one coordinator's life. `shares`: of the replies of a mutant, by the role of the worker."""
+
+    def __init__(self, fleet: Fleet, chance: random.Random, tally: Tally, shares: dict[int, float]) -> None:
+        super().__init__(fleet, chance)
+        self._tally, self._shares, self._random = tally, shares, chance
+
+    def connect(self, worker: SimulatedWorker, hello: pb.Hello, ready: pb.Ready) -> Callable[[pb.SessionRequest], None]:
+        if not (hello.worker_id.startswith(MUTATED) or hello.role == pb.ROLE_TRAIN):
+            return super().connect(worker, hello, ready)
+        chance, share = random.Random(self._random.getrandbits(64)), self._shares[hello.role]
+        link = Mutant(self.fleet, worker, hello, ready, chance, self._tally, share)
+        self.of[hello.worker_id] = link
+        link.dial()
+        return link.reply
+
+
+class Mutant(Link):
+    def __init__(
+        self,
+        fleet: Fleet,
+        simulated: SimulatedWorker,
+        hello: pb.Hello,
+        ready: pb.Ready,
+        chance: random.Random,
+        tally: Tally,
+        share: float,
+    ) -> None:
+        super().__init__(fleet, simulated, hello, ready, chance)
+        self._tally, self._share = tally, share
+        self._honest = hello.worker_id, ready
+        self._names = itertools.count(1)
+
+    @property
+    def _trains(self) -> bool:
+        return bool(self._hello.role == pb.ROLE_TRAIN)
+
+    def dial(self) -> None:
+        if self._over or self.up:
+            return
+        hello = pb.Hello()
+        hello.CopyFrom(self._hello)
+        if self._due(READY_SHARE) and not self._trains:
+            mutated_message(hello, self._chance)
+            self._tally.mutations["hello"] += 1
+            if rules.hello(hello) is not None:  # the server tells it so; it comes back as it is
+                self._later(REDIAL_SECONDS, self.dial)
+                return
+        if seconds := self._fleet.refused(self._hello):
+            self.rejections += 1
+            if self._chance.random() < RENAMED_SHARE:
+                self._come_back(f"{self._honest[0]}-{next(self._names)}")
+            else:
+                self._later(seconds, self.dial)
+            return
+        self._ready = pb.Ready()
+        self._ready.CopyFrom(self._honest[1])
+        if self._due(READY_SHARE) and not self._trains:
+            mutated_message(self._ready, self._chance)
+            self._tally.mutations["ready"] += 1
+        super().dial()
+
+    def _due(self, share: float) -> bool:
+        return self._chance.random() < share * self._share
+
+    def _come_back(self, name: str) -> None:
+        """As another process, under this name."""
+        self._hello.worker_id = name
+        self.die(REDIAL_SECONDS, f"{name}/{self._chance.getrandbits(32):x}")
+
+    def _told(self, message: pb.SessionRequest, stream: int) -> None:
+        kind = message.WhichOneof("body") or ""
+        sent: list[Sent] = [message]
+        if kind != "ready" and self._chance.random() < self._share:
+            sent = mutated(message, self._chance)
+            if self._trains and _ends_a_trainer(sent):
+                sent = [message]
+            else:
+                self._tally.mutations[kind] += 1
+        for one in sent:
+            if stream == self._stream:
+                self._arrives(one)
+
+    def _arrives(self, sent: Sent) -> None:
+        worker = self.worker
+        if worker is None or worker.state == "lost":
+            return self._lost()
+        began = time.thread_time()
+        message = rules.parsed(sent if isinstance(sent, bytes) else sent.SerializeToString())
+        goodbye = False
+        if isinstance(message, Malformed):
+            self._fleet.receive(worker, message)
+            self.cut(REDIAL_SECONDS)
+        else:
+            for one in message.batch or (message,):
+                goodbye = one.HasField("bye")
+                if goodbye:
+                    break
+                self._fleet.receive(worker, one)
+        if goodbye:
+            worker.said_goodbye = True
+            self._fleet.lose(worker, "goodbye")
+        self._tally.longest_seconds = max(self._tally.longest_seconds, time.thread_time() - began)
+        if worker.state == "lost":
+            self._lost()
+
+    def _arrived(self, message: pb.SessionResponse, stream: int) -> None:
+        if stream == self._stream and message.bye.reason.startswith("this worker cannot be used"):
+            if self.worker is not None:
+                self.worker.said_goodbye = True
+                self._fleet.lose(self.worker, "goodbye")
+            return self._come_back(f"{self._honest[0]}-{next(self._names)}")
+        super()._arrived(message, stream)
+
+    def _lost(self) -> None:
+        if self.up and not self._over:
+            self.cut(REDIAL_SECONDS)
+
+
+def _ends_a_trainer(sent: list[Sent]) -> bool:
+    """A trainer that says goodbye, or that it has failed, is believed: its state went with it."""
+    for one in sent:
+        message = rules.parsed(one) if isinstance(one, bytes) else one
+        if isinstance(message, Malformed):
+            continue
+        if any(each.HasField("bye") or each.HasField("failure") for each in message.batch or (message,)):
+            return True
+    return False
