@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import PAD, mixed, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import PAD, mixed, read, sample, screenshot, settings, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
+from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
 from dart.workers.train import linear  # noqa: E402
 from dart.workers.train import model as models  # noqa: E402
@@ -36,7 +37,7 @@ def trainer(folder: Path) -> Trainer:
 def plain_logprobs(trainer: Trainer, plain: Any, one: pb.Sample) -> Any:
     """One sample alone through transformers as it comes: no sharing, no padding, logits everywhere."""
     ids = torch.tensor([[*one.prompt_token_ids, *one.token_ids]])
-    images = trainer.images.get(one.images)
+    images = trainer.screenshots.get(image_from_proto(image) for image in one.images)
     logits = plain(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
@@ -54,14 +55,14 @@ def logprobs(trainer: Trainer, parts: list[list[batches.Row]]) -> dict[str, Any]
     found = {}
     for part in parts:
         values, _ = trainer._forward(trainer.model, trainer._collate(part))
-        steps = [step for row in part for step in row.steps]
-        for step, value in zip(steps, values.split([len(step.response) for step in steps]), strict=True):
+        steps = [step for row in part for step in row.samples]
+        for step, value in zip(steps, values.split([len(step.generation.token_ids) for step in steps]), strict=True):
             found[step.name] = value
     return found
 
 
 def cuts(trainer: Trainer, samples: list[pb.Sample]) -> dict[str, list[list[batches.Row]]]:
-    steps = [batches.read_sample(one, trainer.layout) for one in samples]
+    steps = [read(one, trainer.layout) for one in samples]
     shared, single = batches.make_rows(steps, 4096), [batches.Row((step,)) for step in steps]
     return {
         "everything in one": [shared],
