@@ -68,6 +68,17 @@ def assignment_of(message: pb.SessionRequest | pb.SessionResponse) -> pb.Assignm
 # ---- the coordinator's end ----
 
 
+class Owed(Protocol):
+    """A command that the worker owes a reply to."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def messages(self) -> Sequence[pb.SessionResponse]:
+        """Its pages; the reply answers the last."""
+
+
 @dataclass(slots=True)
 class _Command:
     """A command (with all its pages) that the worker owes an answer to, or will owe once it is sent."""
@@ -177,12 +188,12 @@ class CoordinatorEnd:
         """Stale replies beyond one for each command ever sent: an honest worker has none."""
         return self.stale - self._sent
 
-    def owed(self, assignment: pb.Assignment) -> pb.SessionResponse | None:
-        """The open command that a reply with this assignment answers; of several pages, the last."""
+    def owed(self, assignment: pb.Assignment) -> Owed | None:
+        """The open command that a reply with this assignment answers."""
         state = self._work.get((assignment.assignment_id, assignment.attempt))
         if state is None or state.open is None or not self._answers(assignment, state.open):
             return None
-        return state.open.messages[-1]
+        return state.open
 
     def ask_again(self, command: pb.SessionResponse, most: int) -> bool:
         """Send an open command again; False when it has been sent again `most` times already.

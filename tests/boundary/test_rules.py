@@ -132,6 +132,7 @@ BROKEN = {
     "another kind, to generate": (GENERATE, told(weights_loaded=pb.WeightsLoaded()), "SessionRequest.body"),
     "another kind, to train": (TRAIN, told(checkpoint_saved=pb.CheckpointSaved()), "SessionRequest.body"),
     "a digest of 5 bytes": (RESET, observed(image={"sha256": b"12345"}), "Observed.image: Image.sha256"),
+    "no digest at the beginning": (RESET, observed(image={}, done=True), "Observed.image: Image.sha256"),
     "no digest": (RESET, observed(image={}), "Observed.image: Image.sha256"),
     "a version of 2^64-1": (
         GENERATE,

@@ -115,11 +115,13 @@ class Trainer:
 
     def fail(self, page: pb.TrainBatch, code: pb.FailureCode, *names: str, rank: int = 0) -> None:
         failure = pb.Failure(assignment=page.assignment, code=code, message="what it says", trajectory_ids=names)
-        self.workers[rank].receive(pb.SessionRequest(failure=failure))
+        self.fleet.receive(self.workers[rank], pb.SessionRequest(failure=failure))
 
     def train(self, page: pb.TrainBatch, *remarks: str, rank: int = 0) -> None:
-        trained = pb.Trained(assignment=page.assignment, weight_version=page.update, remarks=remarks)
-        self.workers[rank].receive(pb.SessionRequest(trained=trained))
+        trained = pb.Trained(
+            assignment=page.assignment, update=page.update, weight_version=page.update, remarks=remarks
+        )
+        self.fleet.receive(self.workers[rank], pb.SessionRequest(trained=trained))
 
 
 @pytest.fixture

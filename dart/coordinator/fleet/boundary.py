@@ -23,7 +23,6 @@ from dart.screenshots import header
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
 from dart.wire.rules import Limits, Malformed, Violation
-from dart.wire.session import assignment_of
 
 if TYPE_CHECKING:
     from dart.coordinator.fleet.sessions import Worker
@@ -78,19 +77,21 @@ class Boundary:
         self.conduct = Conduct()
         self.on_violation: list[Listener] = []
 
-    def answered(self, worker: Worker, message: pb.SessionRequest) -> Quarantine | None:
-        """Check an answer, or what came instead of one. Returns a quarantine if the worker is to be lost."""
-        kind = message.WhichOneof("body") or ""
-        assignment = assignment_of(message)
-        if assignment is None:
+    def answered(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
+        """An answer, or what is in the place of one. A quarantine: the worker is to be lost."""
+        if kind not in rules.ANSWERED_WITH:
             wanted = "an answer, ready, heartbeat or bye" if kind else "a message with a body"
             return self.broke(worker, Violation("SessionRequest.body", kind or "empty", wanted))
-        command = worker.end.owed(assignment)
-        broken = rules.violation(message, command, self.limits) if command is not None else None
-        if broken is None or broken.mended:
-            worker.receive(message)
-        if command is None:
+        answer = getattr(message, kind)
+        assignment = answer.assignment
+        owed = worker.end.owed(assignment)
+        if owed is None:
+            worker.answered(assignment, answer)  # counted as stale
             return self._late(worker)
+        command = owed.messages[-1]
+        broken = rules.violation_of(kind, answer, owed.kind, command, self.limits)
+        if broken is None or broken.mended:
+            worker.answered(assignment, answer)
         if broken is not None:
             self._refuse(worker, assignment, command, broken)
         return None
@@ -124,9 +125,9 @@ class Boundary:
     def malformed(self, worker: Worker, message: Malformed) -> Quarantine | None:
         """Note bytes that could not be read as a message. Returns a quarantine if the worker is to be lost."""
         assignment = message.assignment
-        command = worker.end.owed(assignment) if assignment is not None else None
-        if assignment is not None and command is not None:
-            self._refuse(worker, assignment, command, message.violation)
+        owed = worker.end.owed(assignment) if assignment is not None else None
+        if assignment is not None and owed is not None:
+            self._refuse(worker, assignment, owed.messages[-1], message.violation)
             return None
         if worker.role == pb.ROLE_TRAIN:
             worker.end.remind(REMINDERS)

@@ -148,11 +148,9 @@ class Worker:
         """No more commands of this assignment will come."""
         self.end.finish((assignment_id, attempt))
 
-    def receive(self, message: pb.SessionRequest) -> None:
-        """Handle a reply: wake the call that waits for it, or count it as stale."""
-        reply = getattr(message, message.WhichOneof("body") or "", None)
-        assignment = getattr(reply, "assignment", None)
-        if assignment is None or (key := self.end.answered(assignment)) is None:
+    def answered(self, assignment: pb.Assignment, reply: object) -> None:
+        """Wake the call that waits for the reply, or count it as stale."""
+        if (key := self.end.answered(assignment)) is None:
             return
         if isinstance(reply, pb.Failure):
             told, refused = f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)
@@ -293,12 +291,10 @@ class Fleet:
             return
         if isinstance(message, Malformed):
             quarantine = self.boundary.malformed(worker, message)
-        elif message.HasField("ready"):
-            quarantine = self.became_ready(worker, message.ready)
-        elif (kind := message.WhichOneof("body")) in rules.UNASKED:
+        elif (kind := message.WhichOneof("body") or "") in rules.UNASKED:
             quarantine = self._unasked(worker, message, kind)
         else:
-            quarantine = self.boundary.answered(worker, message)
+            quarantine = self.boundary.answered(worker, message, kind)
         if quarantine is not None:
             self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
 
@@ -316,6 +312,8 @@ class Fleet:
         return None
 
     def _unasked(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
+        if kind == "ready":
+            return self.became_ready(worker, message.ready)
         if broken := rules.BODIES[kind].violation(getattr(message, kind)):
             return self.boundary.broke(worker, broken)
         if kind == "slots":

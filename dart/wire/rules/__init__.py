@@ -9,7 +9,7 @@
 Everything here is pure. What follows from a violation is decided in `dart.core.fleet.conduct`.
 """
 
-from dart.wire.rules.answers import ANSWERED_WITH, ANSWERS, UNASKED, Limits, hello, ready, violation
+from dart.wire.rules.answers import ANSWERED_WITH, ANSWERS, UNASKED, Limits, hello, ready, violation, violation_of
 from dart.wire.rules.crowds import Malformed, parsed
 from dart.wire.rules.fields import BODIES, REQUESTS
 from dart.wire.rules.kinds import Violation, clean, shortened
@@ -29,4 +29,5 @@ __all__ = [
     "ready",
     "shortened",
     "violation",
+    "violation_of",
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
 from dart.wire.rules.fields import BODIES
@@ -45,30 +47,35 @@ class Limits:
 
 
 def violation(answer: pb.SessionRequest, command: pb.SessionResponse, limits: Limits) -> Violation | None:
-    """What is wrong with an answer to this command. Repairable values are repaired (`Violation.mended`)."""
-    asked, kind = command.WhichOneof("body") or "", answer.WhichOneof("body") or ""
+    """What is wrong with an answer to this command. What can be mended in it is (`Violation.mended`)."""
+    kind = answer.WhichOneof("body") or ""
+    body: Message = getattr(answer, kind, answer)
+    return violation_of(kind, body, command.WhichOneof("body") or "", command, limits)
+
+
+def violation_of(kind: str, body: Message, asked: str, command: pb.SessionResponse, limits: Limits) -> Violation | None:
+    """The same for the body of an answer, and of which kind both are: finding that out again would cost as much."""
     if kind != "failure" and kind != ANSWERS.get(asked):
-        return Violation(
-            "SessionRequest.body", kind or "empty", f"{ANSWERS.get(asked)} or failure, in answer to {asked}"
-        )
-    broken = BODIES[kind].violation(getattr(answer, kind))
+        wanted = f"{ANSWERS.get(asked)} or failure, in answer to {asked}"
+        return Violation("SessionRequest.body", kind or "empty", wanted)
+    broken = BODIES[kind].violation(body)
     if broken is not None and not broken.mended:
         return broken
-    match kind:
-        case "observed":
-            return _observed(answer.observed, command)
-        case "generated":
-            return _generated(answer.generated, command.generate, limits)
-        case "suggested":
-            return _suggested(answer.suggested)
-        case "trained":
-            return _trained(answer.trained, command.train_batch, limits) or broken
-        case "weights_loaded":
-            return _same("WeightsLoaded.version", answer.weights_loaded.version, command.load_weights.version)
-        case "weights_sent":
-            return _same("WeightsSent.version", answer.weights_sent.version, command.send_weights.version)
-        case "checkpoint_saved":
-            return _saved(answer.checkpoint_saved, limits)
+    match body:
+        case pb.Observed():
+            return _observed(body, asked, command)
+        case pb.Generated():
+            return _generated(body, command.generate, limits)
+        case pb.Suggested():
+            return _suggested(body)
+        case pb.Trained():
+            return _trained(body, command.train_batch, limits) or broken
+        case pb.WeightsLoaded():
+            return _same("WeightsLoaded.version", body.version, command.load_weights.version)
+        case pb.WeightsSent():
+            return _same("WeightsSent.version", body.version, command.send_weights.version)
+        case pb.CheckpointSaved():
+            return _saved(body, limits)
     return None
 
 
@@ -86,10 +93,11 @@ def hello(message: pb.Hello) -> Violation | None:
     return BODIES["hello"].violation(message)
 
 
-def _observed(observed: pb.Observed, command: pb.SessionResponse) -> Violation | None:
-    if not observed.done and not command.act.last and not observed.image.sha256:
-        return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
-    return None
+def _observed(observed: pb.Observed, asked: str, command: pb.SessionResponse) -> Violation | None:
+    """An episode that begins or goes on needs its screenshot; one that is over does not."""
+    if observed.image.sha256 or (asked == "act" and (observed.done or command.act.last)):
+        return None
+    return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
 
 
 def _suggested(suggested: pb.Suggested) -> Violation | None:

@@ -105,7 +105,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "assignment": One(),
         "code": Whole(0, 1_000),
         "message": Note(NOTE_CHARACTERS),
-        "trajectory_ids": Many(4_096, Name(256)),
+        "trajectory_ids": Many(4_096, Text(256)),
     },
     "Observed": {
         "assignment": One(),

@@ -38,7 +38,7 @@ class Trainer:
     """Ranks that answer as the test says; the batch has two groups of one trajectory each, "g1" and "g2"."""
 
     def __init__(self, size: int) -> None:
-        fleet = Fleet(60.0)
+        fleet = self.fleet = Fleet(60.0)
         self.ranks = TrainerRanks(fleet, size, StoredScreenshots(None))
         self.workers: list[Worker] = []
         for rank in range(size):
@@ -56,11 +56,11 @@ class Trainer:
 
     def refuse(self, page: pb.TrainBatch, code: pb.FailureCode, why: str, rank: int = 0) -> None:
         failure = pb.Failure(assignment=page.assignment, code=code, message=why)
-        self.workers[rank].receive(pb.SessionRequest(failure=failure))
+        self.fleet.receive(self.workers[rank], pb.SessionRequest(failure=failure))
 
     def trained(self, page: pb.TrainBatch, rank: int = 0) -> None:
-        reply = pb.Trained(assignment=page.assignment, weight_version=1)
-        self.workers[rank].receive(pb.SessionRequest(trained=reply))
+        reply = pb.Trained(assignment=page.assignment, update=page.update, weight_version=1)
+        self.fleet.receive(self.workers[rank], pb.SessionRequest(trained=reply))
 
 
 async def test_a_sample_that_is_named_costs_its_group() -> None:
