@@ -5,7 +5,8 @@ forced onto the disk, so a power failure may leave the newest ones short or empt
 
 A writer whose bytes are already stored touches the file (`holds`), and `remove` keeps files that were touched lately.
 It first sets the file aside and checks its time again, so that a writer always wins against a simultaneous remover,
-without a lock: the writer either touched the file, which is then put back, or found none and wrote it.
+without a lock: the writer either touched the file, which is then put back, or found none and wrote it. The writer
+looks for the file after touching it: the system may find the file, lose it to the remover, and touch it all the same.
 """
 
 from __future__ import annotations
@@ -115,13 +116,11 @@ class ScreenshotDirectory:
         """Whether there are bytes of this name (and size). If so they are touched, which keeps them for a while."""
         path = self._prefix + name
         try:
+            os.utime(path)  # first: a file seen after it was touched is seen as touched by a remover, too
             held = os.stat(path).st_size  # noqa: PTH116 - as below
-            if held != size if size is not None else not held:
-                return False
-            os.utime(path)
         except FileNotFoundError:
             return False
-        return True
+        return held == size if size is not None else held > 0
 
     # ---- removing ----
 

@@ -89,6 +89,25 @@ def test_a_writer_at_the_same_moment_wins(
     assert list((directory.root / "removed").iterdir()) == []
 
 
+def test_a_file_removed_while_the_system_touches_it_is_written_again(
+    directory: ScreenshotDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, writer = image("one"), SharedScreenshots(directory)
+    writer.put(one)
+    age(directory, one.sha256)
+    touch = os.utime
+
+    def remove_before_touching(path: str) -> None:
+        found = os.open(path, os.O_RDONLY)
+        assert directory.remove(one.sha256, time.time() - 60) == len(one.data)
+        touch(found)
+        os.close(found)
+
+    monkeypatch.setattr(os, "utime", remove_before_touching)
+    writer.put(one)
+    assert directory.read(file_name(one.sha256)) == one.data
+
+
 def test_writers_and_removers_by_the_hundred(directory: ScreenshotDirectory) -> None:
     pictures, writer = [image(f"picture {number}") for number in range(4)], SharedScreenshots(directory)
     with ThreadPoolExecutor(3) as pool:
