@@ -32,6 +32,8 @@ from dart.coordinator.summary import machine, write_json
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
 CONFIG = Path("configs/miniwob_cpu.yaml")
 BOOTSTRAPS, BLOCKS = 1000, 20
+WINDOW = 30
+"""Samples, five minutes, over which the disk that an update takes is measured."""
 
 
 @dataclass
@@ -87,6 +89,18 @@ def described(series: Series, unit: str) -> dict[str, object]:
     }  # fmt: skip
 
 
+def per_update(disk: Series, updates: Series, window: int = WINDOW) -> Series:
+    """Megabytes that each update added, over consecutive windows of samples; windows without an update are joined."""
+    found = Series()
+    before = 0
+    for now in range(window, len(disk.at), window):
+        made = updates.values[now] - updates.values[before]
+        if made:
+            found.add(disk.at[now], (disk.values[now] - disk.values[before]) / made)
+            before = now
+    return found
+
+
 def _name(process: psutil.Process) -> str:
     """env-0, rollout-1, train, or coordinator."""
     found = re.search(r"--id (\S+)", " ".join(process.cmdline()))
@@ -137,6 +151,8 @@ async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, ob
             process.send_signal(signal.SIGINT)
             await process.wait()
     updates = Witness(next(runs.glob("*/run.db"))).updates()
+    write_json(folder / "samples.json", {name: [one.at, one.values] for name, one in series.items()})
+    series["disk MB per update"] = per_update(series["disk MB"], series.pop("updates"))
     return {
         "machine": machine(), "hours": round((time.monotonic() - began) / 3600, 3), "updates": updates,
         "exit": process.returncode,
@@ -153,8 +169,7 @@ def _look(root: psutil.Process, runs: Path, at: float, series: dict[str, Series]
     series["coordinator memory MB"].add(at, root.memory_full_info().pss / 1e6)
     series["coordinator open files"].add(at, root.num_fds())
     for database in runs.glob("*/run.db"):
-        updates = max(1, Witness(database).updates())
-        series["disk MB per update"].add(at, _disk(database.parent) / updates)
+        series["updates"].add(at, Witness(database).updates())
         series["disk MB"].add(at, _disk(database.parent))
 
 
@@ -162,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--every-seconds", type=float, default=10.0)
-    parser.add_argument("--folder", type=Path, help="keep the run directory here")
+    parser.add_argument("--folder", type=Path, help="keep the run directory and every sample (samples.json) here")
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
