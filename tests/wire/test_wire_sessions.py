@@ -311,3 +311,23 @@ async def test_nobody_is_lost_because_the_coordinator_stood_still(monkeypatch: p
     await asyncio.sleep(0.5)
     assert worker.state == "ready"
     reaping.cancel()
+
+
+async def test_nobody_takes_a_place_because_the_coordinator_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(60.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV))
+    worker.connected()
+    twin = pb.Hello(worker_id="w", instance_id="twin", role=pb.ROLE_ENV)
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+
+    async def look() -> None:
+        reaping = asyncio.create_task(fleet.reap())
+        await asyncio.sleep(0)
+        reaping.cancel()
+
+    await look()
+    clock += 40.0
+    assert fleet.rival(twin) is worker, "its messages of the last 40 s are not read yet"
+    await look()
+    assert fleet.rival(twin) is None, "40 s of silence"

@@ -34,6 +34,8 @@ from dart.wire.session import CoordinatorEnd, Key
 log = logging.getLogger(__name__)
 
 STALLED_SECONDS = 2.0
+LOOKS = 4
+"""How often the fleet looks for silent workers in the time after which one counts as lost."""
 
 
 class InfrastructureError(Exception):
@@ -235,6 +237,8 @@ class Fleet:
 
     def __init__(self, lost_after: float, answer_within: float = math.inf) -> None:
         self._lost_after, self._answer_within = lost_after, answer_within
+        self._looked = time.monotonic()
+        """When `reap` last looked for silent workers."""
         self.boundary = Boundary()
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
@@ -249,7 +253,9 @@ class Fleet:
 
     def rival(self, hello: pb.Hello) -> Worker | None:
         """Another instance with the name or trainer rank of this Hello, if its stream was heard from recently."""
-        long_ago = time.monotonic() - self._lost_after / 2
+        # While this process stands still it hears nobody, so that time does not count as silence.
+        awake = min(time.monotonic(), self._looked + self._lost_after / LOOKS)
+        long_ago = awake - self._lost_after / 2
         return next((one for one in self._same_place(hello) if one.connections and one.last_heard >= long_ago), None)
 
     def refused(self, hello: pb.Hello) -> float:
@@ -347,14 +353,14 @@ class Fleet:
         A lost worker that is in fact alive reconnects, and prepares again.
         """
         while True:
-            now = time.monotonic()
+            self._looked = now = time.monotonic()
             for worker in list(self.workers.values()):
                 if why := worker.fail_overdue(now, self._answer_within):
                     self.lose(worker, why)
             for worker in [w for w in self.workers.values() if now - w.last_heard >= self._lost_after]:
                 self.lose(worker, f"silent for {self._lost_after:.0f} s")
             heard = min((worker.last_heard for worker in self.workers.values()), default=now)
-            wake = max(heard + self._lost_after, now + 0.5)
+            wake = max(min(heard + self._lost_after, now + self._lost_after / LOOKS), now + 0.5)
             await asyncio.sleep(wake - now)
             if (late := time.monotonic() - wake) > STALLED_SECONDS:
                 # This process was stopped for a while (its machine was paused, a disk hung). Messages that came
