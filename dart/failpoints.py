@@ -1,7 +1,7 @@
-"""Places between two durable steps, at which a test kills the process to see that nothing is lost or doubled.
+"""Places between two durable steps, where a test kills the process to see that nothing is lost or doubled.
 
-Inert unless the environment variable DART_FAILPOINT names one, as in `closed-group` or, for the third time that the
-process comes by, `closed-group:3`.
+They do nothing unless the environment variable DART_FAILPOINT names one: `closed-group`, or `closed-group:3` for the
+third time that the process gets there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VARIABLE = "DART_FAILPOINT"
 
 
 def _armed() -> tuple[str, int]:
-    """(name, how often it is still passed), from the environment."""
+    """(name, on which visit the process is killed), from the environment."""
     name, _, times = os.environ.get(VARIABLE, "").partition(":")
     return name, int(times or 1)
 
@@ -23,7 +23,7 @@ _name, _left = _armed()
 
 def failpoint(name: str) -> None:
     """End the process here, at once and without any clean-up, if this failpoint is due."""
-    global _left  # noqa: PLW0603 - one count for the process, which it ends
+    global _left  # noqa: PLW0603 - one count for the whole process
     if name != _name:
         return
     _left -= 1

@@ -1,10 +1,10 @@
-"""torchvision and torchaudio beside a CPU build of torch: `python -m dart.mend`.
+"""Repairs torchvision and torchaudio beside a CPU build of torch: `python -m dart.mend`.
 
-PyPI carries no CPU builds of them. The CUDA builds' compiled parts do not load beside a CPU torch, and then
-transformers and vLLM fail on import, although what they use of torchvision is pure Python and of torchaudio (and
-torchcodec) nothing here. So, only where they do not load: torchaudio and torchcodec are uninstalled, and torchvision
-gets a `.pth` file in site-packages that leaves out the one module which registers its operators. A file, because vLLM
-looks at models in processes of its own. `--undo` removes it.
+PyPI has no CPU builds of them. The compiled parts of the CUDA builds do not load beside a CPU torch, and then
+transformers and vLLM fail on import, although here they use only pure Python of torchvision, and nothing of torchaudio
+(or torchcodec). So, if they do not load, torchaudio and torchcodec are uninstalled, and torchvision gets a `.pth` file
+in site-packages that skips the one module which registers its operators. It has to be a file, because vLLM inspects
+models in processes of its own. `--undo` removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE = (
 
 
 def mended() -> bool:
-    """The file is there."""
+    """Whether the file is there."""
     return (Path(sysconfig.get_path("purelib")) / _NAME).exists()
 
 

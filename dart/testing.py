@@ -1,4 +1,4 @@
-"""Does a world keep to its contract (`dart.worlds.contract`)? One line of a test of your own asks:
+"""Checks that a world keeps to its contract (`dart.worlds.contract`), in one line of a test of your own:
 
     from dart.testing import conform
 
@@ -6,7 +6,7 @@
         conform("my_world:MyWorld", "a-task", "another-task")
 
 It runs the world without a coordinator and without a model: first verb by verb, then in the env worker that will host
-it. AssertionError says what is otherwise than it has to be.
+it. An AssertionError says what is wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ACTIONS: tuple[Action, ...] = (
     Button(None, mode="up"), Drag((_MIDDLE, _CORNER)), Scroll(_MIDDLE, 0, 3), Keys(("Control_L", "a")),
     TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"),
 )  # fmt: skip
-"""Of each kind at least one; those that a world does not name in `actions` it never gets."""
+"""At least one action of each kind; a world never gets the kinds that it does not list in `actions`."""
 FINISHES = (Finish(), Finish("fail"), Finish("infeasible"), Finish("call_user"), Finish(answer="42"))
 
 
@@ -73,10 +73,10 @@ def conform(
     repeatable: bool = True,
     seed: int = 1,
 ) -> None:
-    """Raises AssertionError where the world `kind` (as in `environment.kind`) does not do as its contract says.
+    """Raises AssertionError if the world `kind` (as in `environment.kind`) does not keep to its contract.
 
     `options` and `screen`: as `environment.options` and `environment.viewport`. `repeatable`: the same task begins with
-    the same picture, to the pixel; False for a world with a clock or a caret that blinks.
+    the same picture, to the pixel; False for a world with a clock or a blinking caret.
     """
     _expect(bool(tasks), "name at least one task that the world has")
     case = _Case(kind, tasks, options or {}, screen, repeatable, seed)
@@ -93,37 +93,37 @@ def _expect(condition: bool, message: str) -> None:
 
 
 class _Watched(Env):
-    """Says which verb raised, and with what."""
+    """An environment that reports which verb raised, and what."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
 
-    async def _told(self, what: str, verb: Awaitable[T]) -> T:
+    async def _named(self, what: str, verb: Awaitable[T]) -> T:
         try:
             return await verb
         except Exception as error:
             raise AssertionError(f"{what} raised {type(error).__name__}: {error}") from error
 
     async def reset(self, task: Task) -> Observation:
-        return await self._told(f"reset({task.id})", self._env.reset(task))
+        return await self._named(f"reset({task.id})", self._env.reset(task))
 
     async def act(self, action: Action) -> Observation:
-        return await self._told(f"act({action})", self._env.act(action))
+        return await self._named(f"act({action})", self._env.act(action))
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
-        return await self._told(f"judge({last}, at_limit={at_limit})", self._env.judge(last, at_limit))
+        return await self._named(f"judge({last}, at_limit={at_limit})", self._env.judge(last, at_limit))
 
     async def conclude(self, action: Action) -> None:
-        await self._told(f"conclude({action})", self._env.conclude(action))
+        await self._named(f"conclude({action})", self._env.conclude(action))
 
     async def probe(self) -> bool:
-        return await self._told("probe()", self._env.probe())
+        return await self._named("probe()", self._env.probe())
 
     async def renew(self) -> bool:
-        return await self._told("renew()", self._env.renew())
+        return await self._named("renew()", self._env.renew())
 
     async def suggest(self) -> Action | None:
-        return await self._told("suggest()", self._env.suggest())
+        return await self._named("suggest()", self._env.suggest())
 
 
 async def _alone(case: _Case) -> None:
@@ -163,7 +163,7 @@ async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
 
 
 async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> None:
-    """Every action that the world names can be carried out, and changes nothing elsewhere."""
+    """Every action that the world lists can be carried out, and changes nothing elsewhere."""
     task = Task(case.kind, case.tasks[0], case.seed)
     start = await other.reset(task)
     for action in ACTIONS:
@@ -172,7 +172,7 @@ async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> No
             _seen(await one.act(action), f"act({action})")
     after = _seen(await other.act(Observe()), "act(Observe())")
     same = after.image.sha256 == start.image.sha256
-    _expect(same or not case.repeatable, "acting on one environment changed the picture of another")
+    _expect(same or not case.repeatable, "acting on one environment changed another's picture")
 
 
 async def _judges(case: _Case, env: Env) -> None:
@@ -192,11 +192,11 @@ async def _renews(case: _Case, env: Env) -> None:
     _expect(renewed is True, f"renew() of an environment that works gave {renewed!r}, not True")
     again = await env.reset(task)
     same = (again.instruction, again.image.sha256) == (start.instruction, start.image.sha256)
-    _expect(same or not case.repeatable, "after renew() the same task began otherwise")
+    _expect(same or not case.repeatable, "after renew() the same task began with another picture")
 
 
 async def _suggests(case: _Case, env: Env, name: str) -> None:
-    """The oracle does the task, or finds no way on, within a hundred actions."""
+    """The oracle does the task, or gets stuck, within a hundred actions."""
     seen = await env.reset(Task(case.kind, name, case.seed))
     for _ in range(100):
         if seen.done or (action := await env.suggest()) is None:
@@ -205,11 +205,11 @@ async def _suggests(case: _Case, env: Env, name: str) -> None:
             break
         seen = await env.act(action)
     else:
-        raise AssertionError(f"the oracle of {name} has no end: 100 actions did not do")
+        raise AssertionError(f"the oracle of {name} does not end: 100 actions were not enough")
 
 
 def _threads() -> set[threading.Thread]:
-    """Those that live; the loop's own executor keeps its threads until the loop is closed."""
+    """The live threads, without the loop's own executor, which keeps its threads until the loop is closed."""
     return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
 
 
@@ -227,7 +227,7 @@ def _seen(observation: Observation, what: str) -> Observation:
     if not observation.done:
         _expect(bool(image.data), f"{what} shows no picture")
         _expect(image.width > 0 and image.height > 0, f"{what} shows a picture of {image.width} x {image.height}")
-        _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is no picture")
+        _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is not a picture")
     return observation
 
 
@@ -237,14 +237,14 @@ def _judged(verdict: Verdict, what: str) -> None:
     evidence = verdict.evidence_json()
     _expect(len(evidence) <= MOST_EVIDENCE_BYTES, f"{what}: {len(evidence)} bytes of evidence")
     if evidence:
-        _expect(isinstance(json.loads(evidence), dict), f"{what}: the evidence is no JSON object")
+        _expect(isinstance(json.loads(evidence), dict), f"{what}: the evidence is not a JSON object")
 
 
 # ---- in the env worker ----
 
 
 async def _hosted(case: _Case) -> None:
-    """Four episodes on two environments, command by command, as a coordinator gives them out."""
+    """Four episodes on two environments, command by command, as a coordinator would send them."""
     role, said = EnvRole(), asyncio.Queue[pb.Slots]()
     environment = Environment.model_validate(
         {

@@ -93,7 +93,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Events from a sequence number on, then live ones, until the run ends.
+        """Stored events from a sequence number on, then live ones, until the run ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +132,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Finish what runs, then end the run as after its last update.
+        """Finish the running trajectories, then end the run as if its last update were done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

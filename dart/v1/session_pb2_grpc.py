@@ -31,9 +31,9 @@ class CoordinatorServiceStub:
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The
     worker prepares itself and says Ready. From then on the coordinator sends
     commands, at most `slots` assignments at a time, and the worker answers each
-    command with exactly one message that echoes its Assignment; Abort has no
-    answer, and the pages of one TrainBatch have one together, after the last.
-    docs/extending.md has the rest of what a client in another language has to do.
+    command with exactly one message that echoes its Assignment; Abort gets no
+    answer, and the pages of one TrainBatch get one together, after the last.
+    docs/extending.md says what else a client in another language has to do.
     """
 
     def __init__(self, channel):
@@ -55,9 +55,9 @@ class CoordinatorServiceServicer:
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The
     worker prepares itself and says Ready. From then on the coordinator sends
     commands, at most `slots` assignments at a time, and the worker answers each
-    command with exactly one message that echoes its Assignment; Abort has no
-    answer, and the pages of one TrainBatch have one together, after the last.
-    docs/extending.md has the rest of what a client in another language has to do.
+    command with exactly one message that echoes its Assignment; Abort gets no
+    answer, and the pages of one TrainBatch get one together, after the last.
+    docs/extending.md says what else a client in another language has to do.
     """
 
     def Session(self, request_iterator, context):
@@ -88,9 +88,9 @@ class CoordinatorService:
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The
     worker prepares itself and says Ready. From then on the coordinator sends
     commands, at most `slots` assignments at a time, and the worker answers each
-    command with exactly one message that echoes its Assignment; Abort has no
-    answer, and the pages of one TrainBatch have one together, after the last.
-    docs/extending.md has the rest of what a client in another language has to do.
+    command with exactly one message that echoes its Assignment; Abort gets no
+    answer, and the pages of one TrainBatch get one together, after the last.
+    docs/extending.md says what else a client in another language has to do.
     """
 
     @staticmethod

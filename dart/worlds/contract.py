@@ -11,7 +11,7 @@ The class also answers questions before anything runs: `Options` (a pydantic mod
 
 The env worker calls `reset`, then `act` repeatedly; `judge` once, when `act` returned `done`, when the policy finished,
 or at the step limit; `renew` after every episode, however it ended. Calls to one environment never overlap. An
-exception in any of them voids the attempt, which is made again; it never gives a reward. `judge` is believed, with one
+exception in any of them voids the attempt, which is retried; it never gives a reward. `judge` is believed, with one
 exception: a reward of 0 counts only if the environment answers `probe` afterwards, because a machine that has died
 looks like a task that was not done.
 """
@@ -35,11 +35,11 @@ MOST_EVIDENCE_BYTES = 64 << 10
 
 
 class EnvironmentFailure(Exception):
-    """The environment, not the policy, is at fault: the attempt is void and is made again."""
+    """The environment, not the policy, is at fault: the attempt is void and is retried."""
 
 
 class Full(Exception):
-    """No room for another environment now (a quota, an answer of 429). That is not a failure: it is asked for again
+    """There is no room for another environment now (a quota, an HTTP 429). This is not a failure: the lease is retried
     later."""
 
 
@@ -51,7 +51,7 @@ class WorldOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an episode ended. `reward` in [0, 1]; `evidence` supports it: named texts or JSON values.
+    """How an episode ended. `reward` is in [0, 1]; `evidence` supports it: named texts or JSON values.
 
     The evidence is kept with the trajectory, up to MOST_EVIDENCE_BYTES of JSON. Raises ValueError for a reward outside
     [0, 1].
@@ -65,7 +65,7 @@ class Verdict:
             raise ValueError(f"the verdict's reward is {self.reward}: a reward is a number in [0, 1]")
 
     def evidence_json(self) -> str:
-        """The evidence as a JSON object in ASCII of at most MOST_EVIDENCE_BYTES; "" where there is none.
+        """The evidence as a JSON object in ASCII of at most MOST_EVIDENCE_BYTES; "" if there is none.
 
         Longer evidence is cut off, with a note; values that are not JSON are written as Python's repr.
         """
@@ -73,7 +73,7 @@ class Verdict:
             return ""
         try:
             text = json.dumps(self.evidence, allow_nan=False, default=str)
-        except (TypeError, ValueError, RecursionError):  # a key or a number that JSON does not have
+        except (TypeError, ValueError, RecursionError):  # a key or a number that JSON cannot express
             text = json.dumps({"not_json": repr(self.evidence)[: MOST_EVIDENCE_BYTES // 16]})
         if len(text) > MOST_EVIDENCE_BYTES:
             text = json.dumps({"cut_off": text[: MOST_EVIDENCE_BYTES // 4], "bytes": len(text)})
@@ -82,7 +82,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """The most seconds for each call. A call that takes longer has failed, and its environment is renewed or
+    """The time limit of each call, in seconds. A call that takes longer has failed, and its environment is renewed or
     replaced."""
 
     lease: float = 900.0
@@ -104,7 +104,7 @@ class Plug:
 
     Options: ClassVar[type[BaseModel]] = WorldOptions
     actions: ClassVar[frozenset[str]] = frozenset(KINDS)
-    """Kinds of actions that it carries out, by their names in action.proto; any other one is taken as `observe`."""
+    """The kinds of actions that it carries out, by their names in action.proto; any other is treated as `observe`."""
     timeouts: ClassVar[Timeouts] = Timeouts()
 
     @classmethod
@@ -134,14 +134,14 @@ class Env(Plug, ABC):
         """Begin an episode of the task: return the first screenshot and the instruction. A task always begins the same
         way.
 
-        Raises UserError if the task itself is wrong: that attempt is not made again.
+        Raises UserError if the task itself is wrong: that attempt is not retried.
         """
 
     @abstractmethod
     async def act(self, action: Action) -> Observation:
-        """Carry the action out as real input, and return a new screenshot. `done`: the world itself ended the episode.
+        """Carry out the action as real input, and return a new screenshot. `done`: the world itself ended the episode.
 
-        `finish` is never passed here, but to `judge`.
+        `finish` is never passed here, only to `judge`.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Env(Plug, ABC):
         return True
 
     async def renew(self) -> bool:
-        """The episode is over: get ready for the next one. Return False if that is impossible; it is then replaced."""
+        """The episode is over: get ready for the next. Return False if that is impossible; you are then replaced."""
         return True
 
     async def suggest(self) -> Action | None:
@@ -216,9 +216,9 @@ class World(Plug, ABC):
 
     @abstractmethod
     async def lease(self) -> Env:
-        """A booted environment. May take minutes; several are asked for at once. Raises Full, and UserError.
+        """A booted environment. May take minutes; several leases run at once. Raises Full, and UserError.
 
-        Any other exception is reported to the coordinator, and another environment is asked for a little later.
+        Any other exception is reported to the coordinator, and the lease is retried a little later.
         """
 
     async def dispose(self, env: Env) -> None:

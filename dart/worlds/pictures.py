@@ -13,18 +13,18 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def from_png(data: bytes) -> Image:
     """A screenshot that is a PNG already; its size is read from its header. Raises ValueError for anything else."""
     if not data.startswith(_SIGNATURE) or len(data) < 24:
-        raise ValueError(f"a screenshot of {len(data)} bytes is no PNG: it begins with {data[:8]!r}")
+        raise ValueError(f"a screenshot of {len(data)} bytes is not a PNG: it begins with {data[:8]!r}")
     width, height = struct.unpack(">II", data[16:24])
     return Image.of(data, "image/png", width, height)
 
 
 def from_pixels(pixels: bytes, width: int, height: int) -> Image:
-    """A screenshot of pixels: RGB, a byte each, row by row from the top (`array.tobytes()` of uint8[height, width, 3]).
+    """A screenshot from RGB pixels, row by row from the top (`array.tobytes()` of a uint8[height, width, 3]).
 
     Raises ValueError unless there are width × height × 3 bytes.
     """
     if width < 1 or height < 1 or len(pixels) != width * height * 3:
-        raise ValueError(f"{len(pixels)} bytes are no RGB pixels of {width} x {height}: those are {width * height * 3}")
+        raise ValueError(f"{len(pixels)} bytes are not {width} x {height} RGB pixels: those take {width * height * 3}")
     row = width * 3
     lines = b"".join(b"\0" + pixels[start : start + row] for start in range(0, len(pixels), row))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -1,8 +1,7 @@
 """The class that `environment.kind` names, and `environment.options` read with its own model.
 
-`find` imports the module by its name when it is asked for, on the coordinator's machine (`dart doctor`, `dart train`,
-`dart collect`) and in the env worker. So the coordinator's side depends on no world, and no world depends on the
-coordinator.
+`find` imports the module by name, on demand: on the coordinator's machine (`dart doctor`, `dart train`, `dart collect`)
+and in the env worker. So the coordinator's side depends on no world, and no world depends on the coordinator.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ def find(kind: str) -> type[Plug]:
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, World | Env | SyncEnv)):
         where = getattr(module, "__file__", "built in")
-        what = "is no World, Env or SyncEnv of dart.worlds" if found is not None else "does not exist"
+        what = "is not a World, Env or SyncEnv of dart.worlds" if found is not None else "does not exist"
         raise UserError(f"environment.kind {kind}: {name} {what} in {where}: name a class that is one")
     if missing := getattr(found, "__abstractmethods__", None):
-        raise UserError(f"environment.kind {kind}: {name} lacks {', '.join(sorted(missing))}: write them")
+        raise UserError(f"environment.kind {kind}: {name} lacks {', '.join(sorted(missing))}: implement them")
     return found
 
 
@@ -73,7 +72,7 @@ def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
 
 
 def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> type[Plug]:
-    """Check everything that can be checked before it runs: the class, the options, the tasks. Raises UserError."""
+    """Check all that can be checked before a run: the class, the options, the tasks. Raises UserError."""
     plug = find(kind)
     read_options(plug, options)
     for name in tasks:
@@ -87,11 +86,11 @@ def make(plug: type[Plug]) -> World:
         return plug()
     if issubclass(plug, Env | SyncEnv):
         return _OneEach(plug)
-    raise TypeError(f"{plug.__name__} is no World, Env or SyncEnv")
+    raise TypeError(f"{plug.__name__} is not a World, Env or SyncEnv")
 
 
 class _OneEach(World):
-    """Environments that share nothing."""
+    """A world of environments that share nothing: each lease makes an instance."""
 
     def __init__(self, made: type[Env | SyncEnv]) -> None:
         self._class = made

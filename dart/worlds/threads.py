@@ -1,7 +1,7 @@
 """Synchronous environments (`SyncEnv`) as asyncio ones, each on a thread of its own from creation to closing.
 
-Libraries such as Playwright's plain API and many simulators belong to the thread that made them. The thread is a
-daemon: if it hangs in a call, the worker and the interpreter can still end.
+Libraries such as Playwright's synchronous API and many simulators may only be used from the thread that created them.
+The thread is a daemon: if it hangs in a call, the worker and the interpreter can still end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Thread:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=f"{name}-{next(_numbers)}", daemon=True).start()
         self.waiting = 0
-        """Jobs that have not ended, including those whose callers have gone."""
+        """The number of jobs that have not ended, including those whose callers have gone."""
 
     async def call(self, job: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -48,11 +48,11 @@ class _Thread:
             value, failure = None, None
             try:
                 value = job()
-            except BaseException as error:  # noqa: BLE001  it is the caller's, on the loop's thread
-                # A StopIteration cannot go through a future, and an exit is the thread's affair, not the worker's.
+            except BaseException as error:  # noqa: BLE001  the caller gets it, on the loop's thread
+                # A future cannot hold a StopIteration, and a SystemExit must end only this job, not the worker.
                 failure = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
                 failure = failure or RuntimeError(f"{type(error).__name__}: {error}")
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and the caller with it
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so has the caller
                 loop.call_soon_threadsafe(ended, value, failure)
 
         self.waiting += 1
@@ -63,7 +63,7 @@ class _Thread:
         """Add a job that nobody waits for."""
 
         def work() -> None:
-            with contextlib.suppress(Exception):  # there is nobody left to tell
+            with contextlib.suppress(Exception):  # nobody is left to report it to
                 job()
 
         self._jobs.put(work)
@@ -86,7 +86,7 @@ class Threaded(Env):
 
     @classmethod
     async def start(cls, make: Callable[[], SyncEnv], name: str) -> Threaded:
-        """`make` is called on the thread."""
+        """Start a thread and call `make` on it."""
         thread = _Thread(name)
         try:
             return cls(thread, await thread.call(make))
@@ -110,7 +110,7 @@ class Threaded(Env):
         return not self._thread.waiting and await self._thread.call(self.env.probe)
 
     async def renew(self) -> bool:
-        """Also False while the thread hangs in a call that nobody waits for any more."""
+        """False as well while the thread hangs in a call that nobody waits for any more."""
         return not self._thread.waiting and await self._thread.call(self.env.renew)
 
     async def suggest(self) -> Action | None:

@@ -22,7 +22,7 @@ from dart.workers.train.errors import SampleError
 from dart.workers.train.screenshots import Processed
 
 MAX_PADDING = 0.05
-"""Of a micro-batch's padded tokens."""
+"""The largest share of a micro-batch's padded tokens that may be padding."""
 MOST_VERSIONS = 1 << 62
 SMALL = 1 / 32
 """A micro-batch with at most this share of the token limit may be padded more."""
@@ -30,7 +30,7 @@ SMALL = 1 / 32
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What of the checkpoint decides how inputs look."""
+    """The properties of the checkpoint that determine the shape of its inputs."""
 
     vocab_size: int
     image_token_id: int
@@ -67,8 +67,8 @@ class MicroBatch:
 
     input_ids int64 [B, L]; position_ids int64 [3, B, L] (time, height, width); attention_mask bool [B, 1, L, L], or
     None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
-    distinct images; image_index: which of them each image of the prompts is, in reading order. predict_index int64
-    [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
+    distinct images; image_index: for each image of the prompts, in reading order, which of the U it is. predict_index
+    int64 [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
     float32 [T]; rescored bool [T]: the behaviour policy is π_old; versions int64 [T]; steps: which of the S steps each
     token belongs to, in the order of the rows.
     """
@@ -106,15 +106,15 @@ class MicroBatch:
 
 
 def check(sample: Sample, layout: Layout) -> None:
-    """Raises SampleError that names the sample; nothing is filled in, clipped or left out."""
+    """Raises SampleError naming the sample if it is wrong; nothing is filled in, clipped or left out."""
     prompt, response = sample.generation.prompt_token_ids, sample.generation.token_ids
     if not prompt or not response:
-        raise _wrong(sample, f"has {len(prompt)} prompt and {len(response)} response tokens: both must be there")
+        raise _wrong(sample, f"has {len(prompt)} prompt and {len(response)} response tokens: both are needed")
     if not math.isfinite(sample.advantage):
         raise _wrong(sample, f"has advantage {sample.advantage}: it must be finite")
     _check_logprobs(sample)
     if (largest := max(*prompt, *response)) >= layout.vocab_size:
-        raise _wrong(sample, f"has token {largest}, the vocabulary ends at {layout.vocab_size - 1}: another model?")
+        raise _wrong(sample, f"has token {largest}, but the vocabulary ends at {layout.vocab_size - 1}: another model?")
     if banned := set(response) & set(layout.banned):
         raise _wrong(sample, f"has vision tokens {sorted(banned)} in its response: the engine must ban them")
     covered = 0
@@ -124,7 +124,7 @@ def check(sample: Sample, layout: Layout) -> None:
                 sample, f"has version span [{span.start}, {span.end}) after {covered} of {len(response)} tokens"
             )
         if span.version >= MOST_VERSIONS:
-            raise _wrong(sample, f"has version {span.version}, which nobody makes in a run")
+            raise _wrong(sample, f"has version {span.version}, which no run reaches")
         covered = span.end
     if covered != len(response):
         raise _wrong(sample, f"has versions for {covered} of {len(response)} tokens")
@@ -134,7 +134,7 @@ def _check_logprobs(sample: Sample) -> None:
     behaviour, tokens = sample.generation.logprobs, len(sample.generation.token_ids)
     if sample.rescore:
         if behaviour:
-            raise _wrong(sample, f"has {len(behaviour)} log-probs and asks to be re-scored: one of both")
+            raise _wrong(sample, f"has {len(behaviour)} log-probs and asks to be re-scored: only one is allowed")
         return
     if len(behaviour) != tokens:
         raise _wrong(sample, f"has {len(behaviour)} log-probs for {tokens} tokens: one each is needed")
@@ -149,7 +149,7 @@ def _wrong(sample: Sample, why: str) -> SampleError:
 
 
 def make_rows(samples: Iterable[Sample], token_limit: int) -> list[Row]:
-    """Put samples with the same prompt and screenshots into one row, of at most `token_limit` tokens where shared."""
+    """Put samples with the same prompt and screenshots into one row, of at most `token_limit` tokens if shared."""
     open_rows: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Sample]] = {}
     rows: list[Row] = []
     for sample in samples:
@@ -163,7 +163,7 @@ def make_rows(samples: Iterable[Sample], token_limit: int) -> list[Row]:
 
 
 def samples_of(rows: Iterable[Row]) -> list[Sample]:
-    """In the order in which `MicroBatch.steps` counts them."""
+    """The rows' samples, in the order in which `MicroBatch.steps` counts them."""
     return [sample for row in rows for sample in row.samples]
 
 
@@ -176,11 +176,12 @@ def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
 def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
     """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
 
-    A micro-batch ends before its padding passes MAX_PADDING, unless it is still small: those cost more than padding.
+    A micro-batch ends before its padding exceeds MAX_PADDING, unless it is still small: small ones cost more than
+    padding does.
     """
     parts: list[list[Row]] = []
     real = 0
-    # By images too, so that rows which share screenshots meet in one micro-batch.
+    # Sorted by images, too, so that rows which share screenshots end up in one micro-batch.
     for row in sorted(rows, key=lambda row: (row.length, [image.sha256 for image in row.images])):
         padded = (len(parts[-1]) + 1) * row.length if parts else 0
         small = padded <= token_limit * SMALL
@@ -194,7 +195,7 @@ def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
 
 
 def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout) -> MicroBatch:
-    """Tensors of one micro-batch. Raises SampleError where a prompt's placeholders do not match its images."""
+    """Tensors of one micro-batch. Raises SampleError if a prompt's placeholders do not match its images."""
     length = max(row.length for row in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.int64)
     position_ids = torch.zeros(3, len(rows), length, dtype=torch.int64)
@@ -237,18 +238,18 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
 
 
 def _behaviour(sample: Sample) -> Sequence[float]:
-    """Of a sample that is re-scored it says nothing: zeros, which π_old replaces."""
+    """The behaviour policy's log-probs; for a re-scored sample zeros, which π_old replaces."""
     return (0.0,) * len(sample.generation.token_ids) if sample.rescore else sample.generation.logprobs
 
 
 def _versions(sample: Sample) -> Iterator[int]:
-    """Of each token."""
+    """The weight version of each token."""
     for span in sample.generation.versions:
         yield from itertools.repeat(span.version, span.end - span.start)
 
 
 def _mask(segments: torch.Tensor) -> torch.Tensor:
-    """Causal, and a response (segment ≥ 1) sees the prompt (0) and itself. Padding (−1) sees the prompt, unread."""
+    """Causal; a response (segment ≥ 1) sees the prompt (0) and itself. Padding (−1) sees the prompt, unread."""
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     key, query = segments[:, None, :], segments[:, :, None]

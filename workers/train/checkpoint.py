@@ -1,4 +1,4 @@
-"""Checkpoint folders: a Hugging Face model that `from_pretrained` loads, beside what training needs to go on.
+"""Checkpoint folders: a Hugging Face model that `from_pretrained` loads, and what training needs to resume.
 
 Tokenizer, processor and chat template are copied byte for byte from the folder that training started from. Optimiser
 state, update count, weight version and, where the model's dtype is narrower, float32 weights are in `trainer_state.pt`.
@@ -31,7 +31,7 @@ def save(
     updates: int,
     version: int,
 ) -> None:
-    """Write a folder that is whole or not there (`dart.manifest`)."""
+    """Write a folder that is either complete or absent (`dart.manifest`)."""
     with manifest.written(path.absolute()) as folder:
         for file in source.iterdir():
             if file.is_file() and not file.name.endswith(NOT_COPIED):
@@ -45,7 +45,7 @@ def save(
 
 
 def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Load optimiser state (and float32 weights) into what was made from `folder`. Returns updates and version."""
+    """Load optimiser state (and float32 weights) into the model and optimiser. Returns updates and version."""
     file = folder / STATE
     if not file.is_file():
         raise UserError(

@@ -1,6 +1,7 @@
-"""What ranks add up or show each other, and what all of them do or none; with one rank it is the value itself.
+"""Collective operations: sums and maxima over ranks, values shown to all, and work that all ranks do or none.
 
-One rank that gives up must not leave the others waiting for it in a collective: `together` is for work that may fail.
+With one rank, the results are its own values. A rank that gives up must not leave the others waiting for it in a
+collective: `together` is for work that may fail.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def rank() -> int:
 
 
 def gather(value: T) -> list[T]:
-    """Every rank's value, by rank. It travels as a pickle: for small things."""
+    """Every rank's value, by rank. Values travel as pickles, so keep them small."""
     if not dist.is_initialized():
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
@@ -76,8 +77,8 @@ def _add_bucket(bucket: list[torch.Tensor]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What one rank tells the others of its problem."""
+class _Report:
+    """What one rank reports to the others about its problem."""
 
     kind: str
     message: str
@@ -85,10 +86,10 @@ class _Told:
 
 
 def together(work: Callable[[], T], what: str, device: torch.device) -> T:
-    """This rank's result, when no rank has failed. All ranks call it at the same time.
+    """This rank's result, if no rank has failed. All ranks call it at the same time.
 
-    Raises SampleError on every rank with the trajectories that any of them blames, UnknownScreenshotError where any
-    lacks a screenshot, and TrainError otherwise. A ValueError is what the equations say of numbers that they refuse.
+    If any has failed, every rank raises SampleError with the trajectories that any of them blames,
+    UnknownScreenshotError if any lacks a screenshot, else TrainError. (The equations raise ValueError for bad numbers.)
     """
     problem: TrainError
     try:
@@ -109,30 +110,30 @@ def together(work: Callable[[], T], what: str, device: torch.device) -> T:
 
 
 def raise_together(problem: TrainError | None, what: str, device: torch.device) -> None:
-    """Raise on every rank when any has a problem."""
+    """Raise on every rank if any has a problem."""
     (failed,) = add([float(problem is not None)], device)
     if not failed:
         return
-    told = [one for one in gather(_told(problem)) if one is not None]
+    reports = [report for report in gather(_report(problem)) if report is not None]
     if isinstance(problem, CancelledUpdateError):
         raise problem
     for kind, error in (("unknown", UnknownScreenshotError), ("sample", SampleError)):
-        if these := [one for one in told if one.kind == kind]:
+        if these := [report for report in reports if report.kind == kind]:
             mine = isinstance(problem, error)
             message = str(problem) if mine else f"another rank could not {what}: {these[0].message}"
-            # The same blame on every rank: the coordinator goes by whichever answer comes first.
-            blamed = sorted({trajectory for one in these for trajectory in one.trajectories})
+            # Every rank blames the same ones: the coordinator goes by whichever answer comes first.
+            blamed = sorted({trajectory for report in these for trajectory in report.trajectories})
             raise error(message, blamed) from problem
-    raise problem or TrainError(f"another rank could not {what}: {told[0].message}")
+    raise problem or TrainError(f"another rank could not {what}: {reports[0].message}")
 
 
-def _told(problem: TrainError | None) -> _Told | None:
+def _report(problem: TrainError | None) -> _Report | None:
     match problem:
         case None:
             return None
         case UnknownScreenshotError():
-            return _Told("unknown", str(problem), problem.trajectories)
+            return _Report("unknown", str(problem), problem.trajectories)
         case SampleError():
-            return _Told("sample", str(problem), problem.trajectories)
+            return _Report("sample", str(problem), problem.trajectories)
         case _:
-            return _Told("other", str(problem), ())
+            return _Report("other", str(problem), ())

@@ -12,7 +12,7 @@ class TrainError(Exception):
 
 
 class SampleError(TrainError):
-    """Samples are wrong; sending them again would fail again. `trajectories`: the ids of those to blame."""
+    """Samples are wrong; sending them again would fail again. `trajectories`: the ids of those at fault."""
 
     def __init__(self, message: str, trajectories: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class UnknownScreenshotError(SampleError):
 
 
 class NonFiniteError(TrainError):
-    """The weights are not finite, or make every gradient so: no other batch would go better."""
+    """The weights are not finite, or make every gradient non-finite: no other batch would do better."""
 
 
 class CancelledUpdateError(TrainError):

@@ -1,8 +1,8 @@
-"""One micro-batch's loss, and what of an update is left out because its numbers are not finite, and why.
+"""One micro-batch's loss, and which samples an update leaves out because their numbers are not finite.
 
-One sample that comes to NaN would make NaN of the whole gradient. So it is left out before the backward pass, as if it
-had nothing to say: it still counts in the totals, as the samples do that high-entropy selection leaves out. The reasons
-go to the coordinator with the reply (`Trained.remarks`).
+A single NaN sample would make the whole gradient NaN. So it is left out before the backward pass and contributes
+nothing; it still counts in the totals, like the samples that high-entropy selection leaves out. The reasons go to the
+coordinator with the reply (`Trained.remarks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_REMARKS = 20
 
 
 class NotFinite(Exception):
-    """These samples come to infinity or to no number."""
+    """These samples give infinity or NaN."""
 
     def __init__(self, samples: Sequence[Sample], why: str) -> None:
         super().__init__(why)
@@ -34,11 +34,11 @@ class NotFinite(Exception):
 
 
 class Faults:
-    """Of one update on one rank."""
+    """The samples left out of one update on one rank, and the remarks about them."""
 
     def __init__(self) -> None:
         self.left_out: dict[int, Sample] = {}
-        """By id, which holds as long as they are here."""
+        """By `id`, which stays valid because the samples are kept here."""
         self.remarks: list[str] = []
 
     def remark(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Faults:
             self.remarks.append(text)
 
     def finite(self, rows: Sequence[Row], work: Callable[[list[Row]], T]) -> T | None:
-        """The work on the rows, without the samples that it says are not finite; None when it leaves none."""
+        """The result of the work on the rows without the samples for which it raises NotFinite; None if none remain."""
         left = without(rows, self.left_out)
         while left:
             try:
@@ -62,7 +62,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class MicroLoss:
-    """entropy; difference: log π_old − log π_behaviour, of which a re-scored token has none: float [T]."""
+    """entropy; difference: log π_old − log π_behaviour, 0 for a re-scored token: float [T]."""
 
     inputs: MicroBatch
     terms: Terms
@@ -82,7 +82,7 @@ def micro_loss(
 ) -> MicroLoss:
     """The loss of the part's samples. new: log π, with gradient; old: log π_old; reference: log π_ref; float [T].
 
-    Raises NotFinite with the samples whose own loss is not finite, where theirs together is not.
+    If the loss is not finite, raises NotFinite with the samples whose own loss is not finite.
     """
     behaviour = torch.where(inputs.rescored, old, inputs.behaviour)
 
@@ -108,20 +108,20 @@ def micro_loss(
 
 
 def check_finite(part: Sequence[Row], steps: Steps, values: torch.Tensor, why: str) -> None:
-    """values: float [T] of the part's tokens. Raises NotFinite with the samples where one is not finite."""
+    """values: float [T], one per token of the part. Raises NotFinite with the samples that have a non-finite value."""
     if not bool(torch.isfinite(values).all()):
         _raise_bad(part, steps.sums(values.detach()), why)
 
 
 def _raise_bad(part: Sequence[Row], by_step: torch.Tensor, why: str) -> None:
-    """by_step: float [S]. Raises NotFinite where any is not finite."""
+    """by_step: float [S]. Raises NotFinite if any is not finite."""
     finite = torch.isfinite(by_step).tolist()
     if bad := [sample for sample, good in zip(samples_of(part), finite, strict=True) if not good]:
         raise NotFinite(bad, why)
 
 
 def _each_step(steps: Steps) -> Iterator[tuple[torch.Tensor, Steps]]:
-    """Which tokens are a step's (bool [T]), and that step alone."""
+    """For each step, which tokens are its own (bool [T]), and `Steps` of that step alone."""
     for number in range(steps.count):
         tokens = steps.index == number
         yield tokens, Steps(torch.zeros_like(steps.index[tokens]), steps.lengths[number : number + 1])

@@ -1,7 +1,8 @@
 """Linear layers of a float32 model on a CPU, through oneDNN.
 
-PyTorch takes float32 matrix products to MKL, which has no fast kernels for AMD's processors. oneDNN has, is part of
-PyTorch, and computes the same to rounding; on an EPYC core it takes about half the time (docs/decisions.md).
+PyTorch computes float32 matrix products with MKL, which has no fast kernels for AMD's processors. oneDNN has them, is
+part of PyTorch, and gives the same results up to rounding; on an EPYC core it takes about half the time
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch.nn.functional import linear
 
 
 def speed_up(model: torch.nn.Module) -> None:
-    """Switch the model's linear layers over, where this build of PyTorch has oneDNN."""
+    """Switch the model's linear layers to oneDNN, if this build of PyTorch has it."""
     if torch.backends.mkldnn.is_available():
         for module in model.modules():
             if type(module) is torch.nn.Linear:

@@ -20,11 +20,11 @@ from dart.workers.train import linear, vision
 from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
-"""Logits held at once (tokens × vocabulary); above it the head runs in chunks, recomputed for the gradient."""
+"""The most logits (tokens × vocabulary) held at once; above it the head runs in chunks, recomputed for the gradient."""
 
 
 def check_folder(folder: Path) -> None:
-    """The folder holds a vision-language checkpoint. Raises UserError; loads no weights."""
+    """Raises UserError unless the folder holds a vision-language checkpoint; loads no weights."""
     remedy = "set model.path to a Hugging Face folder of a vision-language model, or to builtin:NAME"
     if not folder.is_dir():
         raise UserError(f"model.path: folder {folder} does not exist: {remedy}")
@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> None:
 
 
 def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """The checkpoint in float32 (master weights), no dropout. Raises UserError when weights and config disagree."""
+    """The checkpoint in float32 (master weights), no dropout. Raises UserError if weights and config disagree."""
     check_folder(folder)
     remedy = "the checkpoint is damaged or has another architecture: download or export it again"
     try:
@@ -95,7 +95,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π(a_t) and entropy H_t of every response token, each float32 [T].
 
-    Gradients flow through the first; through the second only if asked for, since that keeps another [T, V] for it.
+    Gradients flow through the first; through the second only if asked for, since that keeps another [T, V].
     """
     inputs: dict[str, object] = {}
     if batch.pixel_values is not None:

@@ -1,9 +1,9 @@
 """The train worker as `dart.wire` drives it: batches in, versions out, weights to replicas, checkpoints.
 
-Everything that touches the model runs in one thread of its own, one thing after the other, so the event loop (and its
-heartbeats) goes on during an update. Transfers run beside it in threads of theirs: they read staged snapshots, which
-training never changes. Rank and world size come from Accelerate's environment; ranks other than 0 train and answer,
-but send and save nothing.
+Everything that touches the model runs in one thread, one thing after the other, so the event loop (and its heartbeats)
+keeps running during an update. Transfers run in other threads: they read staged snapshots, which training never
+changes. Rank and world size come from Accelerate's environment variables; ranks other than 0 train and answer, but
+send and save nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 Key = tuple[str, int]
 
 MOST_BLAMED = 1000
-"""Trajectories that a Failure names."""
+"""The most trajectories that a Failure names."""
 
 TRANSFER_HOST = "DART_TRANSFER_HOST"
 """Environment variable: the address under which replicas on other machines reach this one for transfers."""
@@ -62,7 +62,7 @@ class TrainRole:
         self._snapshots = Snapshots()
         self._pages: dict[Key, dict[int, pb.TrainBatch]] = {}
         self._begun: Key | None = None
-        """The newest update whose pages are all there."""
+        """The newest update whose pages have all arrived."""
         self._senders: Senders | None = None
 
     async def prepare(self, config_json: str) -> pb.Ready:
@@ -102,11 +102,11 @@ class TrainRole:
                 )
 
     async def close(self) -> None:
-        """End a running update before its next micro-batch, and let the model go."""
+        """End a running update before its next micro-batch, and release the model."""
         if self._trainer is not None:
             self._trainer.cancel()
         if self._thread is not None:
-            # Waited for outside the event loop, so that other things can close meanwhile.
+            # Waited for outside the event loop, so that other parts can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         if self._senders is not None:
             await self._senders.close()
@@ -118,7 +118,7 @@ class TrainRole:
     async def _train(self, page: pb.TrainBatch) -> pb.Trained | None:
         key = (page.assignment.assignment_id, page.assignment.attempt)
         if key == self._begun:
-            return None  # sent again after a lost stream: the last page has the answer
+            return None  # sent again after a lost stream: the last page gets the answer
         for older in [k for k in self._pages if k[0] == key[0] and k[1] < key[1]]:
             del self._pages[older]
         pages = self._pages.setdefault(key, {})
@@ -200,7 +200,7 @@ class TrainRole:
 
 
 def transfer_host() -> str:
-    """Where replicas reach this machine: by the user's word, else where ranks meet, else only locally."""
+    """Where replicas reach this machine: as the user says, else where the ranks rendezvous, else only locally."""
     return os.environ.get(TRANSFER_HOST) or os.environ.get("MASTER_ADDR") or "127.0.0.1"
 
 

@@ -1,4 +1,4 @@
-"""Screenshots as the model takes them, by digest, through the checkpoint's own image processor."""
+"""Screenshots as model inputs, by digest, processed by the checkpoint's own image processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dart.screenshots.picture import decoded
 from dart.screenshots.shared import SharedScreenshots
 
 CACHE_BYTES = 512 << 20
-"""Processed screenshots kept; the least recently used goes first. Steps of one trajectory share most of theirs."""
+"""Bound on the processed screenshots kept; the least recently used is evicted first. Steps of one trajectory share
+most of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Processed:
 class ProcessedScreenshots:
     """Owns the cache. Not thread-safe: only the thread that trains calls it.
 
-    `shared`: where the bytes are of screenshots that come without any.
+    `shared`: where to find the bytes of screenshots that come without any.
     """
 
     def __init__(self, processor: Any, cache_bytes: int = CACHE_BYTES, shared: SharedScreenshots | None = None) -> None:
@@ -54,7 +55,7 @@ class ProcessedScreenshots:
         return found
 
     def check_there(self, screenshots: Iterable[Image]) -> None:
-        """Raises UnknownScreenshot where one without bytes is neither kept nor shared: before anything is trained."""
+        """Raises UnknownScreenshot if one without bytes is neither kept nor shared; called before training begins."""
         for image in screenshots:
             if image.data or image.sha256 in self._held or (self.shared and self.shared.has(image.sha256)):
                 continue
@@ -68,7 +69,7 @@ class ProcessedScreenshots:
         merged = self._processor.merge_size**2
         done = {}
         for image, grid, values in zip(screenshots, grids, pixels, strict=True):
-            # A clone, so that dropping one screenshot from the cache frees its memory and not only its view.
+            # A clone, so that evicting a screenshot frees its memory and not only a view.
             done[image.sha256] = Processed(values.clone(), grid, grid[0] * grid[1] * grid[2] // merged)
             self._held.note(image.sha256, done[image.sha256])
         return done

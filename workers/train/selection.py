@@ -14,7 +14,7 @@ from dart.workers.train.batch import Row, without
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the policy from before an update thinks of a step. logprobs: log π_old, float32 [T]; entropy: H, in nats."""
+    """How the policy before an update scores a step. logprobs: log π_old, float32 [T]; entropy: H, in nats."""
 
     logprobs: torch.Tensor
     entropy: float
@@ -23,10 +23,10 @@ class Score:
 def select(
     minibatches: Sequence[Sequence[Row]], scores: Mapping[int, Score], quantile: float
 ) -> tuple[list[list[Row]], dict[str, float]]:
-    """This rank's rows with the steps alone that train, and what the whole batch's selection was like, as metrics.
+    """This rank's rows with only the steps that train, and metrics of the selection over the whole batch.
 
-    A step trains when its entropy reaches the quantile of its group's steps in this batch. scores: by id of the step.
-    All ranks call this at the same time; they see the same entropies, so they agree without a vote.
+    A step trains if its entropy reaches the quantile of its group's steps in this batch. scores: by id of the step.
+    All ranks call this at the same time; they see the same entropies and so select the same steps.
     """
     steps = [sample for rows in minibatches for row in rows for sample in row.samples]
     shares = collectives.gather([(step.group_id, scores[id(step)].entropy) for step in steps])

@@ -1,6 +1,6 @@
-"""Weights on their way out of the trainer: the versions that are staged, and its ends of the transfer groups.
+"""Weights on their way out of the trainer: the staged versions, and the trainer's ends of the transfer groups.
 
-A group stays open from one version to the next; it is left after an error, because one end cannot know what the other
+A group stays open from one version to the next. After an error it is left, because one end cannot know what the other
 has seen, and the coordinator then names a new one.
 """
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Weights = dict[str, torch.Tensor]
 
 MAX_GROUPS = 256
-"""Open groups; above it the one unused for longest is left."""
+"""The most open groups; beyond that, the least recently used one is left."""
 
 
 class Senders:
@@ -32,12 +32,12 @@ class Senders:
         self._transport = transport
         self._timeout_seconds = timeout_seconds
         self._threads = ThreadPoolExecutor(MAX_GROUPS, "weights")
-        """Its own: in asyncio's, a handful of transfers would hold everything else up, and each other."""
+        """Not asyncio's default executor: there, a few transfers would block everything else, and each other."""
         self._open: OrderedDict[str, Sender] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def send(self, group: wpb.TransferGroup, weights: dict[str, torch.Tensor]) -> int:
-        """Send all weights to the group's replica; the bytes sent. Raises TransferError."""
+        """Send all weights to the group's replica; returns the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
@@ -76,7 +76,7 @@ class Senders:
         self._locks.pop(group_id, None)
 
     async def _leave_former(self, group_id: str) -> None:
-        """Those of earlier instances of this replica, with their buffers: REPLICA-NUMBER names a group."""
+        """Leave the groups (and free the buffers) of this replica's earlier instances; ids are REPLICA-NUMBER."""
         replica, _, _ = group_id.rpartition("-")
         if not replica:
             return
@@ -100,8 +100,8 @@ class Senders:
 class Snapshots:
     """The staged weights of the newest versions, each immutable, kept for as long as a transfer may want them.
 
-    Kept are the newest version, those being sent, and the one before the newest until a transfer of the newest is
-    asked for: a command to send the older one may have crossed the report of the newer one on the wire. Owned by the
+    It keeps the newest version, those being sent, and the one before the newest until a transfer of the newest is
+    requested: a command to send the older one may have crossed the report of the newer one on the wire. Owned by the
     role; used from the event loop only.
     """
 
@@ -124,7 +124,7 @@ class Snapshots:
 
     @contextmanager
     def sending(self, version: int) -> Iterator[Weights]:
-        """The version's weights, kept for as long as the context is open. Raises KeyError when they are gone."""
+        """The version's weights, kept while the context is open. Raises KeyError if they are gone."""
         weights = self._weights[version]
         self._sending[version] = self._sending.get(version, 0) + 1
         self._newest_asked_for = self._newest_asked_for or version == self._newest

@@ -1,4 +1,4 @@
-"""An update's metrics: what each micro-batch adds to them, and what they come to over micro-batches and ranks."""
+"""An update's metrics: what each micro-batch contributes, and their totals over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MEANS = (
     "loss", "entropy", "clip_fraction", "ratio", "importance_weight", "importance_truncated", "kl_old", "kl_reference",
     "staleness", "logprob_difference",
 )  # fmt: skip
-"""Metrics that are shares of a mean: added over micro-batches and ranks. The loss is over the batch, all else over the
-tokens that train, which high-entropy selection makes fewer."""
+"""Metrics that are shares of a mean: added over micro-batches and ranks. The loss is over the batch, the others over
+the tokens that train, of which high-entropy selection leaves fewer."""
 COUNTS = ("real_tokens", "padded_tokens", "rows", "microbatches", "same_version_tokens", "same_version_difference")
 LARGEST = ("same_version_difference_max",)
 
@@ -35,10 +35,10 @@ class Tally:
         version: int,
         all_tokens: int,
     ) -> None:
-        """A micro-batch. metrics: shares of means; difference: log π_old − log π_behaviour, float [T]; version: the
-        trainer's; all_tokens: of the batch that train."""
+        """Add a micro-batch. metrics: shares of means; difference: log π_old − log π_behaviour, float [T]; version: the
+        trainer's; all_tokens: the number of tokens in the batch that train."""
         difference = difference.abs()
-        # What was re-scored agrees with itself, which proves nothing.
+        # Re-scored tokens agree with themselves, which proves nothing.
         same = ((inputs.versions == version) & ~inputs.rescored).float()
         metrics["staleness"] = (version - inputs.versions).sum() / all_tokens
         metrics["logprob_difference"] = difference.sum() / all_tokens

@@ -43,14 +43,14 @@ from dart.workers.train.selection import Score, select
 from dart.workers.train.tally import Tally, summed
 
 SKIPS_ALLOWED = 1
-"""Steps of the optimiser in a row that a gradient which is not finite may cost before its cause is looked for."""
+"""How many optimiser steps in a row may be skipped for a non-finite gradient before its cause is looked for."""
 
 
 class Trainer:
     """Owns the model, the optimiser and the weight version."""
 
     def __init__(self, config: TrainWorkerConfig) -> None:
-        """Load everything. Raises UserError for a loss that is not there, or a folder that holds no checkpoint."""
+        """Load everything. Raises UserError for an unknown loss, or a folder that holds no checkpoint."""
         self.config = config
         settings = config.trainer
         self.recipe = loss_recipe(settings.loss)
@@ -62,12 +62,12 @@ class Trainer:
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
         self.model = load_model(self.folder, self.device)
         if settings.gradient_checkpointing:
-            # Checkpointing is only done in training mode; these models have no dropout unless their config says so.
+            # Checkpointing works only in training mode; these models have no dropout unless their config says so.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
         self.reference: PreTrainedModel | None = None
         if settings.loss.kl_coefficient > 0:
-            # In float32 under the same autocast, so that the KL to it is exactly 0 at the start.
+            # Float32 under the same autocast, so that the KL to it is exactly 0 at the start.
             self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
         self.screenshots = ProcessedScreenshots(
             load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs)
@@ -83,7 +83,7 @@ class Trainer:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
-                # Norms and biases are not decayed.
+                # Norms and biases have no weight decay.
                 {"params": [p for p in self.parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
                 {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0},
             ],
@@ -110,7 +110,7 @@ class Trainer:
         self._cancelled.set()
 
     def learning_rate(self, update: int) -> float:
-        """Of the update with this index from 0: linear from the first to the last, constant without a last."""
+        """For the update with this index (from 0): linear from the first to the last, constant without a last."""
         settings, total = self.config.trainer, self.config.total_updates
         if total is None:
             return settings.learning_rate
@@ -122,12 +122,12 @@ class Trainer:
     def update(
         self, samples: Sequence[pb.Sample], total_samples: int, total_tokens: int, images: Iterable[ipb.Image] = ()
     ) -> dict[str, float]:
-        """Train on this rank's share of a batch of `total_samples` with `total_tokens` response tokens; the metrics.
+        """Train on this rank's share of a batch of `total_samples` with `total_tokens` response tokens; gives metrics.
 
-        `images`: screenshots with their bytes, which samples may name by digest alone. `remarks` has what was left out
-        of the update or skipped. Raises SampleError (samples are wrong, and which), NonFiniteError (the weights are),
-        CancelledUpdateError or TrainError; when any rank has to give up, all do. The weights are then as they were,
-        unless the error says `weights_changed`.
+        `images`: screenshots with their bytes, which samples may name by digest alone. `remarks` then says what was
+        left out of the update or skipped. Raises SampleError (some samples are wrong; it names them), NonFiniteError
+        (the weights are not finite), CancelledUpdateError or TrainError; if any rank has to give up, all do. The
+        weights are then unchanged, unless the error says `weights_changed`.
         """
         started = time.perf_counter()
         settings = self.config.trainer
@@ -145,7 +145,7 @@ class Trainer:
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
             totals = self._trained(totals, minibatches)
         elif settings.minibatches > 1:
-            # The first minibatch's own forward pass, detached, is its π_old: exact, and one pass less.
+            # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
             scores = self._score(minibatches[1:], faults)
 
         tallies = []
@@ -170,7 +170,7 @@ class Trainer:
         return metrics
 
     def _read(self, messages: Sequence[pb.Sample], images: Iterable[ipb.Image]) -> list[list[batches.Row]]:
-        """The samples, checked, in rows and minibatches."""
+        """The checked samples, in rows and minibatches."""
         carried = itertools.chain(images, (image for message in messages for image in message.images if image.data))
         held = {image.sha256: image_from_proto(image) for image in carried}
         samples = [sample_from_proto(message, held) for message in messages]
@@ -180,21 +180,21 @@ class Trainer:
         return self._deal(batches.make_rows(samples, self.config.trainer.microbatch_tokens))
 
     def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
-        """Rows to minibatches, at random but the same every time."""
+        """Assign rows to minibatches, at random but the same every time."""
         count = self.config.trainer.minibatches
         if count > 1:
             random.Random(f"{self.config.seed}/{self.updates}/{self.rank}").shuffle(rows)
         return [rows[number::count] for number in range(count)]
 
     def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
-        """The totals of each minibatch over all ranks; what the coordinator counted must be there."""
+        """The totals of each minibatch over all ranks; they must add up to what the coordinator counted."""
         counts = [float(count) for rows in minibatches for count in (_steps(rows), _tokens(rows))]
         summed = [int(count) for count in collectives.add(counts, self.device)]
         totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
         samples, tokens = sum(summed[::2]), sum(summed[1::2])
         if (samples, tokens) != (total_samples, total_tokens):
             raise SampleError(
-                f"the ranks got {samples} samples with {tokens} tokens, the batch was said to have "
+                f"the ranks got {samples} samples with {tokens} tokens, but the batch should have "
                 f"{total_samples} with {total_tokens}"
             )
         if any(total.steps == 0 for total in totals):
@@ -202,12 +202,12 @@ class Trainer:
         return totals
 
     def _trained(self, totals: list[Totals], minibatches: list[list[batches.Row]]) -> list[Totals]:
-        """The totals with the tokens that selection left over. Where it left none, nothing is divided by them."""
+        """The totals with the tokens that selection kept. If it kept none, nothing is divided by them."""
         left = collectives.add([float(_tokens(rows)) for rows in minibatches], self.device)
         return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
     def _score(self, minibatches: list[list[batches.Row]], faults: Faults) -> dict[int, Score]:
-        """log π_old and entropy of every step, from before the first optimiser step, by id of the sample."""
+        """log π_old and entropy of every step before the first optimiser step, by `id` of the sample."""
         rows = [row for rows in minibatches for row in rows]
 
         def work() -> dict[int, Score]:
@@ -260,9 +260,9 @@ class Trainer:
         return tally, float(norm)
 
     def _check_some_left(self, rows: list[batches.Row], faults: Faults, first: bool) -> bool:
-        """Is anything left of the minibatch, over all ranks? Where all of it was left out, somebody is to blame.
+        """Whether any sample of the minibatch is left, over all ranks. If none is, the cause is looked for.
 
-        Raises NonFiniteError where that is the weights, and SampleError where it is the samples and none of the update
+        Raises NonFiniteError if the weights are the cause, and SampleError if the samples are and none of the update
         has been applied.
         """
         here = batches.samples_of(rows)
@@ -289,8 +289,8 @@ class Trainer:
         faults: Faults,
         first: bool,
     ) -> None:
-        """Leave the weights as they are. When that repeats, raises SampleError that names the samples which cause it,
-        or NonFiniteError where no sample does, or all do."""
+        """Leave the weights as they are. If that repeats, raises SampleError naming the samples that cause it, or
+        NonFiniteError if no sample does, or all do."""
         self.optimizer.zero_grad(set_to_none=True)
         self._skipped_in_a_row += 1
         faults.remark(f"the gradient's norm is {norm}: the optimiser's step was skipped")
@@ -311,7 +311,7 @@ class Trainer:
         )
 
     def _culprits(self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> list[Sample]:
-        """The samples whose gradient alone is not finite, one backward pass each."""
+        """The samples whose own gradient is not finite; this takes one backward pass each."""
         found = []
         for sample in batches.samples_of(rows):
             self.optimizer.zero_grad(set_to_none=True)
@@ -325,7 +325,7 @@ class Trainer:
     def _accumulate(
         self, part: list[batches.Row], totals: Totals, scores: dict[int, Score], tally: Tally, faults: Faults
     ) -> None:
-        """One micro-batch's share of the gradient, without the samples that do not come to a finite loss."""
+        """Add one micro-batch's share of the gradient, without the samples whose loss is not finite."""
         loss = faults.finite(part, lambda left: self._loss(left, totals, scores))
         if loss is None:
             return
@@ -335,7 +335,7 @@ class Trainer:
         tally.count(loss.inputs, metrics, loss.difference, self.version, totals.trained_tokens)
 
     def _loss(self, part: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> MicroLoss:
-        """Raises NotFinite with the samples whose loss is not."""
+        """Raises NotFinite with the samples whose loss is not finite."""
         inputs, new, entropy = self._policy(part)
         samples = batches.samples_of(part)
         old = torch.cat([scores[id(one)].logprobs for one in samples]) if id(samples[0]) in scores else new.detach()
@@ -347,7 +347,7 @@ class Trainer:
         return micro_loss(self.recipe, part, inputs, totals, new, old, entropy, reference)
 
     def _policy(self, part: list[batches.Row]) -> tuple[batches.MicroBatch, torch.Tensor, torch.Tensor]:
-        """Inputs of one micro-batch, and log-probs and entropies of their tokens by the policy as it is.
+        """Inputs of one micro-batch, and the current policy's log-probs and entropies of their tokens.
 
         Raises NotFinite.
         """
@@ -379,18 +379,18 @@ class Trainer:
             entropy_gradient = self.recipe.entropy_coefficient > 0
             return forward(model, inputs, self.config.temperature, self._banned, entropy_gradient=entropy_gradient)
 
-    # ---- what others get of it ----
+    # ---- weights for others ----
 
     @torch.no_grad()
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """The weights by their checkpoint names, in the model's dtype, copied: training leaves them alone."""
+        """A copy of the weights by their checkpoint names, in the model's dtype; training does not change it."""
         return {
             name: parameter.detach().to("cpu", self.dtype, copy=True)
             for name, parameter in self.model.named_parameters()
         }
 
     def save_checkpoint(self, path: Path) -> None:
-        """Write a folder that `from_pretrained` loads and `resume_from` goes on from. It is whole or not there."""
+        """Write a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent."""
         checkpoint.save(
             path,
             source=self.config.model.folder,  # the checkpoint that a run resumed from is deleted in time
@@ -404,7 +404,7 @@ class Trainer:
 
 
 def loss_recipe(loss: Loss) -> Recipe:
-    """The loss that the configuration describes. Raises UserError where it names a function that is not there."""
+    """The loss that the configuration describes. Raises UserError if it names a function that does not exist."""
     try:
         objective = objectives.find(loss.kind)
     except ValueError as error:

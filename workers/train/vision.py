@@ -1,8 +1,8 @@
-"""Qwen's vision towers, with fewer and larger kernels: same values (to rounding), same weights, several times faster.
+"""Qwen's vision towers with fewer, larger kernels: same values (up to rounding), same weights, several times faster.
 
-Attention is within each image. Without FlashAttention, transformers does that in a Python loop over the images; here
-those of one size go through one `scaled_dot_product_attention`. The patch embedding is a convolution whose stride is
-its kernel, so every patch is one row of a matrix product, which is four times faster on a CPU than `Conv3d`.
+Attention is within each image. Without FlashAttention, transformers loops over the images in Python; here images of one
+size go through one `scaled_dot_product_attention`. The patch embedding is a convolution whose stride equals its kernel
+size, so every patch is one row of a matrix product, which is four times faster on a CPU than `Conv3d`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "dart_flash_by_length"
-"""Has "flash" in it: that is how transformers tells which implementations take packed sequences with cu_seqlens."""
+"""Contains "flash": by that transformers recognises implementations that take packed sequences with cu_seqlens."""
 
 
 def speed_up(model: torch.nn.Module) -> None:
-    """Switch the model's vision tower over, where it has one of this make."""
+    """Switch the model's vision tower over, if it is one of Qwen's."""
     visual = getattr(model.model, "visual", None)
     if visual is None:
         return

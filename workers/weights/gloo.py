@@ -1,8 +1,8 @@
-"""Weights over gloo: the CPU transport, both ends. Needs torch alone.
+"""Weights over gloo: the CPU transport, both ends. Needs only torch.
 
 A transfer is one fingerprint (8 bytes), one broadcast per bucket from rank 0, and a barrier, so that `send` returns
-when the replica has everything. Gloo notices a peer that died at once (its connection closes) and one that hangs by
-the timeout.
+when the replica has everything. Gloo notices at once when a peer dies (its connection closes), and after the timeout
+when one hangs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Group:
             )
             options = dist.ProcessGroupGloo._Options()
             options._timeout = self.timeout
-            # Else gloo takes the address that the machine's own name resolves to, which may be unreachable or absent.
+            # Otherwise gloo uses the address that the machine's name resolves to, which may be unreachable or absent.
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(host, port))]
             store = dist.PrefixStore(group_id, self._store)
             self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
@@ -43,11 +43,11 @@ class Group:
             ) from None
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """From rank 0 to all. Raises TransferError."""
+        """Broadcast from rank 0 to all. Raises TransferError."""
         self.begin_broadcast(tensor)()
 
     def begin_broadcast(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """The same, but waited for by calling what it returns; leave the tensor alone until then."""
+        """Begin a broadcast; call the returned function to wait for it, and leave the tensor alone until then."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
@@ -69,7 +69,7 @@ class Group:
         return TransferError(f"group {self.group_id}: a broadcast failed: {_line(error)}")
 
     def barrier(self) -> None:
-        """All ranks are here. Raises TransferError."""
+        """Wait until all ranks are here. Raises TransferError."""
         options = dist.BarrierOptions()
         options.timeout = self.timeout
         try:
@@ -86,8 +86,8 @@ class Group:
 class GlooSender:
     """`Sender` over gloo; see `dart.workers.weights.transfer`.
 
-    One bucket is packed while the one before it is sent. The two buffers are kept from one transfer to the next: memory
-    that is new each time costs more than filling it.
+    One bucket is packed while the one before it is sent. The two buffers are kept from one transfer to the next:
+    allocating them each time would cost more than filling them.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -123,7 +123,7 @@ class GlooSender:
                 arrived = self._group.begin_broadcast(buffer)
                 sent += buffer.numel()
             arrived()
-            # A broadcast ends when the bytes are in the kernel's buffers, which says nothing about the replica.
+            # A broadcast ends when the bytes are in the kernel's buffers, not when the replica has them.
             self._group.barrier()
             return sent
         except TransferError:
@@ -144,7 +144,7 @@ class GlooSender:
 
 
 def _nothing() -> None:
-    """What the first bucket waits for."""
+    """The first bucket has no earlier one to wait for."""
 
 
 def receive(group: Group, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -170,7 +170,7 @@ def receive(group: Group, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, to
 def _view(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     if part.storage_offset() % dtype.itemsize:
-        part = part.clone()  # A view needs an aligned start; only lists of mixed dtypes get here.
+        part = part.clone()  # A view needs an aligned start; this happens only with mixed dtypes.
     return part.view(dtype).view(spec.shape)
 
 
@@ -179,7 +179,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address of this machine on the way to `host`; no packet is sent."""
+    """This machine's address on the route to `host`; no packet is sent."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

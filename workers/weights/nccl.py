@@ -3,9 +3,9 @@
 The receiving end is vLLM's built-in "nccl" engine. Here the coordinator tells both ends when to act, so the `client`
 through which vLLM's trainer engine would call the replica does nothing.
 
-Not run in CI, which has no GPU: kept small, and written against vLLM's source. NCCL does not time out by itself: a
-replica that dies while a broadcast runs leaves the sending thread in it. `send` therefore gives up waiting after the
-timeout and abandons that thread and its communicator.
+CI has no GPU and does not run this, so it is kept small and written against vLLM's source. NCCL does not time out by
+itself: if a replica dies during a broadcast, the sending thread hangs in it. `send` therefore gives up waiting after
+the timeout and abandons that thread and its communicator.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Snapshot(WeightSource):  # type: ignore[misc]
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        # A snapshot is in host memory, where training leaves it alone; NCCL sends from the accelerator's.
+        # A snapshot is in host memory, where training does not change it; NCCL sends from the accelerator's memory.
         return ((name, tensor.to(self.device, non_blocking=True)) for name, tensor in self.tensors)
 
 

@@ -1,7 +1,7 @@
-"""An engine process ends with the worker process that owns it. Linux; imports nothing heavy.
+"""Makes an engine process end with the worker process that owns it. Linux only; imports nothing heavy.
 
-vLLM's engine process outlives a parent that was killed. PR_SET_PDEATHSIG is no substitute: it fires when the *thread*
-that started the process ends.
+Without this, vLLM's engine process outlives a parent that was killed. PR_SET_PDEATHSIG is no substitute: it fires when
+the *thread* that started the process ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ EXIT_CODE = 17
 
 
 def own_engines() -> None:
-    """Engine processes that this process starts from now on are its own."""
+    """Make this process the owner of the engine processes that it starts from now on."""
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
 def end_with_owner() -> None:
-    """Watch the owner from a thread and end this process as soon as it is gone. Nothing to do without an owner."""
+    """Watch the owner from a thread and end this process as soon as it is gone. Does nothing without an owner."""
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
     if not owner or owner == os.getpid() or not hasattr(os, "pidfd_open"):
         return

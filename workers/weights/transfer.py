@@ -1,7 +1,7 @@
 """What the two ends of a weight transfer agree on, and the sending interface.
 
 Tensors travel in the order of the update's `TensorInfo` list. Both ends cut that list into the same buckets with
-`plan_buckets` and compare a fingerprint of it before any weights, so that a disagreement is an error and not garbage.
+`plan_buckets` and compare a fingerprint of it before any weights, so that a mismatch is an error instead of garbage.
 
 What always holds: every wait is bounded by the timeout, on both ends; after any error the group is closed, and the
 next transfer needs a new `TransferGroup` (new id and port) on both ends, because one end cannot know what the other
@@ -29,7 +29,7 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64":
 
 
 class TransferError(Exception):
-    """A transfer broke: the peer is gone, silent, or speaks of other tensors. The group is closed."""
+    """A transfer failed: the peer is gone, silent, or expects other tensors. The group is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def specs_from_proto(infos: Iterable[wpb.TensorInfo]) -> list[TensorSpec]:
 
 
 def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[TensorSpec]]:
-    """Cut the list into runs of at most `limit_bytes`; a larger tensor is a run of its own. Same on both ends."""
+    """Cut the list into runs of at most `limit_bytes`; a larger tensor is a run by itself. Both ends cut alike."""
     bucket: list[TensorSpec] = []
     size = 0
     for spec in specs:
@@ -105,6 +105,6 @@ def plan_buckets(specs: Iterable[TensorSpec], limit_bytes: int = BUCKET_BYTES) -
 
 
 def fingerprint(specs: Sequence[TensorSpec]) -> int:
-    """A positive 63-bit number that two equal lists share."""
+    """A positive 63-bit number, equal for equal lists."""
     text = "\n".join(f"{s.name} {s.dtype} {s.shape}" for s in specs)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,11 +1,11 @@
-"""The receiving end of a gloo transfer inside vLLM's worker process, and that process's tie to its owner.
+"""The receiving end of a gloo transfer inside vLLM's worker process, which this module also ties to its owner.
 
 vLLM imports this module there because `worker_extension_cls` names `Extension`; the import registers the "gloo"
 backend before vLLM creates its transfer engine, and starts watching the owner. Nothing else imports it.
 
-A transfer is staged in host memory by a thread of its own and reaches the model only in `finish_weight_update`: the
-replica serves while it receives, and one that breaks half-way leaves the old weights whole. The price is one copy of
-the weights in host memory.
+A thread of its own stages each transfer in host memory, and the weights reach the model only in `finish_weight_update`:
+the replica serves while it receives, and a transfer that fails half-way leaves the old weights intact. The price is one
+copy of the weights in host memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dart.workers.weights.transfer import TensorSpec, TransferError
 
 
 class Extension:
-    """Named as vLLM's `worker_extension_cls`: its methods become those of vLLM's worker."""
+    """The class that `worker_extension_cls` names: vLLM's worker gets its methods."""
 
     weight_transfer_engine: WeightTransferEngine
 
     def begin_receiving_weights(self, init_info: dict[str, object], update_info: dict[str, object]) -> None:
-        """Returns at once; vLLM's own `update_weights` then waits for what has begun."""
+        """Returns at once; vLLM's own `update_weights` then waits for the transfer."""
         engine = self.weight_transfer_engine
         engine.init_transfer_engine(engine.parse_init_info(init_info))
         engine.begin(engine.parse_update_info(update_info))
@@ -51,9 +51,9 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class _Receiving(threading.Thread):
-    """Joins the group, unless `group` is that already, and receives everything, while the engine goes on.
+    """Joins the group, unless `group` is already joined, and receives everything while the engine keeps serving.
 
-    What breaks is told by `result`. Every wait in it is bounded, so one that nobody asks for any more ends by itself.
+    `result` raises whatever went wrong. Every wait is bounded, so an abandoned thread ends by itself.
     """
 
     def __init__(self, group: Group | None, init: GlooInit, rank: int, update: GlooUpdate) -> None:
@@ -77,7 +77,7 @@ class _Receiving(threading.Thread):
                     timeout_seconds=init.timeout_seconds,
                 )
             self._staged = list(receive(self._group, self._specs))
-        except Exception as error:  # noqa: BLE001 - whatever it is, `result` tells it
+        except Exception as error:  # noqa: BLE001 - whatever it is, `result` raises it
             self._error = error
             if self._group is not None:
                 self._group.close()
@@ -91,7 +91,7 @@ class _Receiving(threading.Thread):
 
 
 class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
-    """One rank of the replica in the group of `GlooSender`; see the module's docstring for the order of things."""
+    """One rank of the replica in the group of `GlooSender`; see the module's docstring for the sequence."""
 
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate
@@ -99,27 +99,27 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self._init: GlooInit | None = None
-        self._told = False
-        """Nothing has been received since the group was named."""
+        self._group_is_new = False
+        """Whether nothing has been received since the group was named."""
         self._group: Group | None = None
         self._receiving: _Receiving | None = None
         self._staged: list[tuple[str, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        """Which group to receive from next; it is joined by the first transfer."""
+        """Set the group to receive from next; the first transfer joins it."""
         if self._group is not None and self._group.group_id != init_info.group_id:
             self.shutdown()
-        self._init, self._told = init_info, True
+        self._init, self._group_is_new = init_info, True
         self._receiving = None
 
     def begin(self, update_info: GlooUpdate) -> None:
         """Receive in the background."""
-        if self._init is None or not self._told:
+        if self._init is None or not self._group_is_new:
             raise TransferError(f"version {update_info.version} was not received, and no group was named for it")
-        self._told = False
+        self._group_is_new = False
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        # The thread has the group until it is done, so that one that was given up disturbs nobody.
+        # The thread owns the group until it is done, so that an abandoned thread disturbs nobody.
         group, self._group = self._group, None
         self._receiving = _Receiving(group, self._init, rank, update_info)
         self._receiving.start()
@@ -128,7 +128,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._staged = []
 
     def update_weights(self, update_info: dict[str, object]) -> None:
-        # Not the base class's: it synchronises an accelerator, and there is none.
+        # Replaces the base class's method, which synchronises an accelerator: there is none.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
@@ -136,7 +136,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self.begin(update_info)
         receiving = self._receiving
         if receiving is None or receiving.version != update_info.version:
-            # A pause that was given up may end when the next version is on its way already: that is another's.
+            # An abandoned pause may end after the next version has begun to arrive; that one is not for this pause.
             raise TransferError(f"version {update_info.version} is not what was received last")
         self._receiving = None
         self._group, self._staged = receiving.result()
@@ -150,7 +150,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._repack_tied_head()
 
     def _repack_tied_head(self) -> None:
-        """A head tied to the embedding is never "loaded", so the CPU backend's packed copy of it would stay old."""
+        """A head tied to the embedding is never "loaded", so the CPU backend's packed copy would stay outdated."""
         for module in self.model.modules():
             if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)

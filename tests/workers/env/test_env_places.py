@@ -355,7 +355,7 @@ async def test_a_world_that_cannot_be_used_at_all_ends_the_worker() -> None:
         ({"options": {"color": "blue"}}, r"environment\.options\.color is not a known field.*did you mean colour\?"),
         ({"options": {"colour": 3}}, r"environment\.options\.colour \(it is 3\)"),
         ({"kind": "no_such_module_anywhere:World"}, "no_such_module_anywhere cannot be imported"),
-        ({"kind": f"{__name__}:Script"}, "Script is no World, Env or SyncEnv of dart.worlds"),
+        ({"kind": f"{__name__}:Script"}, "Script is not a World, Env or SyncEnv of dart.worlds"),
         ({"kind": f"{__name__}:Nothing"}, "Nothing does not exist in"),
         ({"kind": "dart.worlds:SyncEnv"}, "SyncEnv lacks act, judge, reset"),
         ({"kind": "osworld"}, "dart's env workers run miniwob or a class of yours"),

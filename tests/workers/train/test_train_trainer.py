@@ -406,7 +406,7 @@ def test_folders_that_hold_no_vision_language_model(folder: Path, tmp_path: Path
 
 def test_all_ranks_say_that_a_screenshot_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(settings(folder))
-    other = collectives._told(UnknownScreenshotError("screenshot 12 is not held"))
+    other = collectives._report(UnknownScreenshotError("screenshot 12 is not held"))
     monkeypatch.setattr("dart.workers.train.collectives.add", lambda values, device: [value + 1 for value in values])
     monkeypatch.setattr("dart.workers.train.collectives.gather", lambda value: [value, other])
     with pytest.raises(UnknownScreenshotError, match="another rank could not read its samples: screenshot 12 is not"):
