@@ -56,10 +56,12 @@ class Place:
 async def place(**settings: object) -> AsyncIterator[Place]:
     made = Place(config.Server.model_validate({"heartbeat_seconds": 0.1, "lost_after_seconds": 2.0, **settings}))
     await made.server.start(made.service, control_pb2_grpc.ControlServiceServicer())
+    reaping = asyncio.create_task(made.fleet.reap())
     try:
         async with asyncio.timeout(20):
             yield made
     finally:
+        reaping.cancel()
         await made.server.stop()
 
 
