@@ -94,6 +94,17 @@ def test_nothing_works_after_long_enough_and_often_enough() -> None:
     assert groups.failures_in_a_row == 0
 
 
+def test_an_outage_is_waited_out_in_a_run_that_has_worked() -> None:
+    groups = machine()
+    groups.finished(trajectory(groups.next(1)[0]))
+    order = groups.next(0)[0]
+    for number in range(100):
+        assert groups.failed(hopeless(order), now=number * FAILING_SECONDS) is (
+            Attempt.GIVEN_UP if number < LEAST_FAILURES else Attempt.AGAIN
+        ), "while others may still succeed, a roll-out is given up; when none does, no roll-out is to blame"
+        order = groups.next(0)[0]
+
+
 # ---- batches ----
 
 

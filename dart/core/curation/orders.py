@@ -1,5 +1,5 @@
 """Orders: an order is one roll-out for an environment to run. After a failed attempt the roll-out is given out again,
-or its group does without it, or the run ends."""
+or its group does without it, or, in a run where nothing has ever worked, the run ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_ATTEMPTS, MOST_ATTEMPTS_ON_ONE = 5, 12
 """Attempts of one roll-out before it is given up; the second limit holds when one worker ended all of them."""
 
 FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
-"""The run ends when attempts have failed for this long, and this many of them, without one that finished. Both are
-needed: a lost node fails all its attempts at once, and a cloud may be unreachable for a minute."""
+"""The run ends when, from its beginning, attempts have failed for this long, and this many of them, and none finished.
+Both are needed: a lost node fails all its attempts at once, and a cloud may be unreachable for a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,19 @@ class Attempt(Enum):
     GIVEN_UP = "given up"
     """The group continues without this roll-out."""
     NOTHING_WORKS = "nothing works"
-    """Everything has failed for a long time, so the next order would fail, too."""
+    """Nothing has worked since the run began, so the next order would fail, too: something is set up wrongly."""
 
 
 class Failures:
-    """Attempts that failed in a row, with none finished in between."""
+    """Attempts that failed in a row, with none finished in between.
+
+    In a run that has worked, all of them failing is an outage. It is waited out, because it ends sooner than somebody
+    comes to resume the run; `core.watchdog` reports it, and ends the run if it is configured to.
+    """
 
     def __init__(self) -> None:
         self.in_a_row = 0
+        self._worked = False
         self._since = 0.0
         self._most_environments = 0
 
@@ -68,7 +73,7 @@ class Failures:
         self._most_environments = max(self._most_environments, number)
 
     def finished(self) -> None:
-        self.in_a_row = 0
+        self.in_a_row, self._worked = 0, True
 
     def failed(self, order: Order, now: float) -> Attempt:
         """Infrastructure ended this attempt at `now`, in seconds of any clock that does not go back."""
@@ -76,7 +81,7 @@ class Failures:
             self._since = now
         self.in_a_row += 1
         enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
-        if self.in_a_row >= enough and now - self._since >= FAILING_SECONDS:
+        if not self._worked and self.in_a_row >= enough and now - self._since >= FAILING_SECONDS:
             return Attempt.NOTHING_WORKS
         if order.hopeless and self.in_a_row < self._most_environments + LEAST_FAILURES:
             # Others succeed meanwhile, so this roll-out is to blame: a task with a page that does not load, say.
