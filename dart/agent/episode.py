@@ -16,7 +16,22 @@ from dart import config
 from dart.agent.grammar import Grammar, ParseError
 from dart.agent.prompt import Conversation, Turn
 from dart.core.action import Action, Finish
-from dart.core.types import Generation, Image, Observation, Prompt, Step, Task, Termination, Trajectory
+from dart.core.types import (
+    Generation,
+    Image,
+    Observation,
+    Prompt,
+    Step,
+    Task,
+    Termination,
+    Trajectory,
+    plain_fields,
+)
+
+VERDICT = tuple(
+    name for name in plain_fields(Trajectory) if name in plain_fields(Observation) and name != "instruction"
+)
+"""What a trajectory takes from its last observation if that is a verdict: the reward and its evidence."""
 
 
 class Env(Protocol):
@@ -80,7 +95,7 @@ async def run_episode(
 
     # Only the environment gives a verdict; text that is not an action gets none, whatever the state it left behind.
     judged = observation.done and termination not in (Termination.UNPARSABLE, Termination.CONTEXT_FULL)
-    reward = observation.reward if judged else 0.0
+    verdict = observation if judged else Observation(observation.image)
     return Trajectory(
         id=spec.trajectory_id,
         group_id=spec.group_id,
@@ -88,12 +103,11 @@ async def run_episode(
         instruction=instruction,
         steps=tuple(steps),
         termination=termination,
-        reward=reward,
-        success=judged and reward >= spec.success_threshold,
+        success=judged and verdict.reward >= spec.success_threshold,
         step_limit=spec.step_limit,
         started=started,
         finished=clock(),
-        evidence_json=observation.evidence_json if judged else "",
+        **{name: getattr(verdict, name) for name in VERDICT},
     )
 
 

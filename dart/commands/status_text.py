@@ -15,6 +15,8 @@ from dart.core.status import Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Tasks, or workers of one role, that are shown one by one; more are shown together."""
+SHOWN_ABOVE = ("updates", "version", "trajectories", "env_steps")
+"""Counters that `headline` and `details` have sentences for."""
 MOST_CHARACTERS = 300
 """Characters shown of one text from a worker."""
 
@@ -64,6 +66,16 @@ def details(status: Status) -> Iterator[str]:
             yield f"{state} because {shares(because)}"
     for fate, count in sorted(counts.fates.items()):
         yield f"{plain(fate)}: {count}"
+    if line := counters(status):
+        yield line
+
+
+def counters(status: Status) -> str:
+    """The other counters that are not 0, by their names: "weight syncs 18, unparsable 2"."""
+    counts = status.figures.counts.whole()
+    return ", ".join(
+        f"{name.replace('_', ' ')} {count}" for name, count in counts.items() if count and name not in SHOWN_ABOVE
+    )
 
 
 def stall_lines(stall: Stall) -> Iterator[str]:

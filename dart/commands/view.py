@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.status_text import COLUMNS, MOST_ROWS, elapsed, headline, plain, stall_lines, worker_rows
+from dart.commands.status_text import COLUMNS, MOST_ROWS, counters, elapsed, headline, plain, stall_lines, worker_rows
 from dart.core.status import Status
 from dart.store.records import RunState
 
@@ -79,6 +79,8 @@ def picture(status: Status) -> Panel:
         body.append(_bar(status.share_done))
     elif by_task:
         body += [_bar(status.share_done), _tasks(by_task)]
+    if line := counters(status):
+        body.append(Text(line))
     title = Text(plain(f"dart {status.run_id}"))
     if status.phase in set(RunState) and not status.workers:  # the run has ended, and this stays on the screen
         return Panel(Group(*body), title=title)

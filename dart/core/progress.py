@@ -1,8 +1,8 @@
 """How far a run has come: its counters, which change only through the events of `Progress`.
 
 `Progress.counts` is a frozen record of all counters; every event replaces it. `Counts.to_json` is what the "update"
-events of metrics.jsonl hold, and `Counts.from_json` reads it back when the run is resumed. A new counter is a field of
-`Counts` and a line in the event that counts it.
+events of metrics.jsonl hold, and `Counts.from_json` reads it back when the run is resumed. A new whole-number
+counter is a field of `Counts` and a line in the event that counts it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.json_text import JSON
-from dart.core.types import Termination, Trajectory
+from dart.core.types import Termination, Trajectory, plain_fields
 
 RECENT_PER_TASK = 128
 """The success rate of one task is taken over this many trajectories."""
@@ -72,28 +72,21 @@ class Counts:
         """The form in the events of metrics.jsonl. `update` is the same as `updates`."""
         return {
             "update": self.updates,
-            "updates": self.updates,
-            "version": self.version,
-            "trajectories": self.trajectories,
-            "env_steps": self.env_steps,
-            "weight_syncs": self.weight_syncs,
-            "infrastructure_failures": self.infrastructure_failures,
-            "unparsable": self.unparsable,
-            "pooled": self.pooled,
-            "trained_steps": self.trained_steps,
-            "trained_tokens": self.trained_tokens,
+            **self.whole(),
             "fates": dict(self.fates),
             "staleness": self.staleness.to_json(),
         }
 
+    def whole(self) -> dict[str, int]:
+        """The counters that are whole numbers, by name."""
+        return {name: getattr(self, name) for name in plain_fields(type(self))}
+
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Counts:
         """Reads what `to_json` made. A counter that an older process did not write is 0."""
-        names = ("updates", "version", "trajectories", "env_steps", "weight_syncs", "infrastructure_failures",
-                 "unparsable", "pooled", "trained_steps", "trained_tokens")  # fmt: skip
         fates, staleness = told.get("fates"), told.get("staleness")
         return cls(
-            **{name: _whole(told.get(name)) for name in names},
+            **{name: _whole(told.get(name)) for name in plain_fields(cls)},
             fates={fate: _whole(count) for fate, count in fates.items()} if isinstance(fates, Mapping) else {},
             staleness=_staleness(staleness) if isinstance(staleness, Mapping) else StalenessCounts(),
         )

@@ -7,10 +7,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import get_type_hints
 
 from dart.core.action import Action
+
+_PLAIN: dict[type, tuple[str, ...]] = {}
+"""Answers of `plain_fields`, which is asked for every update and status."""
+
+
+def plain_fields(record: type) -> tuple[str, ...]:
+    """Names of the dataclass's fields that hold one number, text or flag, in order.
+
+    The wire and the database copy these by name, so that a new one needs no edit there (docs/extending.md).
+    """
+    if record not in _PLAIN:
+        hints = get_type_hints(record)
+        _PLAIN[record] = tuple(one.name for one in fields(record) if hints[one.name] in (bool, int, float, str))
+    return _PLAIN[record]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Rows ⇄ records: what the database returns, and how a trajectory becomes rows. Pure.
 
 A trajectory read back equals the one written, with two exceptions: log-probabilities have float32 precision (as on the
-wire), and images have no bytes unless they are asked for.
+wire), and images have no bytes unless they are asked for. Numbers, texts and flags of a record that have no column of
+their name are kept together in `more_json`, so that a new one needs no edit here and no migration; where a row was
+written without one, it has its default.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import RowMapping
+from sqlalchemy import RowMapping, Table
 
 from dart.core.action_json import action_from_json, action_to_json
-from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.core.json_text import to_json
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
+from dart.store import tables
 
 PENDING = "pending"
 """The fate of a trajectory or group that has not been decided about."""
@@ -183,49 +187,64 @@ def _unpack(typecode: str, data: bytes) -> array[Any]:
     return values
 
 
+def _columns_of(record: type, table: Table) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The record's plain fields that have a column, and those that `more_json` holds."""
+    names = plain_fields(record)
+    return tuple(n for n in names if n in table.c), tuple(n for n in names if n not in table.c)
+
+
+_TRAJECTORY, _MORE_TRAJECTORY = _columns_of(Trajectory, tables.trajectories)
+_STEP, _MORE_STEP = _columns_of(Step, tables.steps)
+_GENERATION, _MORE_GENERATION = _columns_of(Generation, tables.steps)
+
+
+def _more(*sources: tuple[object, tuple[str, ...]]) -> str | None:
+    values = {name: getattr(source, name) for source, names in sources for name in names}
+    return to_json(values) if values else None
+
+
+def _from_more(row: RowMapping, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the fields that the row has; null stands for a number that was not finite."""
+    text = row["more_json"] if names else None
+    values = json.loads(text) if text else {}
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
 def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict[str, object]:
     task = trajectory.task
     sampled = [span.version for step in trajectory.steps for span in step.generation.versions]
     return {
-        "id": trajectory.id,
+        **{name: getattr(trajectory, name) for name in _TRAJECTORY},
         "run_id": run_id,
-        "group_id": trajectory.group_id,
         "suite": task.suite,
         "task_name": task.name,
         "seed": task.seed,
         "attempt": attempt,
-        "instruction": trajectory.instruction,
         "termination": trajectory.termination.value,
-        "reward": trajectory.reward,
-        "success": trajectory.success,
-        "step_limit": trajectory.step_limit,
         "steps": len(trajectory.steps),
         "oldest_version": min(sampled, default=None),
         "newest_version": max(sampled, default=None),
         "advantage": None,
         "fate": PENDING,
-        "pooled_from": trajectory.pooled_from,
         "evidence_json": trajectory.evidence_json or None,
-        "started": trajectory.started,
-        "finished": trajectory.finished,
+        "more_json": _more((trajectory, _MORE_TRAJECTORY)),
     }
 
 
 def step_to_row(step: Step, trajectory_id: str) -> dict[str, object]:
     g = step.generation
     return {
+        **{name: getattr(step, name) for name in _STEP},
+        **{name: getattr(g, name) for name in _GENERATION},
         "trajectory_id": trajectory_id,
-        "index": step.index,
-        "text": g.text,
         "action_json": None if step.action is None else json.dumps(action_to_json(step.action), allow_nan=False),
-        "parse_error": step.parse_error,
-        "truncated": g.truncated,
         "prompt_token_ids": _pack("I", g.prompt_token_ids),
         "token_ids": _pack("I", g.token_ids),
         "logprobs": _pack("f", g.logprobs),
         "mean_logprob": sum(g.logprobs) / len(g.logprobs) if g.logprobs else None,
         "versions_json": json.dumps([[s.version, s.start, s.end] for s in g.versions]),
         "images_json": json.dumps([[i.sha256.hex(), i.media_type, i.width, i.height] for i in step.images]),
+        "more_json": _more((step, _MORE_STEP), (g, _MORE_GENERATION)),
     }
 
 
@@ -237,19 +256,19 @@ def screenshot_rows(trajectory: Trajectory) -> list[dict[str, object]]:
 
 def step_from_row(row: RowMapping) -> Step:
     action = row["action_json"]
+    generation = {name: row[name] for name in _GENERATION} | _from_more(row, _MORE_GENERATION)
     return Step(
-        row["index"],
-        tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
-        Generation(
+        images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
+        generation=Generation(
             _unpack("I", row["prompt_token_ids"]),
             _unpack("I", row["token_ids"]),
             _unpack("f", row["logprobs"]),
             tuple(VersionSpan(*span) for span in json.loads(row["versions_json"])),
-            row["text"],
-            row["truncated"],
+            **generation,
         ),
-        None if action is None else action_from_json(json.loads(action)),
-        row["parse_error"],
+        action=None if action is None else action_from_json(json.loads(action)),
+        **{name: row[name] for name in _STEP},
+        **_from_more(row, _MORE_STEP),
     )
 
 
@@ -258,21 +277,9 @@ def _task(row: RowMapping) -> Task:
 
 
 def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTrajectory:
-    trajectory = Trajectory(
-        id=row["id"],
-        group_id=row["group_id"],
-        task=_task(row),
-        instruction=row["instruction"],
-        steps=tuple(steps),
-        termination=Termination(row["termination"]),
-        reward=row["reward"],
-        success=row["success"],
-        step_limit=row["step_limit"],
-        started=row["started"],
-        finished=row["finished"],
-        pooled_from=row["pooled_from"],
-        evidence_json=row["evidence_json"] or "",
-    )
+    values = {name: row[name] for name in _TRAJECTORY} | _from_more(row, _MORE_TRAJECTORY)
+    values["evidence_json"] = row["evidence_json"] or ""
+    trajectory = Trajectory(task=_task(row), steps=tuple(steps), termination=Termination(row["termination"]), **values)
     return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"], row["screenshots_kept"])
 
 

@@ -3,7 +3,8 @@
 It uses only types that both SQLite and PostgreSQL have. Times are Unix seconds. JSON is kept as text, exactly as
 written. Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`).
 Ids of groups and trajectories are unique over all runs of a database. Any change here requires a higher SCHEMA_VERSION
-and a step in `dart.store.migrations`.
+and a step in `dart.store.migrations`. A plain field of a trajectory or a step that no query asks for needs no column:
+`more_json` holds it (`dart.store.records`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sqlalchemy import (
     true,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 OLDEST_MIGRATED = 2
 """Databases of this version and later are migrated in place."""
 
@@ -102,6 +103,8 @@ trajectories = Table(
     Column("pooled_from", Text, nullable=False),
     # Evidence for the reward: the world's own JSON object; None if it gave none.
     Column("evidence_json", Text),
+    # The trajectory's plain fields that have no column, as a JSON object; None if there are none.
+    Column("more_json", Text),
     Column("started", Double, nullable=False),
     Column("finished", Double, nullable=False),
     # False if its screenshots were removed to stay within the disk bound.
@@ -141,6 +144,8 @@ steps = Table(
     Column("versions_json", Text, nullable=False),
     # Oldest first; the bytes are in the blob store.
     Column("images_json", Text, nullable=False),
+    # As in `trajectories`, for the plain fields of the step and its generation.
+    Column("more_json", Text),
 )
 
 versions = Table(

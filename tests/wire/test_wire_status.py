@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dart.core.json_text import to_json
 from dart.core.progress import Counts, StalenessCounts
 from dart.core.status import Figures, Status, TimeSpent, Usage, WorkerStatus
+from dart.core.types import plain_fields
 from dart.v1 import control_pb2 as cpb
 from dart.wire.status import status_from_proto, status_to_proto
 
@@ -24,9 +25,9 @@ workers = st.builds(
 )
 counts = st.builds(
     Counts,
-    *[number] * 10,
-    st.dictionaries(text, number, max_size=3),
-    st.builds(StalenessCounts, number, number, number),
+    **dict.fromkeys(plain_fields(Counts), number),
+    fates=st.dictionaries(text, number, max_size=3),
+    staleness=st.builds(StalenessCounts, number, number, number),
 )
 figures = st.builds(Figures, counts, st.builds(Usage, *[real] * 6), real, by_name, real)
 spent = st.builds(TimeSpent, by_name, by_name, by_name)
