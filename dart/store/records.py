@@ -203,7 +203,7 @@ def _more(*sources: tuple[object, tuple[str, ...]]) -> str | None:
     return to_json(values) if values else None
 
 
-def _from_more(row: RowMapping, names: tuple[str, ...]) -> dict[str, Any]:
+def _from_more(row: RowMapping, names: tuple[str, ...]) -> Mapping[str, Any]:
     """Those of the fields that the row has; null stands for a number that was not finite."""
     text = row["more_json"] if names else None
     values = json.loads(text) if text else {}
@@ -256,7 +256,7 @@ def screenshot_rows(trajectory: Trajectory) -> list[dict[str, object]]:
 
 def step_from_row(row: RowMapping) -> Step:
     action = row["action_json"]
-    generation = {name: row[name] for name in _GENERATION} | _from_more(row, _MORE_GENERATION)
+    generation = {name: row[name] for name in _GENERATION}
     return Step(
         images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
         generation=Generation(
@@ -265,6 +265,7 @@ def step_from_row(row: RowMapping) -> Step:
             _unpack("f", row["logprobs"]),
             tuple(VersionSpan(*span) for span in json.loads(row["versions_json"])),
             **generation,
+            **_from_more(row, _MORE_GENERATION),
         ),
         action=None if action is None else action_from_json(json.loads(action)),
         **{name: row[name] for name in _STEP},
@@ -277,9 +278,15 @@ def _task(row: RowMapping) -> Task:
 
 
 def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTrajectory:
-    values = {name: row[name] for name in _TRAJECTORY} | _from_more(row, _MORE_TRAJECTORY)
+    values = {name: row[name] for name in _TRAJECTORY}
     values["evidence_json"] = row["evidence_json"] or ""
-    trajectory = Trajectory(task=_task(row), steps=tuple(steps), termination=Termination(row["termination"]), **values)
+    trajectory = Trajectory(
+        task=_task(row),
+        steps=tuple(steps),
+        termination=Termination(row["termination"]),
+        **values,
+        **_from_more(row, _MORE_TRAJECTORY),
+    )
     return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"], row["screenshots_kept"])
 
 

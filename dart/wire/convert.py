@@ -55,7 +55,7 @@ _STEP, _STEP_GENERATION = _same(t.Step, tpb.Step), _same(t.Generation, tpb.Step)
 _SAMPLE, _SAMPLE_GENERATION = _same(t.Sample, spb.Sample), _same(t.Generation, spb.Sample)
 
 
-def _values(source: object, names: tuple[str, ...]) -> dict[str, Any]:
+def _values(source: object, names: tuple[str, ...]) -> Mapping[str, Any]:
     return {name: getattr(source, name) for name in names}
 
 
