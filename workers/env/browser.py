@@ -1,7 +1,7 @@
 """One headless Chromium for many environments: a `Page` is one tab in a browser context of its own.
 
 Always true: every call on a page ends within its timeout, with a result or an EnvironmentFailure; after a failure
-the page is `broken` and is to be closed and replaced. When Chromium itself dies, its pages are broken and the next
+the page is `broken` and must be closed and replaced. When Chromium itself dies, all its pages are broken, and the next
 `new_page` starts another Chromium.
 """
 
@@ -29,8 +29,8 @@ __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout"
 T = TypeVar("T")
 Call = tuple[str, Mapping[str, object]]
 
-_TOLD_IN_FRAMES = ("mouseMoved", "mouseWheel")  # a page hears of these when a frame begins, of all else at once
-# An element that is not laid out for a moment loses its popup, and nothing else.
+_SENT_WITH_FRAMES = ("mouseMoved", "mouseWheel")  # the page gets these when a frame begins, all others at once
+# Taking an element out of the layout for a moment closes its popup and changes nothing else.
 _CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, input):open')) {
   const display = element.style.display;
   element.style.display = 'none';
@@ -38,13 +38,13 @@ _CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, 
   element.style.display = display;
 }"""
 FRAME_SECONDS = 0.05  # between two frames while time passes
-FRAME_LIMIT_SECONDS = 5.0  # all pages wait for the one that draws
-INPUT_FRAME_SECONDS = 0.005  # between two frames until an input has been taken in: a scroll needs two or three
-SCREENSHOT_TRIES = 5  # a frame without a picture is possible just after a page has been loaded
+FRAME_LIMIT_SECONDS = 5.0  # while one page draws, all others wait
+INPUT_FRAME_SECONDS = 0.005  # between two frames until the page has handled an input: a scroll takes two or three
+SCREENSHOT_TRIES = 5  # just after a page has loaded, a frame may come without a picture
 
 
 class Browser:
-    """Chromium, started again when it has died. Make one with `Browser.launch`."""
+    """Chromium, restarted when it has died. Make one with `Browser.launch`."""
 
     def __init__(self, executable: str, connection: Connection) -> None:
         self._executable = executable
@@ -54,7 +54,7 @@ class Browser:
     @classmethod
     @contextlib.asynccontextmanager
     async def launch(cls, executable: str | None = None) -> AsyncIterator[Browser]:
-        """Start Chromium; it and all its processes are gone when the context ends. UserError when it cannot start."""
+        """Start Chromium; all its processes are gone when the context ends. Raises UserError if it cannot start."""
         path = await asyncio.to_thread(find_executable, executable)
         browser = cls(path, await Connection.launch(path))
         try:
@@ -79,13 +79,13 @@ class Browser:
                 await self._connection.close()
                 try:
                     self._connection = await Connection.launch(self._executable)
-                except UserError as error:  # it did start before: what is wrong now may pass
+                except UserError as error:  # it started before, so the cause may be temporary
                     raise PageCrashed(str(error)) from error
         return await Page.open(self._connection, viewport, timeout)
 
 
 class Page:
-    """One tab. `timeout` seconds bound every call."""
+    """One tab. Every call ends within `timeout` seconds."""
 
     def __init__(self, connection: Connection, context: str, target: str, session: str, timeout: float) -> None:
         self.timeout = timeout
@@ -141,7 +141,7 @@ class Page:
         return await self._bounded(asyncio.gather(*futures), calls[-1][0])
 
     async def evaluate(self, expression: str, wait: bool = False) -> Any:
-        """The JSON value of a JavaScript expression; `wait` for the promise that it is. ProtocolError if it throws."""
+        """The JSON value of a JavaScript expression; `wait`: of the promise it returns. ProtocolError if it throws."""
         result = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait)
         if "exceptionDetails" in result:
             details = result["exceptionDetails"]
@@ -165,7 +165,7 @@ class Page:
         for batch in _batches(calls):
             futures = [self._send(method, parameters) for method, parameters in batch]
             last = batch[-1][1].get("type")
-            if last in _TOLD_IN_FRAMES:
+            if last in _SENT_WITH_FRAMES:
                 await self._bounded(self._frames_until_done(futures, last == "mouseWheel"), batch[-1][0])
             await self._bounded(asyncio.gather(*futures), batch[-1][0])
         await self._close_popups()
@@ -176,18 +176,18 @@ class Page:
         while pending:
             await self._frame()
             _, pending = await asyncio.wait(pending, timeout=INPUT_FRAME_SECONDS)
-        if scrolls:  # one more: what has been scrolled on the screen is told to the page
+        if scrolls:  # one more frame: the page learns of a scroll only after it has been drawn
             await self._frame()
 
     async def _close_popups(self) -> None:
-        """Close the list of a select and the picker of a date: windows of their own, which no screenshot shows.
+        """Close the list of a select and the picker of a date: both are separate windows, which no screenshot shows.
 
-        While one is open no frame on demand ever ends. The keyboard works on both without them.
+        While one is open, no frame on demand ever ends. The keyboard operates both controls without them.
         """
         await self.evaluate(_CLOSE_POPUPS)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let the page run for a while, with frames for what it animates."""
+        """Let the page run for a while, drawing frames for its animations."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
@@ -209,7 +209,7 @@ class Page:
         raise self.failure
 
     async def close(self) -> None:
-        """Close the page and its context; never fails, and waits for no page."""
+        """Close the page and its context; never fails, and does not wait for the page."""
         self.failure = self.failure or PageCrashed("the page was closed")
         with contextlib.suppress(EnvironmentFailure, TimeoutError):
             async with asyncio.timeout(self.timeout):
@@ -220,9 +220,9 @@ class Page:
         return self._connection.send("Target.disposeBrowserContext", {"browserContextId": self._context})
 
     async def _frame(self, **parameters: object) -> Message:
-        """Draw one frame. To be called when the page has just answered: all others wait for it.
+        """Draw one frame. Call it only when the page has just answered, because all other pages wait meanwhile.
 
-        The lock is given back when the frame has ended, whatever becomes of the caller.
+        The lock is released when the frame has ended, even if the caller is cancelled before.
         """
         await self._connection.drawing.acquire()
         try:
@@ -241,7 +241,7 @@ class Page:
         return await asyncio.shield(frame)
 
     def _frame_is_late(self, limit: float) -> None:
-        """Only when the hung page is gone can another page draw."""
+        """Dispose of the hung page: no other page can draw until it is gone."""
         failure = self.failure = self.failure or PageTimeout(f"no frame within {limit:g} s")
         self._dispose().add_done_callback(lambda _: self._connection.forget(self._session, failure))
 
@@ -264,7 +264,7 @@ class Page:
                 if self._loaded is not None and not self._loaded.done():
                     self._loaded.set_result(None)
             case "Page.javascriptDialogOpening":
-                # Nobody can see or answer it, and the page stands still until it is answered.
+                # Nobody can see or answer the dialog, and the page is blocked until it is answered.
                 self._connection.send("Page.handleJavaScriptDialog", {"accept": True}, self._session)
             case "Inspector.targetCrashed" | "Target.detachedFromTarget":
                 self.failure = self.failure or PageCrashed("the page's process died")
@@ -275,7 +275,7 @@ class Page:
 
 
 def _batches(calls: Sequence[Call]) -> list[list[Call]]:
-    """Cut after every call that the page has to hear of by itself: movements in a row would be taken as one."""
+    """Cut after every call that must reach the page alone: consecutive movements would be merged into one."""
     batches: list[list[Call]] = [[]]
     for call, following in zip(calls, [*calls[1:], None], strict=True):
         batches[-1].append(call)

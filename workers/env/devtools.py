@@ -39,8 +39,8 @@ FLAGS = (
     "--disable-breakpad",
     "--disable-back-forward-cache",  # otherwise every episode's page is kept, in a renderer of its own
     "--disable-site-isolation-trials",
-    # A new frame for each load of a page costs 10 ms, scripts parsed on threads of their own 8 ms: each load is a new
-    # document all the same.
+    # RenderDocument (a new frame for each page load) costs 10 ms, ScriptStreaming (scripts parsed on other threads)
+    # 8 ms; each load is a new document without them, too.
     "--disable-features=RenderDocument,ScriptStreaming,PaintHolding,SpareRendererForSitePerProcess,IsolateOrigins,"
     "Translate,OptimizationHints,MediaRouter",
     "--enable-features=NetworkServiceInProcess2",
@@ -59,8 +59,8 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 
-# The headless shell draws a frame when it is told to and at no other time: half the processor time of a step and of
-# a reset, against frames drawn as fast as they can be. Full Chromium cannot; it must not wait for a frame of 16 ms.
+# The headless shell draws frames only on demand, which halves the processor time of a step and of a reset compared
+# with frames drawn as fast as possible. Full Chromium cannot do this; it must not wait 16 ms for a frame.
 FRAMES_ON_DEMAND = ("--enable-begin-frame-control", "--run-all-compositor-stages-before-draw")
 FRAMES_UNLIMITED = ("--disable-frame-rate-limit",)
 
@@ -82,7 +82,7 @@ class ProtocolError(EnvironmentFailure):
 
 
 def find_executable(executable: str | None) -> str:
-    """The path of Chromium: the one named, else the first known name on the PATH. UserError when there is none."""
+    """Chromium's path: `executable` if given, else the first known name on the PATH. UserError if there is none."""
     if executable is not None:
         found = shutil.which(executable)
         if found is None:
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         self.lost = asyncio.Event()
         self.version = ""
         self.frames_on_demand = False
-        # Held while a frame is being drawn on demand: frames of two pages at once upset Chromium's GPU process.
+        # Held while a frame is being drawn on demand: two pages drawing at once upset Chromium's GPU process.
         self.drawing = asyncio.Lock()
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[str | None, asyncio.Future[Message]]] = {}
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def launch(cls, executable: str) -> Connection:
-        """Start Chromium and wait until it answers. UserError, with what it printed, when it does not."""
+        """Start Chromium and wait until it answers. Raises UserError with what it printed if it does not."""
         self = cls()
         self.frames_on_demand = "headless" in Path(executable).name
         self._profile = await asyncio.to_thread(Profile)
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
                 f"Chromium {executable} did not start ({error or 'no answer'}): "
                 f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
             ) from error
-        except BaseException:  # also a cancellation must not leave Chromium behind; it goes on upwards
+        except BaseException:  # a cancellation must not leave Chromium behind either; it is re-raised
             await self.close()
             raise
         return self
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         return self._pid
 
     async def _spawn(self, executable: str, profile: Path) -> None:
-        """posix_spawn: no fork, as this process may have gRPC threads."""
+        """Uses posix_spawn instead of fork, because this process may have gRPC threads."""
         frames = FRAMES_ON_DEMAND if self.frames_on_demand else FRAMES_UNLIMITED
         child_reads, we_write = _pipe()
         we_read, child_writes = _pipe()
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
         self._listeners[session] = callback
 
     def forget(self, session: str, error: EnvironmentFailure) -> None:
-        """End the session: its pending calls fail with `error`, its events go nowhere."""
+        """End the session: its pending calls fail with `error`, and its events are dropped."""
         self._listeners.pop(session, None)
         self._fail(error, session)
 
@@ -255,11 +255,11 @@ class Connection(asyncio.Protocol):
 
 def _set_failure(future: asyncio.Future[Message], error: EnvironmentFailure) -> None:
     future.set_exception(error)
-    future.exception()  # a pipelined call whose caller has gone must not be reported as forgotten
+    future.exception()  # asyncio must not warn about a pipelined call that nobody awaits any more
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are above the numbers that the child's will have, and are not inherited."""
+    """A pipe whose file descriptors are not inherited and lie above the numbers that the child uses."""
     ends = os.pipe()
     try:
         reading = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 10)
@@ -270,13 +270,13 @@ def _pipe() -> tuple[int, int]:
 
 
 class Profile:
-    """A folder for one Chromium, locked while its worker lives: the next worker clears away what was left."""
+    """A folder for one Chromium, locked while its worker lives; the next worker removes folders left unlocked."""
 
     def __init__(self) -> None:
         for old in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
             _remove_if_left(old)
         self.folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
-        # Under its name only when it is locked: until then nobody takes this folder for one that was left.
+        # The lock file gets its name only once it is locked, so that nobody takes this folder for an abandoned one.
         unlocked = self.folder / f"{OWNER_FILE}.new"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -14,7 +14,7 @@ from dart.workers.env import keyboard
 Call = tuple[str, Mapping[str, object]]
 
 _BUTTON_BITS = {"left": 1, "right": 2, "middle": 4}
-NOTCH_PIXELS = 53  # what Chromium on Linux scrolls by for one notch of the wheel
+NOTCH_PIXELS = 53  # how far Chromium on Linux scrolls for one notch of the wheel
 DRAG_STEPS = 4  # moves between two points of a drag: pages start to drag only after a few
 
 
@@ -28,7 +28,7 @@ class InputDevices:
         self._modifiers = 0
 
     def calls(self, action: Action) -> list[Call]:
-        """The commands that carry the action out; none for an action that is not input (wait, finish, …)."""
+        """The commands that carry out the action; empty for an action that is not input (wait, finish, …)."""
         match action:
             case Move(at):
                 return list(self._move(at))
@@ -75,7 +75,7 @@ class InputDevices:
     def _drag(self, path: Sequence[Point], button: str) -> Iterator[Call]:
         if not path:
             return
-        if len(path) == 1:  # only the end is named: from where the pointer is
+        if len(path) == 1:  # only the end is given: the drag starts where the pointer is
             (x, y), (width, height) = self._pointer, self._viewport
             path = (Point(x / width, y / height), *path)
         yield from self._move(path[0])
@@ -114,7 +114,7 @@ class InputDevices:
 
     def _character(self, character: str) -> Iterator[Call]:
         key = keyboard.of_character(character)
-        if key is None:  # no key types it: as an input method would
+        if key is None:  # no key types it: insert it as an input method would
             yield "Input.insertText", {"text": character}
             return
         yield from self._key_down(key)

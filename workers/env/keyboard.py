@@ -1,4 +1,4 @@
-"""X keysym names and characters → what DevTools wants to know about a key (US layout). Tables only, no I/O."""
+"""X keysym names and characters → the key data that DevTools needs (US layout). Tables only, no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALT, CONTROL, META, SHIFT = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`text` is what it types, empty for none; `shifted` keys need Shift; `modifier` is its DevTools bit, or 0."""
+    """`text` is what it types, or empty; `shifted` keys need Shift; `modifier` is its DevTools bit, or 0."""
 
     key: str
     code: str
@@ -90,7 +90,7 @@ _KEYSYM_CHARACTERS = {
 
 
 def of_keysym(name: str) -> Key | None:
-    """The key of an X keysym name, for example "Return", "a", "Control_L" or "period"; None when it has none here."""
+    """The key of an X keysym name, for example "Return", "a", "Control_L" or "period"; None if this layout has none."""
     return _NAMED.get(name) or _CHARACTERS.get(_KEYSYM_CHARACTERS.get(name, name))
 
 

@@ -1,8 +1,8 @@
 """MiniWoB++: 130 small web tasks in a real browser, seen as pixels, acted on with real input events.
 
-Every episode is a fresh load of the task's page with its random numbers seeded, so that a Task names one start
-state. Page functions are called to start the episode and to read the verdict, never to act. Once the task has given
-its verdict the episode is frozen: later actions change nothing.
+Every episode loads the task's page anew with its random numbers seeded, so that a Task determines the start state.
+Page functions are called to start the episode and to read the verdict, never to act. Once the task has given its
+verdict, the episode is frozen: later actions change nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dart.worlds import Env, Verdict, World, WorldOptions, from_png
 
 SUITE = "miniwob"
 
-# The end of an episode covers the page with START and shows the next problem: without startEpisode it stays as it
-# is. The display beside the task shows the reward and a clock, and lets the page be scrolled. Pictures that the
-# problem brings, or that its style sheet holds for later, are loaded first: else they appear some time after.
+# At the end of an episode MiniWoB covers the page with START and shows the next problem; disabling startEpisode leaves
+# the page as it is. The display beside the task, which shows the reward and a clock and makes the page scrollable, is
+# hidden. Pictures of the problem, and those that its style sheet uses later, are loaded first: else they appear late.
 _START = """(async () => {
   document.head.insertAdjacentHTML('beforeend', '<style>#reward-display, #click-canvas { display: none }</style>');
   core.EPISODE_MAX_TIME = 2147483647;
@@ -56,13 +56,13 @@ _START = """(async () => {
   const said = core.getUtterance();
   return typeof said === 'string' ? said : said.utterance;
 })()"""
-# A page that has gone elsewhere has no verdict and never will have.
+# A page that has navigated elsewhere will never give a verdict: the episode is over, with reward 0.
 _VERDICT = "typeof WOB_DONE_GLOBAL === 'undefined' ? [true, 0] : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 
 @functools.cache
 def pages_folder() -> Path:
-    """Where the task pages are. UserError when the package is missing."""
+    """Where the task pages are. Raises UserError if the package is missing."""
     spec = importlib.util.find_spec("miniwob")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("the package miniwob is not installed: run `pip install 'dart-gui-rl[env-browser]'`")
@@ -76,7 +76,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def check_task(name: str) -> None:
-    """UserError, with the closest names, when there is no such task."""
+    """Raises UserError with the closest names if there is no such task."""
     if name in task_names():
         return
     close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
@@ -182,19 +182,19 @@ class MiniWobEnv(Env):
         return observation
 
     async def _start_twice(self, task: Task) -> Observation:
-        """On the page that is there, or on a new one where that is broken or breaks now."""
+        """On the current page, or on a new one if that is broken or breaks now."""
         if not self._page.broken:
             try:
                 return await self._start(task)
             except EnvironmentFailure:
-                pass  # as a page that broke after its last episode would: a new one gets the same chance
+                pass  # the page may have broken after its last episode: try once more on a new one
         await self._replace_page()
         return await self._start(task)
 
     async def act(self, action: Action) -> Observation:
-        """Carry the action out and look again; once the task has given its verdict, nobody looks at the page.
+        """Carry out the action and take a screenshot; once the task has given its verdict, no more are taken.
 
-        An action that a page does not offer (system, code) changes nothing: that it was chosen is the policy's doing.
+        An action that a page does not offer (system, code) changes nothing: choosing it is the policy's mistake.
         """
         if self._final is not None:
             return self._final
@@ -212,7 +212,7 @@ class MiniWobEnv(Env):
         await self._page.pass_time(pause + self._settings.settle_seconds)
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
-        """The page's own verdict; 0 where it has given none, whoever ended the episode."""
+        """The page's own verdict; 0 if it has given none, however the episode ended."""
         final = self._final or await self._verdict()
         return Verdict(final.reward if final else 0.0, {"page_gave_a_verdict": final is not None, "raw": self._raw})
 
@@ -220,7 +220,7 @@ class MiniWobEnv(Env):
         return not self._page.broken
 
     async def renew(self) -> bool:
-        """Every reset loads its page anew, so that only a broken page has to be replaced."""
+        """Every reset loads its page anew, so only a broken page has to be replaced."""
         if self._page.broken:
             await self._replace_page()
         return True
@@ -231,7 +231,7 @@ class MiniWobEnv(Env):
         return suggested[0] if suggested else None
 
     async def _verdict(self) -> Observation | None:
-        """The task's verdict, which is final; None where it has given none yet."""
+        """The task's verdict, which is final; None if it has given none yet."""
         done, raw = await self._page.evaluate(_VERDICT)
         if done:
             self._raw = float(raw or 0)

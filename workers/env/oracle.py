@@ -1,7 +1,7 @@
-"""A scripted oracle for some MiniWoB tasks: it reads the page, which a policy never may, and acts as a policy does.
+"""A scripted oracle for some MiniWoB tasks: it reads the page, which a policy may not do, and acts as a policy does.
 
 For `dart collect --from oracle`, for demonstrations (supervised learning) and for tests of the environment. `TASKS`
-names what it knows. Every click comes with its target's rectangle, so that a learner can be given any point in it.
+lists the tasks it knows. Every click comes with its target's rectangle, so that a learner can be given any point in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a click is meant for, as fractions of the observation; `points` are places in it where nothing covers it."""
+    """What a click is aimed at, in fractions of the observation; `points`: places in it that nothing covers."""
 
     left: float
     top: float
@@ -33,7 +33,7 @@ class Target:
     points: tuple[Point, ...]
 
     def centre(self) -> Point:
-        """The free point nearest to the middle of all that is free."""
+        """The free point nearest to the middle of all free points."""
         x = sum(point.x for point in self.points) / len(self.points)
         y = sum(point.y for point in self.points) / len(self.points)
         return min(self.points, key=lambda point: (point.x - x) ** 2 + (point.y - y) ** 2)
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationStep:
-    """What was seen, and what was done then. `target` is None for what is no click."""
+    """What was seen, and what was done then. `target` is None unless it was a click."""
 
     observation: Observation
     action: Action
@@ -50,7 +50,7 @@ class DemonstrationStep:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A whole episode; `reward` is the task's own verdict, 0 when the oracle found no way on."""
+    """A whole episode; `reward` is the task's own verdict, 0 if the oracle got stuck."""
 
     task: Task
     instruction: str
@@ -60,7 +60,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class _On:
-    """A click on the element that a JavaScript expression gives."""
+    """A click on the element that a JavaScript expression returns."""
 
     element: str
 
@@ -87,7 +87,7 @@ def _word(pattern: str, instruction: str) -> str:
     match = re.search(pattern, instruction)
     if match is None:
         raise ValueError(
-            f"the instruction {instruction!r} is not of the form {pattern!r}: another version of the task?"
+            f"the instruction {instruction!r} does not match {pattern!r}: is this another version of the task?"
         )
     return match.group(1)
 
@@ -131,7 +131,7 @@ def _click_shape(instruction: str) -> list[_Move]:
     return [_On(_SHAPE % (json.dumps(adjectives), json.dumps(noun)))]
 
 
-# Sizes are 20 and 10 pixels; a letter's are its font's.
+# Sizes are 20 and 10 pixels; a letter's size is that of its font.
 _SHAPE = """((adjectives, noun) => [...document.querySelectorAll('#area_svg > *')].find(element => {
   const plain = {rect: 'rectangle', circle: 'circle', polygon: 'triangle'}[element.tagName];
   const text = plain || element.textContent;
@@ -146,7 +146,7 @@ TASKS: dict[str, _Plan] = {
     "click-button": lambda said: [_labelled("#area button", _quoted(said)[0])],
     "click-button-sequence": lambda said: [_css("#subbtn"), _css("#subbtn2")],
     "click-checkboxes": _select,
-    # UI-TARS's only wait; environment.options.max_wait_seconds cuts it.
+    # The only wait that UI-TARS has; environment.options.max_wait_seconds shortens it.
     "click-collapsible": lambda said: [_css("#area h3"), Wait(5.0), _css("#subbtn")],
     "click-color": lambda said: [_css("#area [data-color=" + _word(r"on the (\w+)", said) + "]")],
     "click-dialog": lambda said: [_css(".ui-dialog-titlebar button")],
@@ -166,7 +166,7 @@ TASKS: dict[str, _Plan] = {
     "login-user": _login_user,
 }
 
-_GRID = 9  # points a side that are tried for being free
+_GRID = 9  # points per side that are tested for being free
 _LOCATE = """((element, n) => {
   if (!element) return null;
   const r = element.getBoundingClientRect(), free = [];
@@ -181,15 +181,15 @@ _INSIDE = 1.0 - 1e-9
 
 
 class Oracle:
-    """One episode's next action, again and again; it takes each as carried out. Clicks go to the middle of their
-    target, or with `rng` to any free point of it."""
+    """Gives one episode's next action, and assumes that each is carried out. Clicks go to the middle of their target,
+    or with `rng` to any free point of it."""
 
     def __init__(self, task: Task, instruction: str, rng: random.Random | None = None) -> None:
         self._task, self._instruction, self._rng = task, instruction, rng
         self._moves: Iterator[_Move] | None = None
 
     async def next(self, page: Page) -> tuple[Action, Target | None] | None:
-        """None when it finds no way on. Raises UserError for a task that it does not know."""
+        """None if it is stuck. Raises UserError for a task that it does not know."""
         if self._moves is None:
             self._moves = iter(_plan(self._task.name)(self._instruction))
         match next(self._moves, None):
@@ -197,7 +197,7 @@ class Oracle:
                 return None
             case _On(element):
                 target = await _locate(page, element)
-                if target is None:  # hidden behind another element, or out of sight: some seeds cannot be done
+                if target is None:  # hidden behind another element, or out of sight: some seeds are impossible
                     return None
                 return Click(self._rng.choice(target.points) if self._rng else target.centre()), target
             case action:
@@ -213,7 +213,7 @@ def _plan(name: str) -> _Plan:
 async def demonstrate(env: MiniWobEnv, task: Task, rng: random.Random | None = None) -> Demonstration:
     """Do the task; `rng` as for Oracle.
 
-    Raises UserError for a task that the oracle does not know, EnvironmentFailure as the environment does.
+    Raises UserError for a task that the oracle does not know, and EnvironmentFailure if the environment fails.
     """
     _plan(task.name)
     observation = await env.reset(task)

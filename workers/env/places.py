@@ -2,12 +2,12 @@
 
 `Places.keep` runs a coroutine for each environment that is wanted, and its position is that environment's state:
 
-    booting → free → held → renewing → free …            a boot that fails, or finds no room, is made again later
+    booting → free → held → renewing → free …            a boot that fails, or finds no room, is retried later
                                └→ disposed → booting     a renewal that fails
 
-Every change is told as a `Slots` message (`dart/v1/session.proto` says how it counts). A Reset takes a free environment
-and a Release gives it back; neither waits for a boot or a renewal, because the coordinator begins no more episodes than
-were granted. Calls to one environment never overlap: the renewal waits for a verb that is still running.
+Every change is reported in a `Slots` message (`dart/v1/session.proto` says how it counts). A Reset takes a free
+environment and a Release gives it back; neither waits for a boot or a renewal, because the coordinator begins no more
+episodes than were granted. Calls to one environment never overlap: the renewal waits for a verb that is still running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 Verb = Literal["reset", "act", "judge", "probe"]
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
-"""Until a boot that failed, or found no room, is tried again: twice as long each time."""
+"""How long to wait before a boot that failed, or found no room, is retried: twice as long each time."""
 MOST_REASON = 500
 
 
@@ -39,7 +39,7 @@ class State(Enum):
     HELD = auto()
     RENEWING = auto()
     WAITING = auto()
-    """Its boot failed: it is tried again later."""
+    """Its boot failed and will be retried later."""
 
 
 HAS_BOOTED = (State.FREE, State.HELD, State.RENEWING)
@@ -65,13 +65,13 @@ class Lease:
 
 
 async def bounded(verb: Awaitable[T], seconds: float, what: str, passing: tuple[type[Exception], ...] = ()) -> T:
-    """The verb's result. Raises EnvironmentFailure for whatever it raises, but for what is `passing`."""
+    """The verb's result. Raises EnvironmentFailure for whatever it raises, except that `passing` ones pass through."""
     try:
         async with asyncio.timeout(seconds):
             return await verb
     except TimeoutError:
         raise EnvironmentFailure(f"{what} took longer than {seconds:g} s") from None
-    except Exception as error:  # A world is code that nobody here has seen: what it raises costs the attempt alone.
+    except Exception as error:  # A world is the user's code: whatever it raises costs only this attempt.
         if isinstance(error, (EnvironmentFailure, *passing)):
             raise
         log.exception("%s failed", what)
@@ -90,21 +90,21 @@ class Places:
         self._say: Callable[[pb.Slots], None] = lambda slots: None
 
     async def keep(self, say: Callable[[pb.Slots], None]) -> None:
-        """Boot and renew, and `say` what there is, until cancelled. Raises UserError where the world cannot lease."""
+        """Boot and renew, and `say` what there is, until cancelled. Raises UserError if the world cannot lease."""
         self._say = say
         async with asyncio.TaskGroup() as tasks:
             for place in self._places:
                 tasks.create_task(self._live(place))
 
     def slots(self) -> pb.Slots:
-        """What there is now."""
+        """How many environments there are now, in each state."""
         counts = Counter(place.state for place in self._places)
         booted = sum(counts[state] for state in HAS_BOOTED)
         reason = self._reason if booted < len(self._places) else ""
         return pb.Slots(count=booted, granted=self._granted, booting=counts[State.BOOTING], reason=reason)
 
     async def take(self, seconds: float) -> Lease | None:
-        """A free environment, which is now held; None where none is free within `seconds`."""
+        """A free environment, which is now held; None if none becomes free within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 lease = await self._free.get()
@@ -116,7 +116,7 @@ class Places:
     async def call(
         self, lease: Lease, verb: Verb, call: Callable[[Env], Awaitable[T]], passing: tuple[type[Exception], ...] = ()
     ) -> T:
-        """A verb of the environment, as `bounded`. Raises EnvironmentFailure also after `release`."""
+        """Call a verb of the environment through `bounded`. Raises EnvironmentFailure after `release`, too."""
         async with lease.busy:
             if lease.over.is_set():
                 raise EnvironmentFailure("the episode was released before this was done")
@@ -167,7 +167,7 @@ class Places:
         raise EnvironmentFailure("a new environment did not answer its probe")
 
     async def _renew(self, env: Env, failed: bool) -> bool:
-        """Whether it is ready for another episode; one that has failed has to answer its probe, too."""
+        """Whether it is ready for another episode; if it has failed, it must also answer its probe."""
         try:
             renewed = await bounded(env.renew(), self._timeouts.renew, "renewing an environment")
             if renewed and failed:

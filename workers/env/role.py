@@ -1,8 +1,8 @@
 """The env worker: hosts any world (`dart.worlds`), and gives each of its environments to one episode at a time.
 
-An episode holds an environment from Reset until Release, under its assignment id and attempt. What a world raises ends
-that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the environment is renewed or replaced (`places`). What the
-command itself has wrong is `FAILURE_CODE_INVALID`. Suggest asks the world's scripted oracle, where it has one.
+An episode holds an environment from Reset until Release, under its assignment id and attempt. An exception in a world
+ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the environment is renewed or replaced (`places`). A
+wrong command is answered with `FAILURE_CODE_INVALID`. Suggest asks the world's scripted oracle, if it has one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dart.worlds import EnvironmentFailure, World
 from dart.worlds.plugs import find, make, read_options
 
 Key = tuple[str, int]
-"""(assignment id, attempt): an episode."""
+"""(assignment id, attempt), which identify an episode."""
 PATIENCE_SECONDS = 20.0
-"""How long a Reset waits for an environment: a coordinator that does not know Slots counts on Release alone."""
+"""How long a Reset waits for an environment: a coordinator that does not know Slots goes by Release alone."""
 NO_IMAGE = Image(b"", "", 0, 0)
 
 
@@ -48,19 +48,19 @@ class EnvRole:
         self._actions: frozenset[str] = frozenset()
         self._held: dict[Key, Lease] = {}
         self._begun: set[Key] = set()
-        """Those whose Reset succeeded."""
+        """The held episodes whose Reset succeeded."""
         self._suite = ""
         self._delay = Delay()
         self._shared: SharedScreenshots | None = None
         self.patience = PATIENCE_SECONDS
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        """Start the world; its environments boot in `run`. Raises UserError for what the config has wrong."""
+        """Start the world; its environments boot in `run`. Raises UserError for a wrong config."""
         try:
-            told = EnvWorkerConfig.model_validate_json(config_json)
+            section = EnvWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
             raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
-        config = told.environment
+        config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
         for name in config.tasks.names:
@@ -69,11 +69,11 @@ class EnvRole:
         self._world = make(plug)
         await self._world.start(options, config.viewport)
         self._places = Places(self._world, config.slots)
-        self._shared = SharedScreenshots.seen(told.shared_blobs, writes=True)
+        self._shared = SharedScreenshots.seen(section.shared_blobs, writes=True)
         return pb.Ready(slots=config.slots, versions=self._world.versions, shares_blobs=self._shared is not None)
 
     async def run(self, say: Callable[[pb.Slots], None]) -> None:
-        """Boot environments and renew them, and say how many there are, until cancelled."""
+        """Boot and renew environments, and report how many there are, until cancelled."""
         await self._places.keep(say)
 
     async def handle(self, command: Command) -> Reply | None:
@@ -128,7 +128,7 @@ class EnvRole:
         return observation
 
     async def _act(self, key: Key, command: pb.Act) -> Observation:
-        """What is seen after the action, or at the episode's end the verdict."""
+        """The observation after the action, or at the episode's end the verdict."""
         lease = self._lease(key)
         try:
             action = action_from_proto(command.action)
@@ -144,10 +144,10 @@ class EnvRole:
         return await self._judge(lease, action, at_limit=False) if observation.done else observation
 
     async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:
-        """The verdict, as an observation that is done. A 0 of a dead environment is its failure."""
+        """The verdict, as a final observation. A 0 from a dead environment counts as its failure, not as a verdict."""
         verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
         if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
-            raise EnvironmentFailure("it does not answer its probe, so its verdict of 0 is discarded")
+            raise EnvironmentFailure("the environment does not answer its probe, so its verdict of 0 is discarded")
         return Observation(NO_IMAGE, "", True, verdict.reward, verdict.evidence_json())
 
     async def _suggest(self, key: Key) -> pb.Suggested:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
 
 PauseMode = Literal["keep", "drain", "abort"]
 _TOO_LONG = ("maximum context length", "longer than the maximum")
-"""What vLLM says of a prompt, before and after it has counted what its screenshots come to."""
+"""vLLM's errors for a prompt that is too long, before and after it has counted the screenshots' tokens."""
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _CLOSE_SECONDS = 2.0
-"""The engine process holds nothing worth waiting for; after this it is killed."""
+"""After this the engine process is killed; it holds nothing worth waiting for."""
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
@@ -69,7 +69,7 @@ class EnginePrompt(TypedDict, total=False):
 
 
 class RequestFailedError(Exception):
-    """vLLM ended the request with an error; it may be made again."""
+    """vLLM ended the request with an error; the request may be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Engine:
         self._aborted: set[str] = set()
         self._version = config.weight_version
         self._salt = 0
-        """Part of every cache key: counting it up leaves all that is cached behind."""
+        """Part of every cache key: incrementing it invalidates everything that is cached."""
 
     @classmethod
     async def start(cls, config: RolloutWorkerConfig) -> Engine:
@@ -109,7 +109,7 @@ class Engine:
         try:
             llm = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be stopped; what it makes must not be left behind.
+            # The thread cannot be stopped; the engine that it starts must not be left behind.
             llm = await starting
             await asyncio.to_thread(llm.shutdown)
             raise
@@ -142,17 +142,17 @@ class Engine:
         return self._generation(output)
 
     def hold(self, screenshots: Sequence[Image]) -> None:
-        """Keep the screenshots of a prompt that is to come. Raises UnknownScreenshot, BadScreenshot."""
+        """Keep the screenshots of a future prompt. Raises UnknownScreenshot, BadScreenshot."""
         self._screenshots.resolve(screenshots)
 
     async def force(self, request_id: str, parts: Sequence[PromptPart], text: str, max_tokens: int) -> Generation:
         """The turn as if the policy had written `text`: its tokens and the prompt's, and no log-probabilities.
 
-        Raises as `generate` does.
+        Raises the same errors as `generate`.
         """
         tokens = [*self._encoder.encode_turn(text), self._stop_token]
         token_ids = tuple(tokens[:max_tokens])
-        # The engine alone knows the prompt's tokens as it runs them: it samples one token more, which is thrown away.
+        # Only the engine knows the prompt's tokens as it runs them, so it samples one token, which is thrown away.
         version, prompt = self._version, (await self.generate(request_id, parts, 0.0, 1)).prompt_token_ids
         if len(prompt) + len(token_ids) > self._max_model_len:
             raise ContextFullError(
@@ -169,7 +169,7 @@ class Engine:
         )
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its `generate` raises RequestAbortedError. Unknown ones are over already."""
+        """End a request; its `generate` raises RequestAbortedError. An unknown request has already ended."""
         if request_id not in self._running:
             return
         self._aborted.add(request_id)
@@ -178,7 +178,7 @@ class Engine:
             await self._llm.abort(internal, internal=True)
 
     async def begin_receiving(self, version: int, group: wpb.TransferGroup, tensors: Sequence[TensorSpec]) -> None:
-        """Receive weights in the background; `update` then takes them. Over gloo alone.
+        """Receive weights in the background; `update` then takes them. Only over gloo.
 
         Raises TransferError, ValueError, EngineDiedError.
         """
@@ -186,11 +186,11 @@ class Engine:
 
         if self._transport != "gloo":
             raise ValueError(
-                f"over {self._transport} weights go into the model at once: send LoadWeights with the group"
+                f"over {self._transport} weights go straight into the model: send LoadWeights with the group"
             )
-        told = {"init_info": self._init_info(group), "update_info": self._update_info(version, tensors)}
+        arguments = {"init_info": self._init_info(group), "update_info": self._update_info(version, tensors)}
         try:
-            await self._llm.collective_rpc("begin_receiving_weights", kwargs=told)
+            await self._llm.collective_rpc("begin_receiving_weights", kwargs=arguments)
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except Exception as error:  # noqa: BLE001  as in `_receive`
@@ -200,11 +200,11 @@ class Engine:
         self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec], mode: PauseMode
     ) -> Update:
         """Serve the weights `version`: receive them from the trainer, or, without a group, take those that
-        `begin_receiving` began with.
+        `begin_receiving` has begun to receive.
 
-        keep: requests in flight go on with the new weights and what is cached of the old ones. drain: those that have
+        keep: requests in flight continue with the new weights and the cache of the old ones. drain: those that have
         begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
-        TransferError, after which the old version serves on, and EngineDiedError.
+        TransferError, after which the old version continues to serve, and EngineDiedError.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -225,7 +225,7 @@ class Engine:
     async def close(self) -> None:
         """End the engine process."""
         if self._llm.output_handler is not None:
-            self._llm.output_handler.cancel()  # Else it reports the end as an engine that died.
+            self._llm.output_handler.cancel()  # Otherwise it reports this as an engine that died.
         await asyncio.to_thread(self._llm.shutdown, timeout=_CLOSE_SECONDS)
 
     async def _run(
@@ -263,7 +263,8 @@ class Engine:
             raise
 
     async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:
-        """Hand the request to vLLM, whole: given up half-way, the two halves of its image cache would disagree."""
+        """Hand the request to vLLM without interruption: stopping half-way leaves the halves of its image cache
+        disagreeing."""
         entering = asyncio.ensure_future(self._llm.add_request(request_id, prompt, sampling))
         try:
             collector = await asyncio.shield(entering)
@@ -279,8 +280,8 @@ class Engine:
     def _prompt(self, ids: list[int], images: list[Image]) -> EnginePrompt:
         prompt: EnginePrompt = {"prompt_token_ids": ids, "cache_salt": f"{self._salt}"}
         if images:
-            # With an id of its own an image is neither hashed nor, when vLLM still holds what it made of it, decoded.
-            # It is always passed along: vLLM may have let it go.
+            # With an id of its own an image is not hashed, nor decoded while vLLM still holds its processed form. It is
+            # always passed along, because vLLM may have evicted that.
             prompt["multi_modal_data"] = {"image": [opened(image) for image in images]}
             prompt["multi_modal_uuids"] = {"image": [f"{image.sha256.hex()}-{self._salt}" for image in images]}
         return prompt
@@ -309,7 +310,7 @@ class Engine:
             raise RequestFailedError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
         token_ids = completion.token_ids
         flat = completion.logprobs
-        # The engine's own lists, not copies: they are written into the reply, and no more is done with them.
+        # The engine's own lists, not copies: they are only written into the reply.
         return Generation(
             prompt_token_ids=output.prompt_token_ids,
             token_ids=token_ids,
@@ -336,7 +337,7 @@ class Engine:
             await self._llm.finish_weight_update(weight_version=str(version))
         except EngineDeadError:
             raise
-        except Exception as error:  # noqa: BLE001  vLLM re-raises whatever a worker raised as a plain Exception.
+        except Exception as error:  # noqa: BLE001  vLLM re-raises any worker's error as a plain Exception.
             if touched:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
@@ -362,9 +363,9 @@ class Engine:
         return {"version": version, "tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in tensors]}
 
     async def _forget(self, mode: PauseMode) -> None:
-        """Nothing computed with older weights is used again."""
+        """Make sure that nothing computed with older weights is used again."""
         if mode == "keep":
-            # Requests in flight hold on to their cache; resetting it under them ends vLLM's engine process.
+            # Requests in flight still use their cache; resetting it under them would end vLLM's engine process.
             self._salt += 1
             return
         await self._llm.reset_prefix_cache(reset_running_requests=True)

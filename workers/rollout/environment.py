@@ -1,7 +1,7 @@
 """Environment variables that vLLM and torch read when they are imported; set before either is. No heavy imports.
 
-Variables that are already set win, so that a user's own or `rollout.environment` from the config can say otherwise
-(`dart train` puts those into the worker's environment when it starts it).
+Variables that are already set win, so that the user, or `rollout.environment` in the config, can override them
+(`dart train` puts the latter into the environment of the workers that it starts).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 ON_CPU = {
-    "OMP_NUM_THREADS": "1",  # With more, small models on few cores were seen to be 5 to 100 times slower.
-    "TORCHDYNAMO_DISABLE": "1",  # Else the first request with log-probs compiles for seconds.
+    "OMP_NUM_THREADS": "1",  # With more, small models on few cores were 5 to 100 times slower.
+    "TORCHDYNAMO_DISABLE": "1",  # Otherwise the first request with log-probs compiles for seconds.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine process does the work itself instead of starting another.
     "VLLM_PLUGINS": "",
 }
 
 
 def on_cpu() -> bool:
-    """The installed torch has no GPU support. Read from the package's metadata: importing it would be too early."""
+    """Whether the installed torch lacks GPU support. Reads the package's metadata: it is too early to import torch."""
     try:
         return "+cpu" in metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -33,7 +33,7 @@ def on_cpu() -> bool:
 
 
 def apply(extra: Mapping[str, str] | None = None) -> None:
-    """Set what is not set yet; `extra` from the config always. Call before torch or vllm is imported."""
+    """Set what is not set yet, and always `extra` from the config. Call before torch or vllm is imported."""
     os.environ.update(extra or {})
     for name, value in (ALWAYS | (ON_CPU if on_cpu() else {})).items():
         os.environ.setdefault(name, value)

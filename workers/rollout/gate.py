@@ -2,7 +2,7 @@
 
 vLLM's image cache has a half on each side of a process boundary; a request that enters while the engine is paused for
 an update can leave the halves disagreeing, and later requests then fail. So nothing enters during an update: requests
-wait here, and an update waits for those on their way in.
+wait here, and an update waits for requests on their way in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Gate:
 
     @asynccontextmanager
     async def entering(self) -> AsyncIterator[None]:
-        """Waits for the gate; inside, it stays open."""
+        """Wait until the gate is open; it stays open while the context lasts."""
         while not self._open.is_set():
             await self._open.wait()
         self._entering += 1
@@ -39,7 +39,7 @@ class Gate:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Closes the gate and waits for those on their way in; opens it at the end. One closes at a time."""
+        """Close the gate and wait for requests on their way in; open it at the end. One caller closes it at a time."""
         async with self._closer:
             self._open.clear()
             try:

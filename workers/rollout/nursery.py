@@ -1,13 +1,13 @@
 """Starts vLLM's engine process by fork from a clean copy of this process, instead of importing everything again.
 
-Importing torch and vLLM takes longer than all the rest of an engine's start. On a GPU, and where `prepare` was not
+Importing torch and vLLM takes longer than the rest of an engine's start. On a GPU, and if `prepare` was not
 called, vLLM's own way is used (a new interpreter that imports again). On a CPU, `prepare` is called before this process
 has threads, an event loop or gRPC, none of which survive a fork: it imports vLLM and forks a copy that only waits.
 `engine_starter` then makes vLLM's engine process a fork of that copy.
 
 The copy is the standard library's fork server (`multiprocessing.forkserver`), forked where the standard library would
-start a new interpreter: a few of its internals are used for that, checked for Python 3.11 to 3.13. It ends when its
-owner does.
+start a new interpreter. This uses a few of its internals, checked for Python 3.11 to 3.13. The copy ends when its owner
+does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def engine_starter() -> Iterator[None]:
 
 
 class _Process(context.ForkServerProcess):
-    """Takes the environment of the moment along: the copy's own is as old as the copy."""
+    """Takes the current environment variables along: those of the copy are as old as the copy."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -83,7 +83,7 @@ def _server() -> Any:
 
 
 def _start_copy() -> None:
-    """`ForkServer.ensure_running`, with a fork in the place of a new interpreter."""
+    """`ForkServer.ensure_running`, with a fork instead of a new interpreter."""
     resource_tracker.ensure_running()
     server = _server()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -97,7 +97,7 @@ def _start_copy() -> None:
             try:
                 forkserver.main(listener.detach(), alive_read, [])
             finally:
-                os._exit(0)  # Nothing of the owner's interpreter must run its end here.
+                os._exit(0)  # None of the owner's exit handlers may run here.
         os.close(alive_read)
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_write

@@ -1,7 +1,7 @@
 """The rollout worker: one vLLM replica behind the session protocol.
 
-`preload` first thing in the process (before an event loop, threads or gRPC), then `prepare`, `handle` and `close` as
-`dart.wire.role.WorkerRole` says. A dead engine ends the worker, so that its supervisor starts it again.
+Call `preload` first in the process (before an event loop, threads or gRPC), then `prepare`, `handle` and `close` as
+`dart.wire.role.WorkerRole` says. A dead engine ends the worker, so that its supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RolloutRole:
 
     @staticmethod
     def preload() -> None:
-        """Import vLLM and make the engine's start quick. Call before the event loop, or not at all."""
+        """Import vLLM, which makes the engine's start quick. Call before the event loop, or not at all."""
         nursery.prepare()
 
     async def prepare(self, config_json: str) -> pb.Ready:
@@ -101,7 +101,7 @@ class RolloutRole:
 
 
 def _give_up_starting(seconds: float) -> None:
-    """The thread that starts vLLM cannot be stopped, so the process ends; whoever started it starts it again."""
+    """The thread that starts vLLM cannot be stopped, so the process ends; its supervisor restarts it."""
     print(
         f"the engine was not ready within {seconds:g} s: if the model takes so long to load, raise "
         "rollout.startup_timeout_seconds",
@@ -168,7 +168,7 @@ async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLo
 
 
 def _request_id(assignment: pb.Assignment) -> str:
-    """Unlike the assignment id alone, never used twice."""
+    """An id that is never used twice, unlike the assignment id alone."""
     return f"{assignment.assignment_id}/{assignment.attempt}"
 
 

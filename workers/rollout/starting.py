@@ -1,4 +1,4 @@
-"""Starting vLLM: the model folder is checked, and an engine process is made with the run's settings."""
+"""Starts vLLM: checks the model folder, then starts an engine process with the run's settings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
-"""vLLM imports it in its worker process."""
+"""The module that vLLM imports in its worker process."""
 
 
 def check_model(folder: Path) -> None:
-    """The folder holds a model that vLLM can load. Raises UserError; vLLM is imported last."""
+    """Raises UserError unless the folder holds a model that vLLM can load; imports vLLM last."""
     if not folder.is_dir():
         raise UserError(f"model.path: {folder} is not a folder: name a Hugging Face model folder or builtin:NAME")
     try:
@@ -45,8 +45,8 @@ def check_model(folder: Path) -> None:
 def interleave_positions(config: PretrainedConfig) -> PretrainedConfig:
     """Make vLLM rotate Qwen3-VL's image positions as transformers does.
 
-    transformers always interleaves the three axes; vLLM does so only where the checkpoint's config says so. One that
-    does not say so would be another policy in vLLM than in the trainer, and nothing would fail.
+    transformers always interleaves the three axes; vLLM does so only if the checkpoint's config says so. A checkpoint
+    that does not would silently be a different policy in vLLM than in the trainer.
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
@@ -70,7 +70,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
         arguments = AsyncEngineArgs(
             model=str(config.model.folder),
             dtype=config.model.dtype,
-            # Not the config's seed as it is: two replicas, or one before and after a restart, must not draw alike.
+            # Not simply the config's seed: two replicas, or one before and after a restart, must not draw alike.
             seed=(config.seed + int.from_bytes(os.urandom(4), "big")) % 2**31,
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.slots,
@@ -79,7 +79,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
             kv_cache_memory_bytes=rollout.kv_cache_bytes,
             limit_mm_per_prompt={"image": config.max_images, "video": 0},
             block_size=32 if environment.on_cpu() else None,
-            generation_config="vllm",  # Else the folder's own sampling defaults and further stop tokens apply.
+            generation_config="vllm",  # Otherwise the folder's own sampling defaults and extra stop tokens apply.
             logprobs_mode="processed_logprobs",
             max_logprobs=-1,
             hf_overrides=interleave_positions,
@@ -102,7 +102,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
 
 
 def _line(error: Exception) -> str:
-    """The telling line: pydantic puts its own words before and after the reason."""
+    """The line that gives the reason: pydantic puts lines of its own before and after it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("Value error, ")]
     return (telling or lines or [type(error).__name__])[0].removeprefix("Value error, ")

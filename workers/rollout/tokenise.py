@@ -1,4 +1,4 @@
-"""Prompt parts → token ids, once. What has become tokens is never tokenised again.
+"""Prompt parts → token ids, once: text that has been tokenised is never tokenised again.
 
 Each part is tokenised alone, so a part's tokens do not depend on its neighbours: the trainer, the next turn and the
 engine all see the same ids. The result is *compact*: exactly one <|image_pad|> per image, which the engine expands.
@@ -22,7 +22,7 @@ class PromptEncoder:
 
     Markup: special tokens in it are parsed. Text: every token that was added to the vocabulary as markup (<|im_end|>,
     <|image_pad|>, <tool_call>, …) is spelt out in plain characters, so that an instruction cannot end a turn or pass
-    for an image; ordinary words that were added are words like others. Tokens: taken as they are. Image: one
+    for an image; ordinary words that were added are treated as words. Tokens: taken as they are. Image: one
     <|image_pad|>.
     """
 
@@ -39,8 +39,8 @@ class PromptEncoder:
     def encode(self, parts: Sequence[PromptPart]) -> tuple[list[int], list[Image]]:
         """The compact ids and the images in the order of their placeholders.
 
-        Raises ValueError for vision tokens among `Tokens` and image placeholders in `Markup`: the count of
-        placeholders would no longer be the count of images.
+        Raises ValueError for vision tokens among `Tokens` and image placeholders in `Markup`: there would be more
+        placeholders than images.
         """
         ids: list[int] = []
         images: list[Image] = []
@@ -63,11 +63,11 @@ class PromptEncoder:
         return ids, images
 
     def encode_text(self, text: str) -> list[int]:
-        """Text from outside: cut inside every added token that occurs in it, so that none is recognised."""
+        """Untrusted text: it is cut inside every added token that occurs in it, so that none is recognised."""
         return self._encode_plainly(text, self._added)
 
     def encode_turn(self, text: str) -> list[int]:
-        """A turn's words as the policy would sample them: tags of its grammar are the tokens that were added for them.
+        """A turn's text as the policy would sample it: tags of its grammar become the tokens added for them.
 
         Special tokens are spelt out, so that the text cannot end the turn or pass for an image.
         """
@@ -88,7 +88,7 @@ class PromptEncoder:
 
 
 def _occurrences(tokens: Sequence[str]) -> re.Pattern[str] | None:
-    """Where one of the tokens begins; a lookahead, so that overlapping occurrences are all found."""
+    """Matches where one of the tokens begins; a lookahead, so that overlapping occurrences are all found."""
     longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
     return re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
