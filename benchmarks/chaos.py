@@ -1,10 +1,10 @@
 """Seeded faults in simulated runs: `python -m benchmarks.chaos --faults 20000`.
 
 Each run is the real coordinator with its real store on a virtual clock: forty environments, four replicas, a trainer,
-and a fault every twenty seconds or so, of all the classes in `benchmarks.simulation.faults`. What must hold: a
-run ends only by a fault that ends its coordinator, and then `--resume` makes an update within the hour; nothing that
-was stored is lost, doubled or trained on twice; a run that stalls says so. One seed is run twice, and must make the
-same decisions. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
+and a fault about every twenty seconds, of any class in `benchmarks.simulation.faults`. What must hold: a run ends only
+through a fault that ends its coordinator, and then `--resume` makes an update within an hour; nothing that was stored
+is lost, doubled or trained on twice; a run that stalls reports it. One seed is run twice, and must make the same
+decisions. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def one(seed: int, hours: float, gap_seconds: float) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> dict[str, object]:
-    """Fault class → how many, and the time to recover."""
+    """Fault class → number of faults, and the time to recover."""
     counts: Counter[Fault] = Counter()
     recoveries: dict[Fault, list[float]] = defaultdict(list)
     for outcome in outcomes:
@@ -51,7 +51,7 @@ def table(outcomes: list[Outcome]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=20_000, help="least number of faults over all runs")
+    parser.add_argument("--faults", type=int, default=20_000, help="minimum number of faults over all runs")
     parser.add_argument("--hours", type=float, default=2.0, help="virtual hours of each run")
     parser.add_argument("--gap-seconds", type=float, default=20.0, help="average time between two faults")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run; each further run adds 1")

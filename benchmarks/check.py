@@ -1,6 +1,6 @@
 """Has something become slower? `make bench-check` compares the cheap benchmarks with their recorded values.
 
-Only ratios are compared, each taken within one run, because machines differ and are noisy; and a check fails only on
+It compares only ratios, each taken within one run, because machines differ and are noisy, and a check fails only on
 a clear drop. Simulated time has no noise, so there even a small drop is clear. `--record` rewrites results/check.json:
 use it after an intended change, and commit both together.
 """
@@ -30,7 +30,7 @@ SIMULATED_HOURS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`least`: the share of the recorded value below which it has dropped; 1/x is how far a cost may grow."""
+    """`least`: the share of the recorded value below which the check fails; a cost may grow by 1/`least`."""
 
     name: str
     value: float
@@ -73,13 +73,13 @@ def main() -> None:
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
     missing = [check.name for check in checks if check.name not in recorded]
     if missing:
-        sys.exit(f"{RECORD} has no {', '.join(missing)}: record anew with --record")
+        sys.exit(f"{RECORD} has no {', '.join(missing)}: record it again with --record")
     dropped = [check for check in checks if check.dropped(recorded[check.name])]
     for check in checks:
         mark = "DROPPED" if check in dropped else "ok"
         print(f"{mark:8s}{check.name:60s} {check.value:8.3f}, recorded {recorded[check.name]:.3f}")
     if dropped:
-        sys.exit(f"{len(dropped)} of {len(checks)} have clearly become worse")
+        sys.exit(f"{len(dropped)} of {len(checks)} checks are clearly worse")
 
 
 def _record(checks: list[Check]) -> None:

@@ -3,8 +3,8 @@
 Real: the data manager with its planner, sampler, pool and lifecycle machine; the owner of the replicas. Left out: the
 database (writes to it are dropped) and workers. Trajectories are made beforehand.
 
-begin: choose the roll-out that a free environment takes next. finish: count a trajectory; its group closes, is judged
-and waits for the trainer or is dropped. route: choose the replica for a request, and note that the request has ended.
+begin: choose the next roll-out for a free environment. finish: count a trajectory; its group closes, is judged, and
+waits for the trainer or is dropped. route: choose the replica for a request, and note that the request has ended.
 batch: an update's groups leave the queue and count as trained, per trajectory. All in microseconds.
 """
 
@@ -43,7 +43,7 @@ STEPS, ENVIRONMENTS_PER_REPLICA, REPLICA_SLOTS = 20, 22, 32
 
 
 class Clock:
-    """Microseconds of what was timed, by name."""
+    """The measured times in microseconds, by name."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = {}

@@ -1,10 +1,10 @@
 """What decoupling is worth, in simulated time: `python -m benchmarks.efficiency`.
 
 The real coordinator, scheduler, curation and protocol messages, on a virtual clock; environments, replicas and the
-trainer are timing models (`benchmarks.simulation.timings` has every number with its source). Coupled is batch-wise
-sampling, synchronous training and all replicas updated at once; decoupled is DART's. Between the two, each of
-the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
-whose batch is as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
+trainer are timing models (`benchmarks.simulation.timings` has every number with its source). "Coupled" is batch-wise
+sampling, synchronous training and all replicas updated at once; "decoupled" is DART's schedule. Between the two, each
+of the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
+with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
 and larger trainers; and 1,000 and 10,000 environments. Finished runs are kept, so it can be stopped and started again;
 --anew discards them. Writes results/efficiency.json.
 """
@@ -33,17 +33,17 @@ KEPT = (
 )  # fmt: skip
 IDENTITY = ("set_up", "rung", "hours")
 LARGE_HOURS = {1000: 1.0, 10_000: 0.5}
-"""Environments → hours at most: half a dozen episodes each, or three. The first batch comes after a quarter of one."""
+"""Environments → hours at most: six episodes each, or three. The first batch comes after a quarter of an episode."""
 RATIOS = tuple(report.PAPER)
 
 SYNC_FIGURE = SetUp("80 environments, 4 replicas", 80, 4)
 FULL_RUN = SetUp("180 environments, 8 replicas", 180, 8)
 LARGER_TRAINERS = (12, 16, 18, 20, 24)
-"""Training GPUs, where the paper has 8."""
+"""Numbers of training GPUs; the paper has 8."""
 BALANCED = 18
 """About as many as 180 environments need."""
 LARGE_STALENESS = 8
-"""180 environments hold three batches in flight, and as many again wait while the trainer works on one."""
+"""180 environments have three batches in flight, and three more wait while the trainer works on one."""
 LADDER = {
     "coupled": COUPLED,
     "coupled, but task-wise sampling": replace(COUPLED, sampling="task"),
@@ -64,12 +64,12 @@ def filled(set_up: SetUp) -> SetUp:
 
 
 def with_trainer(gpus: int) -> SetUp:
-    """The paper's environments and replicas, with a trainer of so many GPUs."""
+    """The paper's environments and replicas, with a trainer of `gpus` GPUs."""
     return replace(FULL_RUN, name=f"180 environments, {gpus} training GPUs", max_staleness=LARGE_STALENESS)
 
 
 def scaled(environments: int) -> tuple[SetUp, Timings]:
-    """The balanced cluster with so many environments: replicas, trainer and batch grow with them."""
+    """The balanced cluster with this many environments: replicas, trainer and batch grow with them."""
     times = environments / FULL_RUN.environments
     return (
         replace(
@@ -85,7 +85,7 @@ def scaled(environments: int) -> tuple[SetUp, Timings]:
 
 
 def _timings(training_gpus: float) -> Timings:
-    """`timings` is of 8 training GPUs; more share an update's steps."""
+    """The timings for this many training GPUs, which share an update's steps; the model is for 8."""
     timings = Timings()
     seconds = timings.trainer.seconds_per_step * 8 / training_gpus
     return replace(
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
     parser.add_argument("--only", default="", help="run only set-ups whose name contains this")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # every desktop that fails would be told
+    logging.disable(logging.WARNING)  # otherwise every failing desktop is logged
     known = (
         [] if options.anew or not RESULT.exists() else json.loads(RESULT.read_text(encoding="utf-8"))["results"]["runs"]
     )

@@ -2,7 +2,7 @@
 
 Runs the ladder of `benchmarks.efficiency` with `dart train`: real Chromium, vLLM, trainer and weight sync, on this
 machine. One thing is artificial: environments sleep after each reset and action (`environment.delay` in
-configs/efficiency_real.yaml), because a page of MiniWoB answers in milliseconds and a desktop does not. A run takes
+configs/efficiency_real.yaml), because a MiniWoB page answers in milliseconds and a desktop does not. A run takes
 four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.learning.sweep`). Writes
 results/efficiency_real.json.
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each rung")
-    parser.add_argument("--rungs", default="coupled,decoupled", help="by name, separated by commas; all: the ladder")
+    parser.add_argument("--rungs", default="coupled,decoupled", help="names, separated by commas; all: all of them")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
     options = parser.parse_args()
     rungs, results = settings(), options.config.stem

@@ -1,10 +1,10 @@
-"""Workers that answer at once, in processes of their own, and a coordinator for them, shared by its benchmarks.
+"""Workers that answer at once, in processes of their own, and a coordinator for them; several benchmarks use both.
 
 Real: the project's protocol, gRPC over loopback, the workers' end of a session (`dart.wire.worker`), the coordinator's
 server, sessions and pools.
 Simulated: what the workers answer (a screenshot of random bytes, a fixed token sequence), and that it takes no time.
 
-`python -m benchmarks.instant ROLE …` is such a worker.
+`python -m benchmarks.instant ROLE …` starts such a worker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TEXT = "Action: click(start_box='(045,120)')"
 INSTRUCTION = "Click the button."
 MEDIA_TYPE, WIDTH, HEIGHT = "image/png", 160, 224
 PROMPT_TOKENS, TOKENS = 90, 12
-"""Tokens in a prompt, and in an answer of the policy."""
+"""The number of tokens in a prompt, and in an answer of the policy."""
 IMAGE_CACHE_ENTRIES = 64
 READY_SECONDS, GOODBYE_SECONDS = 60.0, 15.0
 
@@ -78,7 +78,7 @@ class InstantEnv:
 class FreshEnv(InstantEnv):
     """A new screenshot each time, with its digest; every second episode succeeds.
 
-    As the real worker does, it sends none after an episode's last action.
+    Like the real worker, it sends none after an episode's last action.
     """
 
     def __init__(self, slots: int, image_bytes: int) -> None:
@@ -99,8 +99,8 @@ class FreshEnv(InstantEnv):
 
 
 class InstantPolicy:
-    """Answers with the same tokens at once. `image_cache_entries`: screenshots that it says it keeps; it keeps none,
-    but reads each once where it comes by digest alone."""
+    """Answers with the same tokens at once. `image_cache_entries`: how many screenshots it claims to cache; it caches
+    none, but reads each one that comes as a digest only."""
 
     role = pb.ROLE_ROLLOUT
 
@@ -144,7 +144,7 @@ class InstantPolicy:
 
 
 class InstantTrainer:
-    """Keeps the pages of a batch until the last is there, as the real worker does; then reads all screenshots."""
+    """Keeps the pages of a batch until the last has arrived, like the real worker; then reads all screenshots."""
 
     role = pb.ROLE_TRAIN
     capabilities = (IMAGES_ONCE, IMAGES_APART)
@@ -179,13 +179,13 @@ class InstantTrainer:
 
 
 def _shared(config_json: str) -> SharedScreenshots | None:
-    """The directory that `coordinator` shares, if it does."""
+    """The directory that `coordinator` shares, if any."""
     told = json.loads(config_json)
     return SharedScreenshots.seen(config.SharedBlobs.model_validate(told)) if told else None
 
 
 def read_shared(shared: SharedScreenshots, digest: bytes) -> None:
-    """All of its bytes. The real workers hash them, too, however they came; here that is left out of both ways."""
+    """Read all of its bytes. The real workers hash them as well, however they arrived; here neither path does."""
     if not touch(shared.get(digest)):
         raise RuntimeError(f"screenshot {digest.hex()} is not where it was stored")
 
@@ -200,7 +200,7 @@ class Coordinator:
 
 
 def settings(**sections: dict[str, Any]) -> config.Config:
-    """The config of a run whose model nobody loads, with `sections` laid over it."""
+    """The config of a run, overridden by `sections`; its model is never loaded."""
     made: dict[str, dict[str, Any]] = {
         "model": {"path": "none"},
         "agent": {"prompt": "minimal", "history_screenshots": 2, "resize_multiple": 32, "min_pixels": 1024},
@@ -216,7 +216,7 @@ def settings(**sections: dict[str, Any]) -> config.Config:
 async def coordinator(
     made: config.Config, *workers: Sequence[str], blobs: BlobStore | None = None
 ) -> AsyncIterator[Coordinator]:
-    """A coordinator that listens, with these workers (arguments of `python -m benchmarks.instant`) ready.
+    """A listening coordinator, with these workers (arguments of `python -m benchmarks.instant`) ready.
 
     `blobs`: a store in a directory that the workers share.
     """

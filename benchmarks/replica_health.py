@@ -2,13 +2,13 @@
 
 Real: the coordinator with its pools, curation and protocol messages. Simulated: environments, replicas, the trainer
 and time (`benchmarks.simulation`). There are enough environments to keep two replicas busy. The failing replica
-answers a request with an engine failure after 50 ms, where a good one takes seconds; without health, it would always
-be the least busy one and take nearly all requests.
+answers a request with an engine failure after 50 ms, where a good one takes seconds; without health tracking, it would
+always be the least busy one and get nearly all requests.
 
-Writes results/replica_health.json: for each case trajectories per hour and their share of those with two good replicas,
-the share of requests that went to the failing one, attempts of roll-outs that were lost, roll-outs that were given up,
-and environment-seconds at rest. Of the replica that recovers, also the seconds from its repair until it serves a
-request, and until it serves as many as the other one.
+Writes results/replica_health.json: for each case, trajectories per hour, also relative to two good replicas; the share
+of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and idle
+environment-seconds. For the replica that recovers, also the seconds from its repair until it serves a request, and
+until it serves as many as the other one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAILURE_SECONDS = 0.05
 WINDOW_SECONDS = 30.0
 
 Fails = Callable[[float, random.Random], bool]
-"""Whether a request fails that comes so many seconds after the replica began."""
+"""Whether a request fails, given how many seconds after the replica's start it comes."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Requests:
 
     @property
     def share(self) -> float:
-        """Of all requests, those that went to the failing replica."""
+        """The share of all requests that went to the failing replica."""
         return len(self.asked[FAILING]) / sum(map(len, self.asked.values()))
 
     def asked_within(self, name: str, start: float, end: float) -> int:
@@ -97,7 +97,7 @@ def between(start: float, end: float) -> Fails:
 
 
 def measure(fails: Fails, hours: float, set_up: SetUp = SET_UP, seed: int = 0) -> tuple[dict[str, Any], Requests]:
-    """A case's figures, and its requests."""
+    """A case's results, and its requests."""
     requests = Requests()
 
     def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
@@ -115,7 +115,7 @@ def measure(fails: Fails, hours: float, set_up: SetUp = SET_UP, seed: int = 0) -
 
 
 def recovery(requests: Requests, repaired: float) -> dict[str, float | None]:
-    """How soon after its repair the replica serves again; None: not at all."""
+    """How soon after its repair the replica serves again; None: never."""
     served = [at for at in requests.served if at >= repaired]
     last = max(map(max, requests.asked.values()))
     other = next(name for name in requests.asked if name != FAILING)

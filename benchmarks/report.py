@@ -1,7 +1,7 @@
 """The tables in README.md and docs/, from the JSON that the benchmarks wrote: `python -m benchmarks.report`.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; do not edit it by hand. A test fails when a page differs
-from the results. A table without results yet is left as it is.
+A table is between `<!-- NAME -->` and `<!-- /NAME -->`; do not edit it by hand. A test fails if a page differs from
+the results. A table that has no results yet is left as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def results(name: str) -> Any:
 
 
 _OTHER_TRAINERS = re.compile(r", (12|16|20|24) training GPUs")
-"""Left to the long table: the paper's 8, and the size that fits, are enough here."""
+"""Trainer sizes that only the long table shows: here the paper's 8, and the size that fits, are enough."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -42,7 +42,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def headline() -> str | None:
-    """Coupled against decoupled: the paper, in simulated time, and with every part real."""
+    """Coupled against decoupled: in the paper, in simulated time, and with every part real."""
     rows = [_compared("the paper", *({name: PAPER[name][side] for name in PAPER} for side in (0, 1)))]
     if (found := results("efficiency")) is not None:
         rows += [
@@ -105,7 +105,7 @@ def real() -> str | None:
 
 
 def targets() -> str | None:
-    """The coordinator's own costs against what they may be."""
+    """The coordinator's own costs against their targets."""
     rows = []
     if path := results("step_path"):
         for name, what, least in (("no_pixels", "without pixels", "1/3"), ("pixels_200kb", "with 200 KB", "1/2")):
@@ -161,7 +161,7 @@ _PARTS = {
 
 
 def transport() -> str | None:
-    """Ours beside the peers."""
+    """This project and its peers, side by side."""
     if (found := results("transport")) is None:
         return None
     rows = []
@@ -258,7 +258,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
 
 
 def rendered(page: str) -> str:
-    """The page with its tables as the results are now. Raises KeyError for a table that is not known."""
+    """The page with its tables made from the current results. Raises KeyError for an unknown table."""
 
     def fill(found: re.Match[str]) -> str:
         made = TABLES[found[1]]()
@@ -269,14 +269,14 @@ def rendered(page: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
     options = parser.parse_args()
     for path in PAGES:
         page = path.read_text(encoding="utf-8")
         if (made := rendered(page)) == page:
             continue
         if options.check:
-            sys.exit(f"{path} does not say what benchmarks/results says: run python -m benchmarks.report")
+            sys.exit(f"{path} does not match benchmarks/results: run python -m benchmarks.report")
         path.write_text(made, encoding="utf-8")
         print(path)
 

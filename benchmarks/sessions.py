@@ -1,13 +1,13 @@
 """Thousands of environments on one coordinator: `python -m benchmarks.sessions`.
 
 Real: the coordinator's server, sessions, pools and episodes, and a gRPC connection of its own for every environment
-(each is one env worker of one slot, by the project's own worker loop). Simulated: what an environment does (it sleeps
-as long as a desktop takes for an action) and the policy, which answers at once. No database.
+(each is an env worker with one slot, run by the project's own worker loop). Simulated: what an environment does (it
+sleeps as long as a desktop takes for an action) and the policy, which answers at once. No database.
 
-Memory is the coordinator's process. A step's delay is from the moment an environment has answered until it has its next
-command: two messages of its own, two of the policy, everything in between, and the client's own event loop, which has
-the same two cores. The coordinator's part of it is its event loop's lateness (a timer of 10 ms, how late it wakes): a
-step goes through that loop twice.
+Memory is that of the coordinator's process. A step's delay is the time from an environment's answer until it has its
+next command: two messages of its own, two of the policy, everything in between, and the client's own event loop, which
+shares the two cores. The coordinator's part of it is its event loop's lateness (how late a 10 ms timer wakes): a step
+goes through that loop twice.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from dart.wire.worker import WorkerOptions, serve
 RESULT = Path(__file__).parent / "results" / "sessions.json"
 ITSELF = (sys.executable, "-m", "benchmarks.sessions")
 STEP_SECONDS = (2.0, 10.0)
-"""Shortest and longest step; the same as in benchmarks.simulation.timings."""
+"""The shortest and longest step, as in benchmarks.simulation.timings."""
 PER_PROCESS = 1250
 DIALLED_AT_ONCE = 50
 WAIT_SECONDS = 300.0
 WARM_UP_SECONDS = 15.0
-"""All environments begin at the same moment here; delays count when they have drifted apart."""
+"""All environments begin at the same moment here; delays count only once they have drifted apart."""
 TICK_SECONDS = 0.01
 
 
 class Apart(Dial):
-    """Channels of one process to one address would share a connection."""
+    """Gives each channel its own connection; otherwise channels of one process to one address share one."""
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self.address, options=(*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
 
 
 class SlowEnv:
-    """One environment that takes its time; `delays` gets the milliseconds from each answer to the next command."""
+    """One slow environment; it adds to `delays` the milliseconds from each answer to the next command."""
 
     role = pb.ROLE_ENV
 
@@ -122,9 +122,9 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         await asyncio.gather(running, return_exceptions=True)
     finally:
         fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
-        told = [await asyncio.wait_for(child.communicate(), WAIT_SECONDS) for child in children]
+        outputs = [await asyncio.wait_for(child.communicate(), WAIT_SECONDS) for child in children]
         await server.stop()
-    delays = sorted(delay for out, _ in told[1:] for delay in json.loads(out))
+    delays = sorted(delay for out, _ in outputs[1:] for delay in json.loads(out))
     return {
         "sessions": sessions,
         "image_bytes": image_bytes,
@@ -140,7 +140,7 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
 
 
 async def _lateness(seconds: float) -> list[float]:
-    """By how many milliseconds this event loop woke a timer late, each time, in `seconds`; sorted."""
+    """How many milliseconds late this event loop woke each timer during `seconds`; sorted."""
     late = []
     end = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < end:
@@ -150,7 +150,7 @@ async def _lateness(seconds: float) -> list[float]:
 
 
 def _quantiles(values: list[float]) -> dict[str, float]:
-    """p50, p90 and p99 of values that are sorted already."""
+    """p50, p90 and p99 of sorted values."""
     places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     found = {name: round(values[int(len(values) * share)], 2) for name, share in places.items()}
     return found | {"max": round(values[-1], 2)}
@@ -207,8 +207,8 @@ def main() -> None:
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.seconds <= WARM_UP_SECONDS:
-        parser.error(f"--seconds {options.seconds:g}: give more than the {WARM_UP_SECONDS:g} s before anything counts")
-    collect_seldom()  # in all processes, as the coordinator does; a thousand workers in one process are ours alone
+        parser.error(f"--seconds {options.seconds:g}: give more than the {WARM_UP_SECONDS:g} s of warm-up")
+    collect_seldom()  # in all processes, as in the coordinator: only this benchmark has a thousand workers in one
     if options.fleet:
         uvloop.run(be_fleet(options.fleet, options.sessions, options.image_bytes))
         return

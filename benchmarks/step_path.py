@@ -2,7 +2,7 @@
 
 Real: the coordinator's server, sessions, pools, episode coroutine, grammar, prompt builder; gRPC over loopback; an env
 worker and a roll-out worker in processes of their own, speaking the project's protocol.
-Simulated: those two answer at once, with a fixed screenshot of random bytes and a fixed token sequence
+Simulated: the two workers answer at once, with a fixed screenshot of random bytes and a fixed token sequence
 (`benchmarks.instant`). There is no store.
 
 A step is two round trips through the coordinator: observe → generate, act → observe. The raw ceiling is the same
@@ -73,7 +73,7 @@ async def step_path(seconds: float, slots: int, image_bytes: int) -> float:
 
 
 async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
-    """Round trips per second on `streams` bidirectional streams to a peer process; its answers are `payload` bytes."""
+    """Round trips per second on `streams` bidirectional streams to a peer process that answers `payload` bytes."""
     peer = await asyncio.create_subprocess_exec(*ITSELF, "--peer", str(payload), stdout=subprocess.PIPE)
     assert peer.stdout is not None
     address = (await peer.stdout.readline()).decode().strip()

@@ -1,11 +1,10 @@
 """What sharing prompts and sorting by length is worth to the trainer: `python -m benchmarks.trainer RUN`.
 
-The same batches of a finished run (its real prompts, screenshots and responses), the same model, the same update, made
-twice: *plain*, every step a row of its own, micro-batches cut in the order of arrival and padded to their longest row;
-and *packed*, as `dart.workers.train.batch` does it: steps with one prompt share a row in which responses do not see
-each other, and rows of similar length share a micro-batch. Both run in one process,
-alternating. Tokens are the samples' own, so a token that is computed once for eight samples counts eight times. Writes
-results/trainer.json.
+The same batches of a finished run (its real prompts, screenshots and responses), the same model and the same update,
+made twice: *plain*, with a row for every step, and micro-batches cut in order of arrival and padded to their longest
+row; and *packed*, as in `dart.workers.train.batch`: steps with one prompt share a row in which responses do not see
+each other, and rows of similar length share a micro-batch. Both run in one process, alternating. Tokens are the
+samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def _timed(trainer: Trainer, samples: list[pb.Sample], totals: tuple[int, int], 
 
 
 def _same_weights(source: Trainer, target: Trainer) -> None:
-    """So that each batch begins at one place for both: small differences would grow."""
+    """Copy the weights, so that both begin each batch at the same point: small differences would grow."""
     target.model.load_state_dict(source.model.state_dict())
     target.optimizer.load_state_dict(source.optimizer.state_dict())
 

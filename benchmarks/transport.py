@@ -1,28 +1,29 @@
 """Moving screenshots and trajectories, compared with what others use for it: `python -m benchmarks.transport`.
 
 Real: this project's coordinator with its store; Ray, TransferQueue (verl's queue), ZeroMQ and grpc.aio as installed
-(`make peers`); processes of their own on both ends, on one machine. Simulated: what is moved (random bytes; a
-trajectory is 30 screenshots of 300 KB), and environments, policy and trainer, which take no time.
+(`make peers`); separate processes at both ends, on one machine. Simulated: the data (random bytes; a trajectory is 30
+screenshots of 300 KB), and environments, policy and trainer, which take no time.
 
 steps   32 environments at once, each step with a fresh screenshot. Ours is the whole coordinator, with workers that see
         the run's directory, as they do on one machine: the env worker hashes a screenshot and writes it there, the
-        roll-out worker reads it there, its digest goes over the wire; trajectories count when they are durable in
-        SQLite. "ours over the wire" is the same with workers that do not see it: every screenshot goes through the
-        coordinator, which hashes it once more and writes it. The peers move it once, from the environment to whoever
-        asked for it, where it is kept until its trajectory ends, and store, hash and check nothing; "ray with policy"
-        moves it on to a policy as well.
+        roll-out worker reads it there, and only its digest goes over the wire; trajectories count when they are durable
+        in SQLite. "ours over the wire" is the same with workers that do not see the directory: every screenshot goes
+        through the coordinator, which hashes it once more and writes it. The peers move it once, from the environment
+        to the process that asked for it, which keeps it until its trajectory ends; they store, hash and check nothing.
+        "ray with policy" moves it on to a policy as well.
 whole   Trajectories handed over as one piece. Ours is the coordinator's batches for the trainer: 8 trajectories, cut
-        into pages, answered when every screenshot has been read, which env workers had stored before; one batch at a
-        time, and never more than one on its way. "ours over the wire": from the coordinator's memory. Nobody hashes.
-        The peers have 8 trajectories on their way. "ours with history": prompts show five screenshots, as is the
-        default; rates count the 30 that differ.
-small   64 bytes instead of a screenshot, nothing stored: round trips. Ours makes two in a step. Its times are a step's;
-        Ray's are of a hundred calls, which are asked for and taken together.
+        into pages, answered when every screenshot, which env workers had stored before, has been read; one batch at a
+        time. "ours over the wire" sends them from the coordinator's memory. Nothing is hashed. The peers have 8
+        trajectories in flight. "ours with history": prompts show five screenshots, which is the default; rates count
+        the 30 that differ.
+small   64 bytes instead of a screenshot, nothing stored: round trips. Ours makes two per step. Its times are those of a
+        step; Ray's are those of a hundred calls, which are submitted and collected together.
 
 Where a peer can be used in several ways, each is tried for a moment, and the fastest is measured. One contender runs at
-a time. Memory is the highest sum over all of its processes, producers and consumers included: `rss` counts what they
-share in each, `pss` once. Processor time is theirs, while it is measured; it says more than the rates where the machine
-is busy with other things. A peer that is not installed is reported as that. Writes results/transport.json.
+a time. Memory is the highest sum over all of its processes, producers and consumers included: `rss` counts shared pages
+in each process, `pss` once. Processor time is that of its processes during the measurement; it says more than the rates
+if the machine is busy with other things. A peer that is not installed is reported as such. Writes
+results/transport.json.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ PEERS = ROOT / "build" / "peers" / "bin" / "python"
 PACKAGES = ("ray", "TransferQueue", "pyzmq", "torch", "tensordict", "numpy")
 OURS = "ours"
 START_SECONDS = 240.0
-"""For a contender to come up and to end."""
+"""The time that a contender may take to start and to end."""
 ATTEMPTS = 3
-"""Ray gives its own processes half a minute to come up, and gives up on a busy machine."""
+"""Ray gives its own processes half a minute to start, and gives up on a busy machine."""
 TABLE_WIDTH = 140
 MB_PER_STEP = shared.SCREENSHOT_BYTES / 1e6
 
@@ -60,9 +61,9 @@ class Contender:
     module: str
     does: str
     entry: str = ""
-    """The module's name for the part, where it has another."""
+    """The module's name for the part, if it differs."""
     package: str = ""
-    """The package that the peers' environment must have; empty: the project's own interpreter runs it."""
+    """The package that the peers' environment needs; empty: the project's own interpreter runs it."""
     variants: tuple[str, ...] = ("",)
 
 
@@ -163,7 +164,7 @@ def main() -> None:
 
 
 def _installed() -> dict[str, str]:
-    """The peers' packages and their versions."""
+    """The peers' installed packages and their versions."""
     code = (
         "import json, sys; from importlib import metadata\n"
         "found = {d.metadata['Name']: d.version for d in metadata.distributions()}\n"
@@ -177,7 +178,7 @@ def _installed() -> dict[str, str]:
 
 
 def measure(contender: Contender, installed: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """The contender's figures at its fastest variant, or `error`."""
+    """The contender's results with its fastest variant, or `error`."""
     if contender.package and contender.package not in installed:
         return {"error": f"not installed: {contender.package} is not in build/peers; run `make peers`"}
     trials: dict[str, Any] = {}
@@ -212,7 +213,7 @@ def _run(contender: Contender, variant: str, seconds: float) -> dict[str, Any]:
         except ContenderFailed as error:
             if attempt == ATTEMPTS:
                 raise
-            print(f"{contender.name} ({variant}) is tried again: {error}", file=sys.stderr, flush=True)
+            print(f"{contender.name} ({variant}) is retried: {error}", file=sys.stderr, flush=True)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -220,14 +221,14 @@ def _rate(part: str) -> str:
     return "round_trips_per_second" if part == "small" else "trajectories_per_second"
 
 
-def _figures(contender: Contender, told: dict[str, Any]) -> dict[str, Any]:
-    """Raises ContenderFailed where nothing ended within the measurement."""
-    seconds, steps, trajectories = told.pop("seconds"), told.pop("steps"), told.pop("trajectories")
-    processor = told.pop("processor_seconds")
+def _figures(contender: Contender, reported: dict[str, Any]) -> dict[str, Any]:
+    """Raises ContenderFailed if nothing ended within the measurement."""
+    seconds, steps, trajectories = reported.pop("seconds"), reported.pop("steps"), reported.pop("trajectories")
+    processor = reported.pop("processor_seconds")
     if not steps or not seconds:
         raise ContenderFailed("too little ended within the measurement: give it more --seconds")
     if contender.part == "small":
-        trips = steps * told.pop("round_trips_per_step", 1)
+        trips = steps * reported.pop("round_trips_per_step", 1)
         rates = {
             "round_trips_per_second": round(trips / seconds, 1),
             "processor_us_per_round_trip": 1e6 * processor / trips,
@@ -239,7 +240,7 @@ def _figures(contender: Contender, told: dict[str, Any]) -> dict[str, Any]:
             "mb_per_second": round(steps * MB_PER_STEP / seconds, 1),
             "processor_ms_per_step": 1e3 * processor / steps,
         }
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in (rates | told).items()}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in (rates | reported).items()}
 
 
 COMPARED = (
@@ -249,7 +250,7 @@ COMPARED = (
 
 
 def compare(rows: dict[str, dict[str, Any]]) -> None:
-    """Each contender's figures as multiples of ours."""
+    """Each contender's results as multiples of ours."""
     ours = rows.get(OURS, {})
     for row in rows.values():
         over = {name: round(row[name] / ours[name], 3) for name in COMPARED if row.get(name) and ours.get(name)}

@@ -2,24 +2,24 @@
 
 Real: the coordinator's sync manager and its plan, the roll-out pool, sessions, server and database; gRPC to worker
 processes; the transfer from the trainer's process (its staged snapshots and senders) into each replica's (the receiver,
-staged as in vLLM's worker process, then copied over the tensors that stand for the model's). Replicas serve requests
-all the while, more than they have slots for.
-Simulated: the engine. There is no vLLM: a request sleeps, so that it takes no processor time, and the gate, the modes
-keep, drain and abort and the order of an update are the roll-out worker's (`benchmarks/syncing/engine.py`). vLLM's own
-20 ms of waiting in a pause, its cache resets and its loading of weights into layers are therefore not in the figures.
-The trainer's weights are random tensors, and an update makes a version at once.
+staged as in vLLM's worker process, then copied over the tensors that represent the model's). Replicas serve requests
+all the time, and there are more requests than slots.
+Simulated: the engine. There is no vLLM: a request sleeps, so that it takes no processor time; the gate, the modes keep,
+drain and abort and the order of an update are those of the roll-out worker (`benchmarks/syncing/engine.py`). So the
+figures do not include vLLM's own 20 ms of waiting in a pause, its cache resets, and loading weights into layers. The
+trainer's weights are random tensors, and an update makes a version at once.
 
-A pause is the time that a replica is out of the rotation, as the coordinator sees it. It falls into waiting (for the
-requests in flight), transfer (loading; over NCCL also joining the group and receiving, which over gloo go on while the
+A pause is the time that a replica is out of the rotation, as the coordinator sees it. It consists of waiting (for the
+requests in flight), transfer (loading; over NCCL also joining the group and receiving, which over gloo happen while the
 replica serves: "ahead") and the rest (messages; with schedule all, receiving and the wait for the other replicas). The
 link is a plain torch.distributed send of the same bytes between the same two processes, before and after each cell;
-figures over the link are multiples of its time. The first update of a cell, in which groups are joined, is reported by
-itself. Others' throughput: what the other replicas served during a pause over what they had served before it in as much
-time (`benchmarks/syncing/watch.py`); "serving": the same for all replicas while one receives.
+figures over the link are multiples of its time. The first update of a cell, in which groups are joined, is reported
+separately. Others' throughput: what the other replicas served during a pause, relative to the same span of time before
+it (`benchmarks/syncing/watch.py`); "serving": the same for all replicas while one receives.
 
-The smallest size is measured with all schedules and modes, the others with drain alone. `relay` compares the order of
-transfers (`benchmarks/syncing/relay.py`); nothing of it is in the project. On loopback a transfer costs processor time
-at both ends, so what runs at once shares the cores: figures with several transfers at once say little about a network.
+The smallest size is measured with all schedules and modes, the others only with drain. `relay` compares orders of
+transfers (`benchmarks/syncing/relay.py`); the project itself has no relay. On loopback a transfer costs processor time
+at both ends, so simultaneous transfers share the cores: their figures say little about a network.
 
 Everything runs on this machine. --transport nccl needs a GPU for the trainer and one for each replica.
 """
@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # no child uses what it forks: gRPC need not say so each time
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # no child uses gRPC after a fork, so it need not warn each time
 
 import uvloop
 from rich.console import Console
@@ -52,9 +52,9 @@ SCHEDULES = ("rolling", "all")
 MODES = ("drain", "keep", "abort")
 LOOK_SECONDS = 120.0
 WIDTH = 140
-"""Characters of the widest table."""
+"""The width of the widest table, in characters."""
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""torch's own variable: large tensors in huge pages. It reaches the processes, and the figures."""
+"""torch's own variable: puts large tensors in huge pages. The processes inherit it, and it affects the figures."""
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 Row = dict[str, Any]
@@ -71,10 +71,10 @@ def main() -> None:
         "--request-seconds",
         type=float,
         default=0.2,
-        help="average sleep of a request; each takes half to one and a half of it",
+        help="average sleep of a request; each takes 0.5 to 1.5 times as long",
     )
     parser.add_argument(
-        "--before-seconds", type=float, default=1.0, help="how long to measure the throughput to compare with"
+        "--before-seconds", type=float, default=1.0, help="how long to measure the throughput before each update"
     )
     parser.add_argument("--relay", type=_counts, default="4,8", help="numbers of replicas; none: leave it out")
     parser.add_argument("--relay-size", type=_sizes, default="128MB")
@@ -92,7 +92,7 @@ def main() -> None:
     except CrewError as error:
         parser.exit(1, f"weight_sync: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, f"weight_sync: stopped; {options.out} has the cells that were finished\n")
+        parser.exit(130, f"weight_sync: stopped; {options.out} has the finished cells\n")
     _show(report["results"])
     print(options.out)
     if failed := [row for row in report["results"]["not_measured"] if row["failed"]]:
@@ -120,7 +120,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         console = Console(stderr=True)
 
         async def take(into: str, about: Row, needed: float, replicas: int, measuring: Awaitable[Row]) -> None:
-            """One row, written at once: it may be a long run."""
+            """Measure one row and write it at once, because the run may be long."""
             console.print(" ".join(f"{key} {value}" for key, value in about.items()), style="dim")
             reason, failed = _why_not(needed, replicas, counts), False
             if reason is None:
@@ -182,7 +182,7 @@ def _report(options: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any
 
 
 def _with_gpus(options: argparse.Namespace, there: dict[str, Any]) -> int:
-    """How many replicas there are GPUs for. Raises CrewError when NCCL cannot be measured here at all."""
+    """For how many replicas there are GPUs. Raises CrewError if NCCL cannot be measured here at all."""
     if there["gpus"] < 2:
         raise CrewError(
             f"--transport nccl needs two GPUs or more, one for the trainer and one for each replica; torch "
@@ -192,7 +192,7 @@ def _with_gpus(options: argparse.Namespace, there: dict[str, Any]) -> int:
 
 
 def _why_not(needed: float, replicas: int, replicas_with_gpu: int | None) -> str | None:
-    """Why a cell cannot be measured here; None when it can."""
+    """Why a cell cannot be measured here; None if it can."""
     if replicas_with_gpu is not None:
         return f"it needs {1 + replicas} GPUs" if replicas > replicas_with_gpu else None
     available = _available_memory()
@@ -251,7 +251,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _sizes(text: str) -> list[int]:
-    """Bytes, from 12.8MB,1GB."""
+    """Parse sizes in bytes, for example "12.8MB,1GB"."""
     made = []
     for each in text.split(","):
         found = re.fullmatch(r"\s*([\d.]+)\s*([kmg]b)\s*", each, re.IGNORECASE)
@@ -259,19 +259,19 @@ def _sizes(text: str) -> list[int]:
             size = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
             tensor_list(size)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{each!r} is no size, as in 12.8MB or 1GB ({error})") from None
+            raise argparse.ArgumentTypeError(f"{each!r} is not a size such as 12.8MB or 1GB ({error})") from None
         made.append(size)
     return made
 
 
 def _counts(text: str) -> list[int]:
-    """Numbers of replicas, from 1,2,4; none: an empty list."""
+    """Parse numbers of replicas, for example "1,2,4"; "none" is an empty list."""
     try:
         made = [] if text == "none" else [int(each) for each in text.split(",")]
     except ValueError:
         made = [0]
     if any(count < 1 for count in made):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of replicas, as in 1,2,4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of replicas such as 1,2,4")
     return made
 
 

@@ -1,6 +1,6 @@
-"""A world of one's own in one file: `environment.kind: counter_world:Counter`, started in this folder.
+"""A world of your own in one file: `environment.kind: counter_world:Counter`, started in this folder.
 
-A click on the left half of the screen counts up, one on the right half down; the policy says when it has finished.
+A click on the left half of the screen counts up, one on the right half counts down; the policy says when it is done.
 """
 
 from dart.worlds import Action, Click, Observation, SyncEnv, Task, Verdict, from_pixels

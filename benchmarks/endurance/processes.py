@@ -18,7 +18,7 @@ RESTART_SECONDS = 1.0
 
 @dataclass
 class Kept:
-    """One process that is kept alive. `command` is asked anew for every start."""
+    """One process that is kept alive. `command` is called for every start."""
 
     name: str
     logs: Path
@@ -32,7 +32,7 @@ class Kept:
         raise NotImplementedError
 
     async def keep(self) -> None:
-        """Run it, again and again, until this is cancelled, or until it ends with code 0 if it `finishes`."""
+        """Run it again and again until cancelled, or, if it `finishes`, until it ends with code 0."""
         while True:
             with (self.logs / f"{self.name}.log").open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
@@ -48,7 +48,7 @@ class Kept:
             await asyncio.sleep(RESTART_SECONDS)
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process and its children. False when it does not run."""
+        """Send a signal to the process and its children. False if it is not running."""
         if self.process is None or self.process.returncode is not None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -56,7 +56,7 @@ class Kept:
         return True
 
     def kill_alone(self) -> bool:
-        """SIGKILL the process itself and leave its children to notice."""
+        """SIGKILL only the process itself; its children have to notice."""
         if self.process is None or self.process.returncode is not None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -91,7 +91,7 @@ class WorkerProcess(Kept):
 
 @dataclass
 class CoordinatorProcess(Kept):
-    """The first start makes the run directory; every later one resumes it."""
+    """The first start makes the run directory; every later start resumes it."""
 
     config: Path = Path()
     runs: Path = Path()

@@ -16,7 +16,7 @@ class _Connection:
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cut(self) -> None:
-        """Reset it: neither end gets what was still on its way."""
+        """Reset it: whatever was still in flight is lost."""
         for writer in self.writers:
             writer.transport.abort()
 
@@ -45,21 +45,21 @@ class Proxy:
             connection.cut()
 
     def cut_one(self, chance: random.Random) -> bool:
-        """Cut a connection that `chance` picks. False when there is none."""
+        """Cut a connection that `chance` picks. False if there is none."""
         if not self._connections:
             return False
         chance.choice(self._connections).cut()
         return True
 
     def cut_all(self) -> int:
-        """How many connections were cut."""
+        """Cut all connections; returns how many there were."""
         count = len(self._connections)
         for connection in list(self._connections):
             connection.cut()
         return count
 
     async def hold(self, seconds: float) -> None:
-        """Nothing gets through for so long, and nothing is lost: a network that stalls."""
+        """Stall the network: nothing gets through for `seconds`, and nothing is lost."""
         held = list(self._connections)
         for connection in held:
             connection.flowing.clear()

@@ -4,8 +4,8 @@ Real: worker processes with the project's own end of a session, a coordinator pr
 fleet, gRPC between them, and a TCP proxy that cuts and holds connections at random. Simulated: what a command does (it
 takes up to 20 ms). Every worker counts how often it carried out each command; the coordinator counts calls and answers.
 
-What is measured: workers that ended, commands carried out twice, calls without an answer while the coordinator was
-alive, and how long a worker took to be ready again. Figures in benchmarks/results/redial.json.
+Measured: workers that ended, commands carried out twice, calls without an answer while the coordinator was alive, and
+how long a worker took to be ready again. Writes results/redial.json.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ ITSELF = (sys.executable, "-m", "benchmarks.endurance.redial")
 SLOTS = 4
 COMMAND_SECONDS = (0.0, 0.02)
 CANCELLED_SHARE = 0.1
-"""Of the calls: their caller gives up while the worker carries them out, and releases the environment."""
+"""The share of calls whose caller gives up while the worker carries them out, and releases the environment."""
 CUT_EVERY_SECONDS = (0.2, 1.0)
 KILL_EVERY_SECONDS = (1.0, 3.0)
 READY_WITHIN_SECONDS = 30.0
 
 
 class Apart(Dial):
-    """Channels of one process to one address would share a connection."""
+    """Gives each channel its own connection; otherwise channels of one process to one address share one."""
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self.address, options=(*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
 
 
 class Counting:
-    """An env worker that only counts; a command of a piece of work must not meet another one of it."""
+    """An env worker that only counts; two commands of the same assignment must never overlap."""
 
     role = pb.ROLE_ENV
 
     def __init__(self, seed: int = 0) -> None:
         self.carried_out: Counter[tuple[int, Key]] = Counter()
-        """By epoch and command."""
+        """How often each command was carried out, by epoch and command."""
         self.overtaken = 0
         self._at_work: set[tuple[str, int]] = set()
         self._chance = random.Random(seed)
@@ -94,14 +94,14 @@ class Counting:
 
 @dataclass(slots=True)
 class Calls:
-    """What a coordinator called for, and what became of it."""
+    """The calls that a coordinator made, and their outcomes."""
 
     made: int = 0
     answered: int = 0
     given_up: int = 0
     lost: int = 0
     ready: int = 0
-    """Workers that became ready."""
+    """How many workers became ready."""
 
 
 async def episodes(worker: Worker, calls: Calls, chance: random.Random, stop: asyncio.Event, name: str) -> None:
@@ -134,7 +134,7 @@ async def _one_call(worker: Worker, work: pb.Assignment, calls: Calls, chance: r
 
 
 async def coordinate(port: int, seed: int) -> None:
-    """A coordinator process: calls until standard input closes, then says goodbye and prints what it counted."""
+    """Be a coordinator process: make calls until standard input closes, then say goodbye and print the counts."""
     settings = config.Server(port=port, heartbeat_seconds=0.5, lost_after_seconds=10.0)
     fleet, calls, stop = Fleet(settings.lost_after_seconds), Calls(), asyncio.Event()
     server = Server(settings)
@@ -170,7 +170,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def work(address: str, name: str, seed: int) -> None:
-    """A worker process."""
+    """Be a worker process."""
     role = Counting(seed)
     options = WorkerOptions(Apart(address), name, connect_seconds=READY_WITHIN_SECONDS)
     reason = await serve(role, options, asyncio.Event())
@@ -179,7 +179,7 @@ async def work(address: str, name: str, seed: int) -> None:
 
 
 class Coordinator:
-    """The coordinator's process, seen from the script."""
+    """The script's handle on the coordinator's process."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process, self.port = process, port
@@ -195,7 +195,7 @@ class Coordinator:
         return cls(process, int(line.removeprefix("listening ")))
 
     async def ready(self, workers: int) -> None:
-        """Wait until so many workers have become ready."""
+        """Wait until this many workers have become ready."""
         assert self.process.stdout is not None
         async with asyncio.timeout(READY_WITHIN_SECONDS):
             for _ in range(workers):
@@ -221,22 +221,22 @@ async def start_workers(port: int, workers: int, seed: int) -> list[asyncio.subp
 
 
 async def ended(workers: list[asyncio.subprocess.Process]) -> dict[str, int]:
-    """What the workers counted, after the coordinator's goodbye; `ended`: those that ended otherwise."""
-    told: Counter[str] = Counter(ended=0, twice=0, overtaken=0, commands=0)
+    """The workers' counts after the coordinator's goodbye; `ended`: how many workers ended for another reason."""
+    counts: Counter[str] = Counter(ended=0, twice=0, overtaken=0, commands=0)
     for worker in workers:
         out, err = await asyncio.wait_for(worker.communicate(), 60)
         if worker.returncode:
-            told["ended"] += 1
+            counts["ended"] += 1
             print(err.decode()[-2000:], file=sys.stderr)
             continue
         counted = json.loads(out)
-        told["ended"] += counted.pop("reason") != "over"
-        told.update(counted)
-    return dict(told)
+        counts["ended"] += counted.pop("reason") != "over"
+        counts.update(counted)
+    return dict(counts)
 
 
 async def cuts(workers: int, count: int, seed: int) -> dict[str, object]:
-    """Connections are cut `count` times, one worker's or all; the coordinator lives."""
+    """Cut connections `count` times, one worker's or all; the coordinator keeps running."""
     chance = random.Random(seed)
     coordinator = await Coordinator.start(0, seed)
     proxy = Proxy(coordinator.port)
@@ -252,13 +252,13 @@ async def cuts(workers: int, count: int, seed: int) -> dict[str, object]:
         else:
             proxy.cut_one(chance)
     calls = await coordinator.end()
-    told = await ended(crew)
+    counts = await ended(crew)
     await proxy.stop()
-    return {"workers": workers, "cuts": count, **told, **asdict(calls)}
+    return {"workers": workers, "cuts": count, **counts, **asdict(calls)}
 
 
 async def kills(workers: int, count: int, seed: int) -> dict[str, object]:
-    """The coordinator is killed `count` times and begun again on the same port, under load."""
+    """Kill the coordinator `count` times under load, and restart it on the same port."""
     chance = random.Random(seed)
     coordinator = await Coordinator.start(0, seed)
     crew = await start_workers(coordinator.port, workers, seed)
@@ -272,9 +272,9 @@ async def kills(workers: int, count: int, seed: int) -> dict[str, object]:
         await coordinator.ready(workers)
         took.append(time.monotonic() - listens)
     await coordinator.end()
-    told = await ended(crew)
+    counts = await ended(crew)
     ready = {"median": round(statistics.median(took), 2), "longest": round(max(took), 2)} if took else {}
-    return {"workers": workers, "kills": count, **told, "seconds_until_all_are_ready": ready}
+    return {"workers": workers, "kills": count, **counts, "seconds_until_all_are_ready": ready}
 
 
 async def measure(workers: int, cut_count: int, kill_count: int, seed: int) -> dict[str, object]:
@@ -296,13 +296,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.coordinator is not None:
         asyncio.run(coordinate(options.coordinator, options.seed))
-        os._exit(0)  # the thread that reads standard input may still be in it
+        os._exit(0)  # the thread that reads standard input may still be blocked
     elif options.worker:
         asyncio.run(work(options.worker, options.name, options.seed))
     else:
-        told = asyncio.run(measure(options.workers, options.cuts, options.kills, options.seed))
-        write_json(RESULT, {"machine": machine(), "software": software(), "seed": options.seed, **told})
-        print(json.dumps(told, indent=2))
+        counts = asyncio.run(measure(options.workers, options.cuts, options.kills, options.seed))
+        write_json(RESULT, {"machine": machine(), "software": software(), "seed": options.seed, **counts})
+        print(json.dumps(counts, indent=2))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ METHOD = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/Ses
 
 
 async def talk_rubbish(port: int, chance: random.Random) -> bool:
-    """One stranger, who goes away after a few seconds at most. False when nobody listened."""
+    """One stranger, which goes away after a few seconds at most. False if nobody was listening."""
     try:
         if chance.random() < 0.3:
             await _bytes(port, chance)
@@ -29,7 +29,7 @@ async def talk_rubbish(port: int, chance: random.Random) -> bool:
 
 
 async def _bytes(port: int, chance: random.Random) -> None:
-    """Not even HTTP/2."""
+    """Send bytes that are not even HTTP/2."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(chance.randbytes(chance.randrange(1, 100_000)))
     with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ async def _bytes(port: int, chance: random.Random) -> None:
 
 
 async def _session(port: int, chance: random.Random) -> None:
-    """A stream that begins well or badly, and says what no worker would."""
+    """Open a stream that begins well or badly, and send what no worker would."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
         session: Callable[..., grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]] = channel.stream_stream(
             METHOD, None, pb.SessionResponse.FromString

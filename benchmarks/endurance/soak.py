@@ -1,9 +1,9 @@
 """The demo's loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
 
 Runs `dart train` on the demo's config until the time is over, and samples it every few seconds: memory and open
-files of the coordinator and of each worker (its children included), and what the run directory takes on the disk. The
-first quarter is left out, while caches fill. A slope comes with a 95 % interval from a bootstrap over blocks of the
-samples, because neighbouring samples are alike. Writes results/soak.json.
+files of the coordinator and of each worker (its children included), and the size of the run directory on disk. The
+first quarter, in which caches fill, is left out. A slope comes with a 95 % interval from a bootstrap over blocks of
+samples, because neighbouring samples are correlated. Writes results/soak.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULT = Path(__file__).parents[1] / "results" / "soak.json"
 CONFIG = Path("configs/miniwob_cpu.yaml")
 BOOTSTRAPS, BLOCKS = 1000, 20
 WINDOW = 30
-"""Samples, five minutes, over which the disk that an update takes is measured."""
+"""The number of samples (five minutes) over which the disk space per update is measured."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Series:
 
 
 def slope(at: Sequence[float], values: Sequence[float]) -> float:
-    """Least squares; 0 where there is no spread in `at`."""
+    """The least-squares slope; 0 if `at` has no spread."""
     if len(at) < 2:
         return 0.0
     mean_at, mean = fmean(at), fmean(values)
@@ -63,7 +63,7 @@ def slope(at: Sequence[float], values: Sequence[float]) -> float:
 
 
 def interval(series: Series, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the slope: residuals are resampled in blocks around the fitted line."""
+    """The 95 % interval of the slope, from residuals resampled in blocks around the fitted line."""
     estimate, mean_at, mean = slope(series.at, series.values), fmean(series.at), fmean(series.values)
     fitted = [mean + estimate * (x - mean_at) for x in series.at]
     residuals = [y - line for y, line in zip(series.values, fitted, strict=True)]
@@ -90,7 +90,7 @@ def described(series: Series, unit: str) -> dict[str, object]:
 
 
 def per_update(disk: Series, updates: Series, window: int = WINDOW) -> Series:
-    """Megabytes that each update added, over consecutive windows of samples; windows without an update are joined."""
+    """Megabytes that each update added, over consecutive windows of samples; windows without an update are merged."""
     found = Series()
     before = 0
     for now in range(window, len(disk.at), window):
@@ -118,7 +118,7 @@ def _with_children(process: psutil.Process) -> tuple[float, int]:
 
 
 def _disk(folder: Path) -> float:
-    """Megabytes that a folder takes."""
+    """The size of a folder in megabytes."""
     size = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _disk(folder: Path) -> float:
 
 
 async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, object]:
-    """Run it; the results as JSON."""
+    """Run it; returns the results as JSON."""
     runs = folder / "runs"
     choices = [
         "evaluation.episodes=0", "stop.updates=null", "stop.success_rate=null", f"stop.train_seconds={3600 * hours}",

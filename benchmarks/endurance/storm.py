@@ -1,11 +1,10 @@
 """A real training run under random faults: `python -m benchmarks.endurance.storm --minutes 30 --seed 0`.
 
 Chromium, vLLM, the trainer, the coordinator and SQLite are real, and each process is restarted when it ends, as a
-cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds one fault happens, which
-the seed picks: a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an
-outsider sends rubbish to the coordinator's port. A witness reads the database from outside all the while: nothing
-that was stored may be lost, doubled or trained on twice, and the policy should still improve. Writes
-results/storm.json.
+cluster's supervisor would do. Workers reach the coordinator through a proxy. Every few seconds the seed picks a fault:
+a process is killed (SIGKILL) or stopped for a while (SIGSTOP), connections are cut or held, or an outsider sends
+rubbish to the coordinator's port. Meanwhile a witness reads the database from outside: nothing that was stored may be
+lost, doubled or trained on twice, and the policy should still improve. Writes results/storm.json.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OVERRIDES = (
     "checkpoint.every_updates=5", "server.lost_after_seconds=10",
 )  # fmt: skip
 FIRST_FAULT_SECONDS, CALM_SECONDS = 60.0, 90.0
-"""Before the first fault; and after the last, for the run to show that it goes on."""
+"""The calm before the first fault, and after the last, in which the run must show that it continues."""
 
 
 @dataclass
@@ -53,18 +52,18 @@ class Storm:
     port: int
     happened: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
-    """Fault → seconds until the next update after it was stored."""
+    """Fault → seconds from each such fault until the next update was stored."""
 
     def of_role(self, role: str) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.role == role]
 
-    # ---- one fault each; False when it could not happen now ----
+    # ---- one fault each; False if it cannot happen now ----
 
     async def kill_worker(self, role: str) -> bool:
         return self.chance.choice(self.of_role(role)).kill_alone()
 
     async def kill_engine(self) -> bool:
-        """vLLM's engine process, below the roll-out worker."""
+        """Kill vLLM's engine process, a child of the roll-out worker."""
         children = self.chance.choice(self.of_role("rollout")).children()
         if not children:
             return False
@@ -109,7 +108,7 @@ class Storm:
         return await talk_rubbish(self.port, self.chance)
 
     def faults(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
-        """Name → (weight, what happens)."""
+        """Name → (weight, the method that causes it)."""
         return {
             "env worker killed": (3, lambda: self.kill_worker("env")),
             "replica killed": (2, lambda: self.kill_worker("rollout")),
@@ -126,7 +125,7 @@ class Storm:
         }
 
     async def rage(self, minutes: float, gap_seconds: float) -> None:
-        """Fault after fault, until the time is over."""
+        """Cause fault after fault until the time is over."""
         until = time.monotonic() + 60 * minutes - CALM_SECONDS
         await asyncio.sleep(FIRST_FAULT_SECONDS)
         faults = self.faults()
@@ -156,7 +155,7 @@ def _free_port() -> int:
 
 
 async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> dict[str, object]:
-    """Run it; the results as JSON."""
+    """Run it; returns the results as JSON."""
     port, runs, logs = _free_port(), folder / "runs", folder / "logs"
     logs.mkdir(parents=True)
     proxy = Proxy(port)
@@ -184,10 +183,10 @@ async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> 
     for process in kept:
         process.end()
     await proxy.stop()
-    return _told(one, kept, minutes, seed)
+    return _results(one, kept, minutes, seed)
 
 
-def _told(one: Storm, kept: list[Kept], minutes: float, seed: int) -> dict[str, object]:
+def _results(one: Storm, kept: list[Kept], minutes: float, seed: int) -> dict[str, object]:
     wrong = one.witness.verdict()
     return {
         "machine": machine(),

@@ -1,4 +1,4 @@
-"""Watches a run's database from outside, so that what it once held can be compared with what it holds in the end."""
+"""Watches a run's database from outside, to compare what it once held with what it holds at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_SECONDS = 2.0
 
 @dataclass
 class Witness:
-    """What was ever seen in `run.db`, and what is wrong with it.
+    """Everything ever seen in `run.db`, and what is wrong with it.
 
     A trajectory that was stored must stay. A group that an update consumed may be consumed again only after a resume
     from a checkpoint that is older than that update.
@@ -50,11 +50,11 @@ class Witness:
             self.consumed |= consumed
 
     def resumed(self) -> None:
-        """The coordinator starts again."""
+        """Note that the coordinator starts again."""
         self.resumed_from.append(self.newest_checkpoint())
 
     def newest_checkpoint(self) -> int:
-        """The version that a resume now would begin with."""
+        """The version with which a resume would begin now."""
         if not self.database.exists():
             return 0
         with contextlib.suppress(sqlite3.OperationalError), self._open() as database:
@@ -63,7 +63,7 @@ class Witness:
         return 0
 
     def verdict(self) -> list[str]:
-        """Everything that is wrong, the whole database looked at once more."""
+        """Check the whole database once more; returns everything that is wrong."""
         self.look()
         with self._open() as database:
             counts = Counter(dict(database.execute("SELECT group_id, count(*) FROM trajectories GROUP BY group_id")))

@@ -1,1 +1,1 @@
-"""Does it learn, and how much does each piece of the algorithm matter? On real tasks; takes hours."""
+"""Does it learn, and how much does each piece of the algorithm matter? Measured on real tasks; takes hours."""

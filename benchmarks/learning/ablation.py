@@ -1,10 +1,10 @@
 """What each piece of adaptive curation is worth: `python -m benchmarks.learning.ablation`.
 
-Trains the whole algorithm, then without one piece at a time and without all of them, on MiniWoB tasks of mixed
-difficulty (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task that the
-scripted oracle made (`dart collect`), once for all runs. A run ends after the number of environment steps in
-configs/ablation.yaml, eleven to eighteen minutes with two runs at a time; it can be stopped and started again
-(`benchmarks.learning.sweep`). Writes results/ablation.json and ablation.png from the runs that are finished.
+Trains with the whole algorithm, then without one piece at a time and without all of them, on MiniWoB tasks of mixed
+difficulty (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task, collected from
+the scripted oracle (`dart collect`) once for all runs. A run ends after the number of environment steps in
+configs/ablation.yaml, eleven to eighteen minutes with two runs at a time. The script can be stopped and started again
+(`benchmarks.learning.sweep`). Writes results/ablation.json and ablation.png from the finished runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POOL_RUNS = Path("runs/ablation-pool")
 PER_TASK = 16
 BASE_EPISODES = 1000
 STALE = ("curation.max_staleness=8", "trainer.trajectories_per_update=16")
-"""Many small updates behind a long queue: samples are four and more versions old."""
+"""Many small updates behind a long queue: samples are at least four versions old."""
 SETTINGS = (
     Setting("full", ()),
     *(Setting(f"without-{name}", (override,)) for name, override in WITHOUT.items()),
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def pool() -> tuple[str, ...]:
-    """The override that names the oracle's successes, which are collected first where there are none."""
+    """The override that names the oracle's successes, which are first collected if there are none."""
     if not POOL_RUNS.is_dir() or not any(POOL_RUNS.glob("*/summary.json")):
         command = [sys.executable, "-m", "dart", "collect", str(CONFIG), "--from", "oracle", "--quiet"]
         command += ["--per-task", str(PER_TASK), "--set", f"run.directory={POOL_RUNS}"]
@@ -78,7 +78,7 @@ def pool() -> tuple[str, ...]:
 
 
 def steps_saved(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Environment steps that `full` needs for the success that `none` ends with, against those that `none` needs."""
+    """Environment steps in which `full` reaches the success that `none` ends with, compared with those of `none`."""
     if not {"full", "none"} <= set(runs):
         return {}
     level = statistics.fmean(run["curve"][-1][2] for run in runs["none"])

@@ -1,8 +1,8 @@
 """How much three numbers of the algorithm matter: `python -m benchmarks.learning.sensitivity`.
 
-C of the importance weight, the entropy quantile of step selection, and the success rate above which N falls; three
-values of each, the paper's in the middle, otherwise as in `benchmarks.learning.ablation` (whose `full` runs are the
-paper's values). Writes results/sensitivity.json and sensitivity.png.
+They are C of the importance weight, the entropy quantile of step selection, and the success rate above which N falls:
+three values of each, the paper's in the middle, otherwise as in `benchmarks.learning.ablation` (whose `full` runs have
+the paper's values). Writes results/sensitivity.json and sensitivity.png.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VALUES = {
     "trainer.loss.entropy_quantile": ("0.1", "0.4"),
     "curation.dynamic_rollouts.threshold": ("0.4", "0.8"),
 }
-"""Beside the paper's 1, 0.2 and 0.6."""
+"""In addition to the paper's 1, 0.2 and 0.6."""
 SETTINGS = tuple(
     Setting(f"{field.rpartition('.')[2]}-{value}", (f"{field}={value}",))
     for field, values in VALUES.items()

@@ -1,9 +1,9 @@
 """Short real training runs under several settings, kept one by one: the basis of `ablation` and `sensitivity`.
 
-Real: everything (`dart train` in a process of its own: Chromium, vLLM, the trainer, weight sync). A finished run is a
+Everything is real (`dart train` in a process of its own: Chromium, vLLM, the trainer, weight sync). A finished run is a
 JSON file under results/NAME/; existing runs are not repeated, so a sweep can be stopped at any moment and later
-continues with what is missing. Seeds are the outer loop: whenever it stops, all settings have about as many runs.
-The config's `stop` ends a run: with `stop.env_steps` a busy machine makes runs longer, and no worse.
+continues with the missing ones. Seeds are the outer loop: whenever it stops, all settings have about as many runs.
+The config's `stop` ends a run: with `stop.env_steps`, a busy machine makes runs longer but no worse.
 
 Success over a run is the mean over tasks of the success of each task's last roll-outs, so that settings which sample
 tasks or roll-outs in other proportions stay comparable; before and after are held-out episodes, the same for all.
@@ -51,9 +51,9 @@ def run_missing(
     common: tuple[str, ...] = (),
     jobs: int = 1,
 ) -> None:
-    """Make what is missing of `settings` × `seeds`, `jobs` at a time; a run that fails is told, and tried next time.
+    """Make the missing runs of `settings` × `seeds`, `jobs` at a time; failed ones are reported, and tried next time.
 
-    `common`: overrides of all settings, behind which their own come.
+    `common`: overrides for all settings, followed by each setting's own.
     """
     missing = []
     for seed in seeds:
@@ -82,12 +82,12 @@ def run_missing(
             for one in [pool.submit(make, *arguments) for arguments in missing]:
                 one.result()
         finally:
-            # After Ctrl-C nothing new begins; what is under way has had it, too, and ends by itself.
+            # After Ctrl-C nothing new begins; the running ones have received it, too, and end by themselves.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def evaluate_base(name: str, config: Path, episodes: int) -> dict[str, Any]:
-    """Held-out success of the model that all runs begin with: measured once, kept in results/NAME/base.json."""
+    """Held-out success of the model that all runs start from: measured once, kept in results/NAME/base.json."""
     path = RESULTS / name / "base.json"
     if path.exists():
         check_same(path, config)
@@ -110,17 +110,17 @@ def _set(overrides: Sequence[str]) -> list[str]:
 
 
 def check_same(path: Path, config: Path) -> None:
-    """What another config made would be taken for this one's. Ends the program with a message."""
+    """End the program with a message if another config made these results: they would be mistaken for this one's."""
     made = json.loads(path.read_text(encoding="utf-8"))
     if made["config_sha256"] != digest(config):
         raise SystemExit(
-            f"{path} was made with another {config.name}: move {path.parent} away to begin anew, or go back to what it "
-            "was made with"
+            f"{path} was made with another {config.name}: move {path.parent} away to start afresh, or restore the "
+            "config that it was made with"
         )
 
 
 def digest(config: Path) -> str:
-    """Of what the config says, comments and order left out."""
+    """A digest of the config's content, without comments and order."""
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -145,7 +145,7 @@ def _train(config: Path, setting: Setting, seed: int, common: tuple[str, ...]) -
 
 
 def _read(run: Path) -> dict[str, Any]:
-    """What is kept of a run directory."""
+    """The results to keep from a run directory."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     curve, selected = [], []
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
@@ -174,7 +174,7 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def finished(name: str, settings: Sequence[Setting]) -> dict[str, list[dict[str, Any]]]:
-    """Setting → its runs, those settings that have any."""
+    """Setting → its finished runs, for those settings that have any."""
     found = {}
     for setting in settings:
         paths = sorted((RESULTS / name).glob(f"{setting.name}-[0-9]*.json"))
@@ -184,12 +184,12 @@ def finished(name: str, settings: Sequence[Setting]) -> dict[str, list[dict[str,
 
 
 def hard_tasks(base: Mapping[str, Any]) -> list[str]:
-    """Those that the base policy solves in at most HARD of its episodes."""
+    """The tasks that the base policy solves in at most HARD of its episodes."""
     return [task for task, rate in base["per_task"].items() if rate["mean"] <= HARD]
 
 
 def table(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per setting: means over runs with 95 % intervals."""
+    """One row per setting: means over runs with 95 % intervals."""
     hard = hard_tasks(base)
     return [
         {
@@ -219,7 +219,7 @@ def table(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[str, An
 
 
 def steps_to(run: Mapping[str, Any], success: float) -> int | None:
-    """Environment steps until the smoothed curve first reaches `success`; None when it never does."""
+    """Environment steps until the smoothed curve first reaches `success`; None if it never does."""
     values = [point[2] for point in run["curve"]]
     for index in range(len(values)):
         if statistics.fmean(values[max(0, index - 2) : index + 1]) >= success:
@@ -236,7 +236,7 @@ def write(
     results: Mapping[str, Any],
     what: str = REAL,
 ) -> Path:
-    """results/NAME.json. `what`: what was real and what was not."""
+    """Write results/NAME.json. `what`: what was real and what was not."""
     path = RESULTS / f"{name}.json"
     content = {
         "name": name,
@@ -252,7 +252,7 @@ def write(
 
 
 def plot(name: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> Path:
-    """results/NAME.png: success against environment steps and against wall time; a band from lowest to highest run."""
+    """Draw results/NAME.png: success against environment steps and wall time; a band from lowest to highest run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -300,7 +300,7 @@ def show(rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> None:
 
 
 def _mean(values: Sequence[float]) -> dict[str, Any]:
-    """Mean over runs, with a percentile bootstrap interval; with one run there is none."""
+    """Mean over runs, with a percentile bootstrap interval if there is more than one run."""
     mean = statistics.fmean(values)
     if len(values) == 1:
         return {"mean": mean, "low": None, "high": None}

@@ -39,18 +39,18 @@ from dart.store.database import Database, sqlite_url
 
 SMALL_SLOTS = 64
 LOOK_SECONDS = 0.05
-# As in a run that says nothing about them.
+# The defaults of a run.
 HISTORY, IMAGE_CACHE_ENTRIES = config.Agent().history_screenshots, config.Rollout().image_cache_entries
 
 
 def as_the_coordinator() -> None:
-    """This process's settings are those of `dart train`."""
+    """Give this process the settings of `dart train`."""
     collect_seldom()
     keep_memory()
 
 
 class TimedTurns:
-    """The policy's turns (`dart.agent.episode.Policy`), which tell the tally of each step.
+    """The policy's turns (`dart.agent.episode.Policy`), which report each step to the tally.
 
     A step is from one prompt to the next: generate, parse, act, observe.
     """
@@ -76,8 +76,8 @@ def _timed(pool: RolloutPool, made: config.Config, tally: shared.Tally) -> Write
 
 
 class CountedData(DataManager):
-    """Counts trajectories when they are stored. The environments' first ones are shorter, each by another number of
-    steps, so that later ones do not end all at once."""
+    """Counts trajectories when they are stored. The environments' first ones are shortened by different numbers of
+    steps, so that later ones do not all end at once."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -101,11 +101,11 @@ class CountedData(DataManager):
 
 
 def _config() -> config.Config:
-    """Groups of 8 and 30 steps always, a batch that is one group, and so many of them allowed that no environment
-    waits for the trainer.
+    """Always groups of 8 and 30 steps, batches of one group, and so many batches allowed that no environment waits
+    for the trainer.
 
     By default a batch is 64 trajectories, and the coordinator keeps their screenshots in memory until it is trained
-    on: 576 MB of these, more than any peer is asked to hold.
+    on: here 576 MB, more than any peer has to hold.
     """
     return settings(
         agent={"history_screenshots": HISTORY},
@@ -149,7 +149,7 @@ async def _steps(share: bool, warm: float, seconds: float) -> None:
                         await asyncio.sleep(tally.left or LOOK_SECONDS)
                     busy = parts.envs.usage.utilisation(time.monotonic())
             journal.close()
-            # What was under way in the end may be stored as well.
+            # Trajectories that were running at the end may be stored as well.
             in_database = (await database.totals()).trajectories
             kept = sum(len(files) for _, _, files in os.walk(folder / "blobs"))
             if in_database < data.stored or kept < data.stored_steps:
@@ -171,7 +171,7 @@ async def _steps(share: bool, warm: float, seconds: float) -> None:
 
 @asynccontextmanager
 async def _background(*work: Coroutine[Any, Any, Any]) -> Any:
-    """Cancelled at the end of the block; what fails ends the block."""
+    """Run the work in the background, cancelled at the end of the block; if any of it fails, the block ends."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
         yield
@@ -180,15 +180,15 @@ async def _background(*work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _train(data: DataManager) -> None:
-    """Take batch after batch as trained on, at once; no version is made of them."""
+    """Mark batch after batch as trained at once; no version is made."""
     for number in itertools.count(1):
         batch = await data.next_batch(0)
         await data.consumed(batch, number, 0)
 
 
 async def _whole(history: int, share: bool, warm: float, seconds: float) -> None:
-    """A batch is one group. Its screenshots are in memory, or, with `share`, in the store, where env workers put
-    them."""
+    """A batch is one group. Its screenshots are in memory, or, with `share`, in the store, as written by env
+    workers."""
     group = _group(history)
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         blobs = BlobStore(name) if share else None
@@ -207,7 +207,7 @@ async def _whole(history: int, share: bool, warm: float, seconds: float) -> None
 
 
 def _stored(group: ReleasedGroup, blobs: BlobStore) -> ReleasedGroup:
-    """The group as it is when env workers have stored its screenshots: the images carry no bytes."""
+    """The group as it looks once env workers have stored its screenshots: the images carry no bytes."""
     members = []
     for member in group.trajectories:
         blobs.put_many(image for step in member.steps for image in step.images)
@@ -265,31 +265,31 @@ async def _small(warm: float, seconds: float) -> None:
 
 
 def steps(variant: str, warm: float, seconds: float) -> None:
-    """Trajectory after trajectory in 32 environments, each stored, its group judged, and taken as trained on."""
+    """Trajectory after trajectory in 32 environments; each is stored, its group judged and marked as trained."""
     as_the_coordinator()
     uvloop.run(_steps(True, warm, seconds))
 
 
 def steps_over_the_wire(variant: str, warm: float, seconds: float) -> None:
-    """The same, and no worker sees the run's directory: every screenshot goes through the coordinator."""
+    """The same, but no worker sees the run's directory: every screenshot goes through the coordinator."""
     as_the_coordinator()
     uvloop.run(_steps(False, warm, seconds))
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
-    """Batches of 8 trajectories for the trainer; a prompt has its step's screenshot alone, as with the peers."""
+    """Batches of 8 trajectories for the trainer; a prompt has only its step's screenshot, as with the peers."""
     as_the_coordinator()
     uvloop.run(_whole(1, True, warm, seconds))
 
 
 def whole_over_the_wire(variant: str, warm: float, seconds: float) -> None:
-    """The same, and the trainer does not see the run's directory."""
+    """The same, but the trainer does not see the run's directory."""
     as_the_coordinator()
     uvloop.run(_whole(1, False, warm, seconds))
 
 
 def whole_with_history(variant: str, warm: float, seconds: float) -> None:
-    """The same with as many screenshots in a prompt as the default is."""
+    """The same with the default number of screenshots in a prompt."""
     as_the_coordinator()
     uvloop.run(_whole(HISTORY, True, warm, seconds))
 

@@ -1,8 +1,7 @@
-"""Runs a contender in processes of its own and looks at what they take: memory and processor time, from /proc.
+"""Runs a contender in processes of its own and measures their memory and processor time, from /proc.
 
-Every process that a contender starts, however far down, inherits one environment variable and is found by it, also when
-the system has given it to another parent; or by its parent, where it has written over its variables (Ray's workers do,
-to show another name).
+Every process that a contender starts, directly or not, inherits one environment variable and is found by it, even after
+it was re-parented; or by its parent, if it has overwritten its variables (as Ray's workers do, to show another name).
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from benchmarks.peers.shared import MARK
 
 VARIABLE = "DART_TRANSPORT_CONTENDER"
 LOOK_SECONDS = 0.1
-"""Between two looks at the memory."""
+"""The seconds between two measurements of memory."""
 SLOW_LOOKS = 10
-"""So many looks go by between two at what is newly there, and at shares of memory: they cost more."""
+"""New processes and shared memory are looked for only once in so many measurements, because that costs more."""
 END_SECONDS = 15.0
 PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
 class ContenderFailed(Exception):
-    """It told no result; the message says why, as far as its own output does."""
+    """It reported no result; the message says why, as far as its own output does."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class Members:
     _known: dict[int, bool] = field(default_factory=dict)
 
     def look(self) -> list[int]:
-        """The processes that there are now."""
+        """The processes that exist now."""
         there = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - a Path for each costs more
         self._known = {pid: known for pid, known in self._known.items() if pid in there}
         for pid in sorted(there - self._known.keys()):
@@ -55,7 +54,7 @@ class Members:
         return [pid for pid, mine in self._known.items() if mine]
 
     def end(self) -> None:
-        """End those that are left, first by asking."""
+        """End the remaining processes: ask first, then kill."""
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
             until = time.monotonic() + seconds
             while (left := [pid for pid in self.look() if not _zombie(pid)]) and time.monotonic() < until:
@@ -67,7 +66,7 @@ class Members:
 
 @dataclass(slots=True)
 class Usage:
-    """Peaks in bytes, sums over all processes. What processes share counts in each for `rss`, and once for `pss`."""
+    """Peaks in bytes, summed over all processes. Shared pages count in each process for `rss`, and once for `pss`."""
 
     rss: int = 0
     pss: int = 0
@@ -81,10 +80,10 @@ class Usage:
 
 
 def run(command: Sequence[str], folder: Path, limit_seconds: float) -> dict[str, Any]:
-    """What the contender tells in the end, with what it took: peaks since it began, processor time while it measured.
+    """The contender's final report, with its memory peaks since the start and its processor time while it measured.
 
-    `folder`: its working directory. What it puts into temporary files is deleted. Raises ContenderFailed; ends all of
-    its processes in any case.
+    `folder`: its working directory. Its temporary files are deleted. Raises ContenderFailed; ends all of its processes
+    in any case.
     """
     value = secrets.token_hex(8)
     members = Members(f"{VARIABLE}={value}")
@@ -94,10 +93,10 @@ def run(command: Sequence[str], folder: Path, limit_seconds: float) -> dict[str,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         try:
-            told = _watch(child, members, limit_seconds)
+            report = _watch(child, members, limit_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(END_SECONDS)
-            return told
+            return report
         finally:
             members.end()
             child.wait()
@@ -113,8 +112,8 @@ def _watch(child: subprocess.Popen[str], members: Members, limit_seconds: float)
     look = 0
     pids: list[int] = []
     while True:
-        told, ended = _next(lines, others)
-        state = told.pop("state", "")
+        report, ended = _next(lines, others)
+        state = report.pop("state", "")
         if state == "measuring":
             spent = -_processor_seconds(members.look())
         elif state == "measured":
@@ -122,14 +121,14 @@ def _watch(child: subprocess.Popen[str], members: Members, limit_seconds: float)
             spent += _processor_seconds(pids)
             usage.look(pids, shares=True)
         elif state == "result":
-            return told | {
+            return report | {
                 "peak_rss_mb": round(usage.rss / 1e6, 1),
                 "peak_pss_mb": round(usage.pss / 1e6, 1),
                 "processes": usage.processes,
                 "processor_seconds": round(spent, 3),
             }
         elif ended:
-            raise ContenderFailed(f"it ended with {child.wait()} before it told a result: {_last(others)}")
+            raise ContenderFailed(f"it ended with {child.wait()} before it reported a result: {_last(others)}")
         elif time.monotonic() > until:
             raise ContenderFailed(f"no result after {limit_seconds:.0f} s: {_last(others)}")
         if look % SLOW_LOOKS == 0:
@@ -139,7 +138,7 @@ def _watch(child: subprocess.Popen[str], members: Members, limit_seconds: float)
 
 
 def _next(lines: queue.Queue[str | None], others: list[str]) -> tuple[dict[str, Any], bool]:
-    """(what the contender tells, if it does by the next look, whether it has ended)."""
+    """(what the contender reports before the next measurement, if anything; whether it has ended)."""
     try:
         line = lines.get(timeout=LOOK_SECONDS)
     except queue.Empty:
@@ -147,8 +146,8 @@ def _next(lines: queue.Queue[str | None], others: list[str]) -> tuple[dict[str, 
     if line is None:
         return {}, True
     if line.startswith(MARK):
-        told: dict[str, Any] = json.loads(line.removeprefix(MARK))
-        return told, False
+        report: dict[str, Any] = json.loads(line.removeprefix(MARK))
+        return report, False
     others.append(line.rstrip())
     return {}, False
 
@@ -160,7 +159,7 @@ def _read(source: IO[str], lines: queue.Queue[str | None]) -> None:
 
 
 def _last(lines: Sequence[str]) -> str:
-    return " | ".join([line.strip() for line in lines if line.strip()][-3:]) or "it said nothing"
+    return " | ".join([line.strip() for line in lines if line.strip()][-3:]) or "it printed nothing"
 
 
 def _rss(pid: int) -> int:
@@ -191,7 +190,7 @@ def _zombie(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """From the process's state on: before it stands its name, which may hold anything."""
+    """The fields from the process's state on: the name before it may contain anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Plain grpc.aio as a contender of `benchmarks.transport`: the ceiling of what is built on it, as `dart` is.
+"""Plain grpc.aio as a contender of `benchmarks.transport`: the ceiling for anything built on it, such as `dart`.
 
 Bidirectional streams of bytes to one peer process, no protocol messages, no coordinator, nothing stored or checked. Run
 by the project's interpreter.
@@ -25,7 +25,7 @@ SMALL_STREAMS = 64
 
 
 async def _answer(size: int) -> None:
-    """The peer: each message is answered with a fresh screenshot."""
+    """Be the peer: answer each message with a fresh screenshot."""
     screenshots = shared.Screenshots(size)
 
     async def step(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -68,7 +68,7 @@ async def _ask(size: int, streams: int, warm: float, seconds: float) -> None:
 
 
 def steps(variant: str, warm: float, seconds: float) -> None:
-    """A stream for each environment."""
+    """One stream per environment."""
     uvloop.run(_ask(shared.SCREENSHOT_BYTES, shared.ENVIRONMENTS, warm, seconds))
 
 

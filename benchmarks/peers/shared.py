@@ -1,6 +1,6 @@
 """What every contender of `benchmarks.transport` shares: sizes, data that costs next to nothing, and the clock.
 
-Needs the standard library alone, so that it runs in the project's environment and in the peers'.
+Needs only the standard library, so that it runs in the project's environment and in the peers'.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 STEPS = 30
-"""Steps of a trajectory."""
+"""Steps per trajectory."""
 SCREENSHOT_BYTES = 300_000
 SMALL_BYTES = 64
 ENVIRONMENTS = 32
 """Environments that step at the same time."""
 AHEAD = 8
-"""Whole trajectories on their way at once."""
+"""Whole trajectories in flight at once."""
 LEAST = 3
-"""Ends that make a measurement."""
+"""The fewest ends that make a measurement."""
 MARK = "transport:"
-"""Begins a line of standard output that is for `benchmarks.transport`."""
+"""The prefix of standard output lines meant for `benchmarks.transport`."""
 
 
 class Screenshots:
-    """Fresh bytes each time, random and eight of them new, for the price of copying them."""
+    """Random bytes, eight of which are new each time, for the price of copying them."""
 
     def __init__(self, size: int = SCREENSHOT_BYTES) -> None:
         self._rest = os.urandom(size - 8)
@@ -39,20 +39,20 @@ class Screenshots:
 
 
 def trajectories() -> list[list[bytes]]:
-    """The `AHEAD` trajectories that are sent at once, all different; they are made before the clock starts."""
+    """The `AHEAD` trajectories that are in flight at once, all different; they are made before the clock starts."""
     screenshots = Screenshots()
     return [[screenshots.next() for _ in range(STEPS)] for _ in range(AHEAD)]
 
 
 def touch(data: Any) -> int:
-    """Read a byte of every page of memory: what has arrived is really there."""
+    """Read a byte of every page of memory, to make sure that the data has really arrived."""
     return sum(memoryview(data)[::4096])
 
 
 class Tally:
     """Counts what ends within the measurement. It begins with the first end after the warm-up, which is not counted,
-    and ends with the last one before the deadline, so that what is counted fills it exactly. Where too little has
-    ended by then, it goes on, but not longer than twice as long."""
+    and ends with the last one before the deadline, so that what is counted fills it exactly. If too little has ended
+    by then, it continues, up to twice as long."""
 
     def __init__(self, warm: float, seconds: float) -> None:
         self._warm_until = time.perf_counter() + warm
@@ -80,7 +80,7 @@ class Tally:
         return max(0.0, self._deadline - time.perf_counter())
 
     def ended(self, began: float | None = None, steps: int = 0, trajectories: int = 0) -> None:
-        """So much has ended now; `began` (of `time.perf_counter`): when what is timed did."""
+        """Count what has ended now; `began` (from `time.perf_counter`): when the timed part began."""
         now = time.perf_counter()
         if self.over or now < self._warm_until:
             return
@@ -114,19 +114,19 @@ def _milliseconds(waits: Sequence[float], share: float) -> float | None:
 
 
 def tell(**fields: Any) -> None:
-    """One line for `benchmarks.transport`."""
+    """Print one line for `benchmarks.transport`."""
     print(MARK + json.dumps(fields), flush=True)
 
 
 class Paths:
-    """Where each environment is in its trajectory. They do not begin in step, or all would end together."""
+    """Where each environment is in its trajectory. They begin out of step, or all would end together."""
 
     def __init__(self, environments: int = ENVIRONMENTS) -> None:
         self._done = [number * STEPS // environments for number in range(environments)]
         self._held: list[list[Any]] = [[] for _ in range(environments)]
 
     def step(self, environment: int, screenshot: Any) -> int:
-        """Keep the screenshot until its trajectory ends; how many have ended with it (0 or 1)."""
+        """Keep the screenshot until its trajectory ends; returns how many trajectories ended with it (0 or 1)."""
         self._held[environment].append(screenshot)
         self._done[environment] += 1
         if self._done[environment] < STEPS:
@@ -137,7 +137,7 @@ class Paths:
 
 
 Part = Callable[[str, float, float], None]
-"""(variant, seconds of warm-up, seconds) → nothing: it tells."""
+"""(variant, seconds of warm-up, seconds) → nothing: it prints its results."""
 
 
 def run(parts: dict[str, Part]) -> None:

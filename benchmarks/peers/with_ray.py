@@ -1,7 +1,7 @@
 """Ray as a contender of `benchmarks.transport`: environments as actors, which a driver asks for steps.
 
-It stores nothing and checks nothing; a screenshot passes through shared memory, or, where a variant says inlined, with
-the answer itself (a system setting of Ray's, beyond its defaults). Run by the peers' interpreter.
+It stores and checks nothing; a screenshot passes through shared memory, or, in the "inlined" variants, with the answer
+itself (a system setting of Ray's beyond its defaults). Run by the peers' interpreter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from tempfile import gettempdir
 from typing import Any
 
-# Before Ray is imported: tell nobody, write no token into the home directory, and kill no worker because other jobs
+# Before Ray is imported: no usage reports, no token in the home directory, and no workers killed because other jobs
 # have filled the machine's memory.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_memory_monitor_refresh_ms="0")
 
@@ -31,7 +31,7 @@ CALLS_AT_ONCE, CALLS_PER_LOOK = 1000, 100
 
 @contextmanager
 def cluster(cores: int = 1, inline: bool = False) -> Iterator[None]:
-    """Ray on this machine, for this program alone. `cores`: a number for its scheduler, no limit."""
+    """Ray on this machine, for this program only. `cores`: a number for its scheduler, not a limit."""
     settings = {"max_direct_call_object_size": 2 * shared.SCREENSHOT_BYTES} if inline else {}
     ray.init(
         num_cpus=cores,
@@ -50,7 +50,7 @@ def cluster(cores: int = 1, inline: bool = False) -> Iterator[None]:
 
 
 class Environments:
-    """An actor: as many environments as one likes, since a step takes no time."""
+    """An actor for any number of environments, since a step takes no time."""
 
     def __init__(self, size: int) -> None:
         self._screenshots = shared.Screenshots(size)
@@ -63,7 +63,7 @@ class Environments:
 
 
 class Policy:
-    """An actor that is given a screenshot and reads it."""
+    """An actor that receives a screenshot and reads it."""
 
     def generate(self, screenshot: Any) -> str:
         shared.touch(screenshot)
@@ -71,7 +71,7 @@ class Policy:
 
 
 class Producer:
-    """An actor that has whole trajectories."""
+    """An actor that produces whole trajectories."""
 
     def __init__(self) -> None:
         self._ring = deque(shared.trajectories())
@@ -87,7 +87,7 @@ class Producer:
 
 
 def _actors(kind: type, count: int, *arguments: Any) -> list[Any]:
-    """Actors that have answered: their processes are up."""
+    """Actors that have answered, so that their processes are known to be up."""
     remote = ray.remote(num_cpus=0)(kind)
     made = [remote.remote(*arguments) for _ in range(count)]
     ray.get([actor.__ray_ready__.remote() for actor in made])
@@ -95,7 +95,7 @@ def _actors(kind: type, count: int, *arguments: Any) -> list[Any]:
 
 
 def steps(variant: str, warm: float, seconds: float) -> None:
-    """The driver has one call of each environment under way at a time."""
+    """The driver has one call in flight per environment."""
     processes, form = variant.split(", ", 1)
     with cluster(inline="inlined" in form):
         actors = _actors(Environments, int(processes.split()[0]), shared.SCREENSHOT_BYTES)
@@ -129,7 +129,7 @@ def steps_with_policy(variant: str, warm: float, seconds: float) -> None:
         ask = [getattr(actor, "step_array" if form.startswith("arrays") else "step").remote for actor in actors]
         paths = shared.Paths()
         under_way: dict[Any, tuple[int, float, Any]] = {}
-        """The policy's answers: (environment, since when, the environment's answer)."""
+        """The policy's calls → (environment, when they began, the environment's answer)."""
 
         def begin(environment: int) -> None:
             observed = ask[environment % len(ask)](environment)
@@ -150,7 +150,7 @@ def steps_with_policy(variant: str, warm: float, seconds: float) -> None:
 
 
 def _ready(under_way: dict[Any, Any]) -> list[Any]:
-    """Wait for one; then all that are."""
+    """Wait until one is ready; returns all that are."""
     answers = list(under_way)
     first: list[Any]
     first, rest = ray.wait(answers, num_returns=1)
@@ -160,7 +160,7 @@ def _ready(under_way: dict[Any, Any]) -> list[Any]:
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
-    """A call returns a whole trajectory; so many are under way, and taken in the order that they were asked for."""
+    """A call returns a whole trajectory; `AHEAD` calls are in flight, and collected in the order of submission."""
     processes, form = variant.split(", ")
     with cluster():
         actors = _actors(Producer, int(processes.split()[0]))
@@ -180,7 +180,7 @@ def whole(variant: str, warm: float, seconds: float) -> None:
 
 
 def small(variant: str, warm: float, seconds: float) -> None:
-    """Many calls under way at once; asked for and taken a hundred at a time, which is faster than one by one."""
+    """Many calls in flight at once, submitted and collected a hundred at a time: faster than one by one."""
     with cluster():
         actors = _actors(Environments, int(variant.split(maxsplit=1)[0]), shared.SMALL_BYTES)
         ask = [actor.step.remote for actor in actors]

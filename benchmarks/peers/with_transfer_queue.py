@@ -1,10 +1,10 @@
 """TransferQueue, the queue of verl, as a contender of `benchmarks.transport`.
 
-Its key-value interface, used as verl does: a producer puts a batch of trajectories (a row each) with `kv_batch_put`,
-the metadata that this returns goes to the consumer, which gets the rows with `kv_batch_get_by_meta` and clears them.
-SimpleStorage, its default, with its default of two storage units: memory alone, nothing is on disk. It keeps account of
-what was produced and consumed; it judges nothing. Producer and consumer are Ray actors, as TransferQueue needs Ray. Run
-by the peers' interpreter.
+It is used through its key-value interface, as in verl: a producer puts a batch of trajectories (a row each) with
+`kv_batch_put`, the metadata that this returns goes to the consumer, which gets the rows with `kv_batch_get_by_meta` and
+clears them. Storage is the default, SimpleStorage with two storage units: in memory, nothing on disk. It keeps track of
+what was produced and consumed; it judges nothing. Producer and consumer are Ray actors, because TransferQueue needs
+Ray. Run by the peers' interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 os.environ["TQ_LOGGING_LEVEL"] = "ERROR"
 
-# Before transfer_queue, which imports Ray: it sets the variables that Ray reads then.
+# Imported before transfer_queue, which imports Ray: this sets the variables that Ray then reads.
 from benchmarks.peers import shared, with_ray  # isort: skip
 import ray
 import torch
@@ -25,10 +25,10 @@ import transfer_queue
 from tensordict import TensorDict
 
 CORES = 8
-"""For Ray's scheduler: its actors ask for one each, whatever they use."""
+"""For Ray's scheduler: each actor requests one core, whatever it uses."""
 PARTITION, FIELD = "train", "screenshots"
 LEAST_UNDER_WAY = 2
-"""Batches: one is put while another is taken."""
+"""Batches in flight: one is put while another is taken."""
 
 
 class Producer:
@@ -64,7 +64,7 @@ class Consumer:
 
 
 def whole(variant: str, warm: float, seconds: float) -> None:
-    """Keeps as many trajectories under way as the other contenders do, and at least two batches."""
+    """Keeps as many trajectories in flight as the other contenders, and at least two batches."""
     batch = int(variant.split(maxsplit=1)[0])
     under_way_at_once = max(LEAST_UNDER_WAY, shared.AHEAD // batch)
     with with_ray.cluster(CORES):
@@ -81,7 +81,7 @@ def whole(variant: str, warm: float, seconds: float) -> None:
         under_way = deque(begin() for _ in range(under_way_at_once))
         while not tally.over:
             count, began = ray.get(under_way.popleft())
-            # All processes' clock is the machine's.
+            # All processes share the machine's clock.
             tally.ended(began, steps=count * shared.STEPS, trajectories=count)
             under_way.append(begin())
         tally.report()

@@ -1,7 +1,6 @@
 """ZeroMQ as a contender of `benchmarks.transport`: what a hand-written transport could be.
 
-It stores nothing, checks nothing, acknowledges nothing and loses what is on its way when an end dies. Run by the peers'
-interpreter.
+It stores, checks and acknowledges nothing, and loses what is in flight when an end dies. Run by the peers' interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REQUESTS_AT_ONCE = {"64 at once": 64, "1000 at once": 1000}
 
 @contextmanager
 def _peers(target: Any, sockets: list[zmq.Socket[bytes]], *arguments: Any) -> Iterator[None]:
-    """A process for each of these sockets, which are bound here: it is given its socket's address."""
+    """Bind these sockets and start a process for each, which gets its socket's address."""
     started: list[BaseProcess] = []
     for socket in sockets:
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -44,7 +43,7 @@ def _address(transport: str, number: int) -> str:
 
 
 def _answer(address: str, size: int) -> None:
-    """An environment process: each request is answered with a fresh screenshot."""
+    """Be an environment process: answer each request with a fresh screenshot."""
     socket = zmq.Context().socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(address)
@@ -56,7 +55,7 @@ def _answer(address: str, size: int) -> None:
 
 
 def _ask(sockets: list[zmq.Socket[bytes]], size: int, at_once: int, warm: float, seconds: float) -> None:
-    """Keep so many requests under way, shared out over the sockets, and tell."""
+    """Keep `at_once` requests in flight, spread over the sockets, and print the results."""
     poller = zmq.Poller()
     peers: dict[zmq.Socket[bytes], bytes] = {}
     for socket in sockets:
@@ -107,7 +106,7 @@ def _asking(size: int, transport: str, processes: int, at_once: int, warm: float
 
 
 def steps(variant: str, warm: float, seconds: float) -> None:
-    """ROUTER here, a DEALER in each environment process; one request of each environment is under way at a time."""
+    """ROUTER here, a DEALER in each environment process; each environment has one request in flight at a time."""
     transport, processes = variant.split(", ")
     _asking(shared.SCREENSHOT_BYTES, transport, int(processes.split()[0]), shared.ENVIRONMENTS, warm, seconds)
 
@@ -119,7 +118,7 @@ def small(variant: str, warm: float, seconds: float) -> None:
 
 
 def _push(address: str) -> None:
-    """A producer: each trajectory is one message of its screenshots, the time before them."""
+    """Be a producer: each trajectory is one message, the time followed by its screenshots."""
     socket = zmq.Context().socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, shared.AHEAD // 2)
     socket.connect(address)
@@ -141,11 +140,11 @@ def whole(variant: str, warm: float, seconds: float) -> None:
         tally = shared.Tally(warm, seconds)
         while not tally.over:
             stamp, *screenshots = socket.recv_multipart(copy=False)
-            if first:  # the producer is there
+            if first:  # the producer is up
                 first, tally = False, shared.Tally(warm, seconds)
             for screenshot in screenshots:
                 shared.touch(screenshot.buffer)
-            # Both ends' clock is the machine's.
+            # Both ends share the machine's clock.
             tally.ended(float(stamp.bytes), steps=len(screenshots), trajectories=1)
         tally.report()
     context.destroy(linger=0)

@@ -1,7 +1,7 @@
 """One simulated training run under planned faults: the real coordinator, scheduler, store and session machines.
 
-A coordinator that is killed leaves its directory as it is at that moment (a copy is taken, and whatever the dying
-process would still write is thrown away); the next one resumes it. `Outcome.wrong` holds every invariant that broke.
+When a coordinator is killed, its directory stays as it is at that moment (a copy is taken, and whatever the dying
+process would still write is thrown away); the next one resumes it. `Outcome.wrong` lists every broken invariant.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dart.wire.channel import PROTOCOL_VERSION
 
 LOOK_SECONDS = 60.0
 SILENT_SECONDS = 1200.0
-"""Without a finished trajectory or an update for so long, the watchdog must have spoken."""
+"""After this long without a finished trajectory or an update, the watchdog must have reported a stall."""
 RESUMED_SECONDS = 3600.0
-"""A resumed run has made an update by then."""
+"""A resumed run must have made an update within this time."""
 
 
 RESTART_SECONDS = 5.0
-"""Between a coordinator's death and the start of the next one."""
+"""The time between a coordinator's death and the start of the next one."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Outcome:
     hours: float
     faults: Counter[Fault] = field(default_factory=Counter)
     recoveries: dict[Fault, list[float]] = field(default_factory=dict)
-    """From the end of a fault to the next update."""
+    """The seconds from the end of a fault to the next update."""
     resumes: int = 0
     trajectories: int = 0
     updates: int = 0
@@ -80,7 +80,7 @@ class _Killed(Exception):
 
 
 class _Life:
-    """One coordinator process: from its start to its death, or to the end of the run."""
+    """One coordinator process, from its start to its death or to the end of the run."""
 
     def __init__(self, outcome: Outcome, cluster: Cluster, folder: Path, began: float, until: float) -> None:
         self.outcome, self.cluster, self.folder, self.until = outcome, cluster, folder, until
@@ -89,11 +89,11 @@ class _Life:
         self._events: list[tuple[float, str, str]] = []
         self._progress_at = began
         self._open: list[tuple[Fault, float]] = []
-        """Faults that are over, and no update has come since: when they ended."""
+        """Faults that are over but after which no update has come yet, each with the time when it ended."""
         self.killed_at = until
 
     async def live(self, planned: list[Planned], timings: Timings, resume: bool) -> None:
-        """Until the run is over, or a fault ends this process. Raises _Killed."""
+        """Run until the run is over, or until a fault ends this process. Raises _Killed."""
         directory = RunDirectory(self.folder)
         async with await Database.open(sqlite_url(directory.database), directory.blobs) as database:
             settings = _config(self.cluster, self.outcome.seed, (self.until - self._began) / 3600)
@@ -154,12 +154,12 @@ class _Life:
         finally:
             self.links.close()
             text = "\n".join(f"{at:.6f} {kind} {fields}" for at, kind, fields in self._events)
-            text = text.replace(str(self.folder.parent), "")  # it is in the names of checkpoints
+            text = text.replace(str(self.folder.parent), "")  # checkpoint names contain it
             self.outcome.decisions = hashlib.sha256((self.outcome.decisions + text).encode()).hexdigest()
 
     async def _look(self, resumed: bool) -> None:
-        """The invariants that can be seen from outside at any moment."""
-        loop, began, told = asyncio.get_running_loop(), asyncio.get_running_loop().time(), False
+        """Check the invariants that can be seen from outside at any moment."""
+        loop, began, reported = asyncio.get_running_loop(), asyncio.get_running_loop().time(), False
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
@@ -168,10 +168,10 @@ class _Life:
             if silent > SILENT_SECONDS:
                 spoke = any(kind == "stalled" and at > now - silent for at, kind, _ in self._events)
                 if not spoke:
-                    self.outcome.wrong.append(f"nothing moved for {silent:.0f} s at {now - self._began:.0f}, unsaid")
+                    self.outcome.wrong.append(f"no progress for {silent:.0f} s at {now - self._began:.0f}, unreported")
             updates = self.run.progress.counts.updates
-            if resumed and not told and now - began > RESUMED_SECONDS:
-                told = True
+            if resumed and not reported and now - began > RESUMED_SECONDS:
+                reported = True
                 if not any(kind == "update" for _, kind, _ in self._events):
                     self.outcome.wrong.append(f"no update within an hour of a resume, at {updates}")
 
@@ -239,7 +239,7 @@ class _Life:
         link.go_on()
 
     async def _slow(self, seconds: float) -> None:
-        """Each transaction takes seconds."""
+        """Make each transaction take seconds."""
         database, chance = self.run.database, random.Random(self.outcome.seed)
         write = database.write
 
@@ -252,7 +252,7 @@ class _Life:
         database.write = write  # type: ignore[method-assign]
 
     def _twin(self, link: Link) -> None:
-        """It takes the place of nobody who is alive."""
+        """A worker with a live one's name must not take its place."""
         if link.worker is None or not link.up:
             return
         live = link.worker.hello
@@ -266,7 +266,7 @@ class _Life:
     def _end(self, fault: Fault) -> None:
         if fault is Fault.TRAINER_KILLED:
             self._link(Planned(fault, 0.0, 0.0, 0.0), "train").die(1e9, "gone")
-            return  # the coordinator notices that it is silent, ends in order, and another resumes the run
+            return  # the coordinator notices its silence and ends in order, and another one resumes the run
         self.killed_at = asyncio.get_running_loop().time()
         _copy(self.folder, self.folder.with_name(self.folder.name + "+"))
         raise _Killed

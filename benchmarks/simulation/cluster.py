@@ -23,12 +23,12 @@ from dart.processes.settings import collect_seldom
 from dart.rundir import RunDirectory
 
 SLOTS_PER_WORKER = 10
-"""Environments of one env worker."""
+"""Environments per env worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """A cluster and how much it trains at a time."""
+    """A cluster, and how much it trains on at a time."""
 
     name: str
     environments: int
@@ -39,7 +39,7 @@ class SetUp:
     step_limit: int = 30
     max_staleness: int = 4
     curation: bool = False
-    """Dynamic roll-out number and length, and the pool; else N and the limit are what they are."""
+    """Dynamic roll-out number and length, and the pool; otherwise N and the step limit are fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def simulate(
     seed: int = 0,
     make_replica: MakeReplica = SimulatedReplica,
 ) -> dict[str, Any]:
-    """The run's summary.json, with `events` by kind and `real_seconds`, what the simulation took."""
+    """The run's summary.json, with `events` by kind, and `real_seconds`: how long the simulation took."""
     collect_seldom()
     began = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:

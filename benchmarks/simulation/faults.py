@@ -41,14 +41,14 @@ LASTING: dict[Fault, tuple[float, float]] = {
     Fault.SLOW_DISK: (30.0, 200.0),
     Fault.CLOCK: (3.0, 120.0),
 }
-"""Shortest and longest, in seconds; the others happen at once."""
+"""The shortest and longest duration in seconds; the other faults are instantaneous."""
 ENDS_THE_PROCESS = (Fault.COORDINATOR_KILLED, Fault.TRAINER_KILLED)
-"""The run goes on in another coordinator process, with `--resume`."""
+"""After these, the run continues in another coordinator process, with `--resume`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`at`, `seconds`: of the run's virtual time. `draw`: from 0 to 1, which worker it happens to."""
+    """`at`, `seconds`: in the run's virtual time. `draw`: from 0 to 1, picks the worker that it happens to."""
 
     fault: Fault
     at: float

@@ -1,8 +1,8 @@
 """One simulated training run in which some workers send mutated messages, and what must hold meanwhile.
 
 Real: the coordinator with its scheduler, boundary, store and both ends of the session. Simulated: time, and what the
-workers do. What must hold: the run goes on to its end; a worker that is honest is never lost, and no attempt fails
-because of one; what is stored keeps the rules; the run can be resumed.
+workers do. What must hold: the run continues to its end; an honest worker is never lost, and no attempt fails because
+of one; what is stored follows the rules; the run can be resumed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dart.v1 import session_pb2 as pb
 TASKS = 8
 HONEST_ENVS, HONEST_REPLICAS, SLOTS = 2, 2, 4
 MUTANTS = 8
-"""Of the env workers, and of the replicas."""
+"""The number of mutants among the env workers, and among the replicas."""
 SHARES: dict[int, float] = {pb.ROLE_ENV: 0.4, pb.ROLE_ROLLOUT: 0.4, pb.ROLE_TRAIN: 0.2}
 TIMINGS = Timings(
     env=EnvTimes(boot=(0.5, 1.0), settle=(0.1, 0.5), step=(0.1, 0.5), grade=(0.1, 0.2)),
@@ -52,7 +52,7 @@ class Outcome:
     updates: int = 0
     trajectories: int = 0
     honest_trajectories: int = 0
-    """Finished in the environments of honest workers."""
+    """How many trajectories finished in the environments of honest workers."""
     violations: int = 0
     quarantines: int = 0
     longest_seconds: float = 0.0
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def fuzz(seed: int, mutations: int, folder: Path) -> Outcome:
-    """A run with at least so many mutated messages, and its resumption. The folder is empty."""
+    """A run with at least `mutations` mutated messages, and its resumption. The folder must be empty."""
     outcome = Outcome(seed)
     for resume in (False, True):
         virtual_time.run(_live(outcome, 0 if resume else mutations, folder, resume))
@@ -88,7 +88,7 @@ async def _live(outcome: Outcome, mutations: int, folder: Path, resume: bool) ->
                 ending.cancel()
         except* Interrupted:
             pass
-        except* Exception as errors:  # noqa: BLE001 - whatever ends a run is what is looked for
+        except* Exception as errors:  # noqa: BLE001 - anything that ends a run is a finding
             outcome.wrong += [f"the run ended: {type(one).__name__}: {one}" for one in errors.exceptions]
         finally:
             links.close()
@@ -103,7 +103,7 @@ async def _live(outcome: Outcome, mutations: int, folder: Path, resume: bool) ->
 
 
 async def _end(run: Run, tally: Tally, mutations: int, updates: int) -> None:
-    """Interrupt the run when there were enough of both, or after a year."""
+    """Interrupt the run after enough mutations and updates, or after a year."""
     for _ in range(365 * 24 * 360):
         if tally.mutations.total() >= mutations and run.progress.counts.updates >= updates:
             break
@@ -122,7 +122,7 @@ def _workers(links: Mutants, run: Run, seed: int, version: int) -> None:
 
 
 class Honest:
-    """What happens to the workers that are honest, and to their work."""
+    """Watches what happens to the honest workers, and to their work."""
 
     def __init__(self, run: Run, outcome: Outcome) -> None:
         self._outcome, self._run = outcome, run
@@ -167,7 +167,7 @@ class Honest:
 
 
 async def _stored(outcome: Outcome, database: Database, run: Run) -> None:
-    """Every stored trajectory keeps the rules."""
+    """Check that every stored trajectory follows the rules."""
     version, vocabulary = run.progress.counts.version, vocabulary_size(run.config.model.folder) or 2**24
     for row in await database.list_trajectories("", 100_000, ""):
         stored = await database.trajectory(row.id)

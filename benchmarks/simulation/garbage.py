@@ -9,7 +9,7 @@ from dart.v1 import session_pb2 as pb
 
 
 def garbled(message: pb.SessionRequest, chance: random.Random) -> pb.SessionRequest:
-    """A copy with one thing wrong; the assignment stays, so that it is taken for the answer."""
+    """A copy with one thing wrong; it keeps the assignment, so that it is taken for the answer."""
     made = pb.SessionRequest()
     made.CopyFrom(message)
     body = made.WhichOneof("body") or ""
@@ -20,7 +20,7 @@ def garbled(message: pb.SessionRequest, chance: random.Random) -> pb.SessionRequ
 
 
 def _swap(message: pb.SessionRequest) -> None:
-    """An answer of another kind."""
+    """Replace it by an answer of another kind."""
     assignment = pb.Assignment()
     assignment.CopyFrom(getattr(message, message.WhichOneof("body") or "").assignment)
     message.checkpoint_saved.assignment.CopyFrom(assignment)

@@ -1,9 +1,9 @@
 """A simulated worker's connection, with everything that a network and a bad worker can do to it.
 
-`Link` has the worker's end of the session (`dart.wire.session.WorkerEnd`, the real one) and stands where the streams
-would be: messages may come twice, late, out of order or not at all; the stream may be cut, and is dialled again; the
-process may be gone for a while and come back as another instance. The link's own random numbers decide all of it, so a
-seed determines the whole history.
+`Link` has the worker's end of the session (`dart.wire.session.WorkerEnd`, the real one) and replaces the streams:
+messages may come twice, late, out of order or not at all; the stream may be cut, and is dialled again; the process may
+be gone for a while and come back as another instance. The link's own random numbers decide all of it, so a seed
+determines the whole history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Mutate = Callable[[pb.SessionRequest, random.Random], pb.SessionRequest]
 
 @dataclass
 class Trouble:
-    """What is wrong with a link or its worker now. Shares are of messages, from 0 to 1."""
+    """What is wrong with a link or its worker now. Shares are fractions of the messages, from 0 to 1."""
 
     duplicated: float = 0.0
     late: float = 0.0
@@ -33,9 +33,9 @@ class Trouble:
     failing: pb.FailureCode = pb.FAILURE_CODE_UNSPECIFIED
     """The failure code that every command is answered with; unspecified: none."""
     hung: bool = False
-    """Commands wait, and heartbeats go on."""
+    """Commands wait, but heartbeats continue."""
     garbled: Mutate | None = None
-    """The next reply is replaced by what this makes of it."""
+    """Applied to the next reply, to corrupt it."""
 
 
 class Links:
@@ -44,7 +44,7 @@ class Links:
     def __init__(self, fleet: Fleet, chance: random.Random) -> None:
         self.fleet, self._chance = fleet, chance
         self.of: dict[str, Link] = {}
-        """By worker name."""
+        """The links, by worker name."""
 
     def connect(self, worker: SimulatedWorker, hello: pb.Hello, ready: pb.Ready) -> Callable[[pb.SessionRequest], None]:
         link = Link(self.fleet, worker, hello, ready, random.Random(self._chance.getrandbits(64)))
@@ -72,7 +72,7 @@ class Link:
         self._streams = itertools.count(1)
         self._timers: set[asyncio.TimerHandle] = set()
         self._held: list[pb.SessionResponse] = []
-        """Commands that came while it hung."""
+        """Commands that arrived while it hung."""
         self._over = False
 
     # ---- the stream ----
@@ -82,7 +82,7 @@ class Link:
         return self._stream != 0
 
     def dial(self) -> None:
-        """Hello, Welcome, and Ready; it is tried again where the coordinator says no."""
+        """Exchange Hello, Welcome and Ready; retry if the coordinator refuses."""
         if self._over or self.up:
             return
         hello = pb.Hello()
@@ -110,21 +110,21 @@ class Link:
         self._beat(self._stream)
 
     def cut(self, seconds: float) -> None:
-        """The stream breaks; it is dialled again `seconds` from now."""
+        """Break the stream; it is dialled again `seconds` from now."""
         if self.up and self.worker is not None:
             self.worker.connections -= 1
         self._stream = 0
         self._later(seconds, self.dial)
 
     def die(self, seconds: float, name: str) -> None:
-        """The process is gone; another instance comes `seconds` from now."""
+        """End the process; another instance comes `seconds` from now."""
         self.end = WorkerEnd(self)
         self._begin_anew()
         self._hello.instance_id = name
         self.cut(seconds)
 
     def go_on(self) -> None:
-        """It hangs no more: what came meanwhile is carried out, if it still belongs to this session."""
+        """Stop hanging: commands that came meanwhile are carried out, if they still belong to this session."""
         self.trouble.hung = False
         held, self._held = self._held, []
         for message in held:
@@ -149,17 +149,17 @@ class Link:
     # ---- messages ----
 
     def down(self, message: pb.SessionResponse, stream: int) -> None:
-        """A message from the coordinator, on its way."""
+        """Send a message from the coordinator on its way."""
         self._travel(stream, self._arrived, message)
 
     def put(self, message: pb.SessionRequest, /) -> None:
-        """A reply, on its way (`WorkerEnd.outbox`)."""
+        """Send a reply on its way (`WorkerEnd.outbox`)."""
         if (mutate := self.trouble.garbled) is not None:
             self.trouble.garbled, message = None, mutate(message, self._chance)
         self._tell(message)
 
     def reply(self, message: pb.SessionRequest) -> None:
-        """The simulated worker has carried a command out."""
+        """Called when the simulated worker has carried out a command."""
         body = message.WhichOneof("body") or ""
         assignment = assignment_of(message)
         if assignment is not None:
@@ -221,7 +221,7 @@ class Link:
 
 @dataclass(slots=True)
 class _Down:
-    """What the coordinator's end writes to: one stream of the link."""
+    """One stream of the link, which the coordinator's end writes to."""
 
     link: Link
     stream: int

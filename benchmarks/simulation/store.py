@@ -1,4 +1,4 @@
-"""Where a simulated run keeps nothing: what the coordinator writes is dropped, except what it reads again."""
+"""A store for simulated runs: it drops what the coordinator writes, except what the coordinator reads again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NoDatabase:
         return SimpleNamespace(trajectory=self._successes[trajectory_id])
 
     def __getattr__(self, name: str) -> Any:
-        """All that is only written or only read by a restart."""
+        """Everything that is only written, or only read by a restart."""
 
         async def nothing(*_: Any, **__: Any) -> Any:
             return [] if name in ("task_histories", "newest_successes", "checkpoints") else 0

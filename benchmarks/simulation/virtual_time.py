@@ -1,7 +1,7 @@
 """An asyncio event loop whose clock jumps to the next timer as soon as nothing is left to do.
 
-Everything that asks `time.monotonic`, `time.time` or the loop for the time sees the virtual one. There are no threads:
-what is handed to an executor runs at once.
+Everything that asks `time.monotonic`, `time.time` or the loop for the time gets the virtual time. There are no threads:
+work given to an executor runs at once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from unittest.mock import patch
 
 T = TypeVar("T")
 START = 1_000_000.0
-"""Seconds; also as Unix time, so that nothing in a simulated run looks like today's."""
+"""The starting time in seconds, also as Unix time, so that times in a simulated run do not look like today's."""
 
 
 class Deadlock(Exception):
-    """Everybody waits, and no timer is set."""
+    """All tasks wait, and no timer is set."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """A selector that never waits: it moves the clock on instead. There is nothing else to look at: no sockets."""
+    """A selector that never waits but advances the clock. It has no sockets to watch."""
 
     def __init__(self, now: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def stand_still(self, seconds: float) -> None:
-        """Time passes, and nothing that is due meanwhile has been done."""
+        """Let time pass without doing anything that falls due meanwhile."""
         self._jumping.now += seconds
 
     def run_in_executor(  # type: ignore[override]
@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - as an executor would, it is the caller's
+        except Exception as error:  # noqa: BLE001 - the caller gets it, as from an executor
             done.set_exception(error)
         return done
 

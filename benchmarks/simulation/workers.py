@@ -1,7 +1,7 @@
 """Workers without machines: they take the coordinator's commands and answer each after the time that `timings` gives.
 
-A simulated worker is admitted to the fleet as a real one is, and stands where its stream's queue would: a command that
-the coordinator sends arrives at `put`, and the answer goes to `Fleet.receive`, as protobuf messages both ways.
+A simulated worker is admitted to the fleet like a real one, and replaces its stream's queue: a command that the
+coordinator sends arrives at `put`, and the answer goes to `Fleet.receive`, as protobuf messages both ways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dart.wire.convert import image_to_proto
 _SCREEN = image_to_proto(Image.of(b"a screenshot", "image/png", 1920, 1080))
 _TEXT = "Thought: the next thing to click is here\nAction: click(start_box='(960,540)')"
 _TOKENS = list(range(200, 224))
-"""The tokens of an answer and of a prompt: fewer than in a real run, whose cost is in the timings."""
+"""The number of tokens in an answer and in a prompt: fewer than in a real run, because the timings have the cost."""
 
 
 _OBSERVED = pb.SessionRequest(observed=pb.Observed(image=_SCREEN))
@@ -45,11 +45,11 @@ _GENERATED = pb.SessionRequest(
 
 class Connects(Protocol):
     def connect(self, worker: SimulatedWorker, hello: pb.Hello, ready: pb.Ready) -> Callable[[pb.SessionRequest], None]:
-        """Admit the worker; what it is to call with its answers."""
+        """Admit the worker; returns the function that it calls with its answers."""
 
 
 class SimulatedWorker:
-    """`fleet` may also be a `Connects`, which stands between the two."""
+    """`fleet` may also be a `Connects`, which sits between the worker and its fleet."""
 
     role: pb.Role
 
@@ -57,11 +57,11 @@ class SimulatedWorker:
         hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=[RESCORE])
         self._loop = asyncio.get_running_loop()
         self._reply: Callable[[pb.SessionRequest], None]
-        told = pb.Ready(slots=slots, shares_blobs=True, **ready)
+        message = pb.Ready(slots=slots, shares_blobs=True, **ready)
         if isinstance(fleet, Fleet):
-            self._admit(fleet, hello, told)
+            self._admit(fleet, hello, message)
         else:
-            self._reply = fleet.connect(self, hello, told)
+            self._reply = fleet.connect(self, hello, message)
 
     def _admit(self, fleet: Fleet, hello: pb.Hello, ready: pb.Ready) -> None:
         self._fleet = fleet
@@ -71,7 +71,7 @@ class SimulatedWorker:
         fleet.became_ready(self.worker, ready)
 
     def put(self, message: pb.SessionResponse, /) -> None:
-        # It lives as long as the simulation does: heartbeats would be a timer per worker and second for nothing.
+        # It lives as long as the simulation, so heartbeats would only cost a timer per worker and second.
         kind = message.WhichOneof("body")
         if kind == "bye":
             self.worker.said_goodbye = True
@@ -80,7 +80,7 @@ class SimulatedWorker:
             self.carry_out(message)
 
     def forget(self) -> None:
-        """The coordinator has given this worker up: begin anew, with nothing under way."""
+        """The coordinator has given up this worker: start afresh, with nothing in progress."""
 
     def carry_out(self, message: pb.SessionResponse) -> None:
         """Begin a command; its answer comes by `send`."""
@@ -94,7 +94,7 @@ class SimulatedWorker:
         self.send(pb.SessionRequest(**{name: body}), command, seconds)
 
     def send(self, message: pb.SessionRequest, command: Any, seconds: float) -> None:
-        """The same with a whole message."""
+        """Like `answer`, with a complete message."""
         getattr(message, message.WhichOneof("body")).assignment.CopyFrom(command.assignment)
         if seconds:
             self._loop.call_later(seconds, self._reply, message)
@@ -103,7 +103,7 @@ class SimulatedWorker:
 
 
 class SimulatedEnvs(SimulatedWorker):
-    """Desktops. How an episode goes is decided when it begins, by its task's success rate; `names`: all tasks."""
+    """Desktops. An episode's outcome is drawn when it begins, from its task's success rate; `names`: all tasks."""
 
     role = pb.ROLE_ENV
 
@@ -113,7 +113,7 @@ class SimulatedEnvs(SimulatedWorker):
         self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
         self._rates = {task: success_rate(number, len(names)) for number, task in enumerate(names)}
         self._episodes: dict[str, tuple[int, bool]] = {}
-        """Steps to go, and whether they end well."""
+        """The steps left in each episode, and whether it ends in success."""
         super().__init__(fleet, name, slots)
 
     def forget(self) -> None:
@@ -147,9 +147,9 @@ class SimulatedEnvs(SimulatedWorker):
 
 
 class SimulatedReplica(SimulatedWorker):
-    """An engine that all its requests share: each pass serves every one of them, and slows down with their number.
+    """An engine that all its requests share: each pass serves all of them, and takes longer the more there are.
 
-    A request of n passes is done when n passes have been made since it came. `_passes` counts them as they go by.
+    A request of n passes is done when n passes have been made since it arrived. `_passes` counts them.
     """
 
     role = pb.ROLE_ROLLOUT
@@ -178,7 +178,7 @@ class SimulatedReplica(SimulatedWorker):
         self._set_timer()
 
     def load_weights(self, command: pb.LoadWeights) -> None:
-        """When its requests have ended (`drain`), it stops for the transfer."""
+        """Once its requests have ended (`drain`), stop for the transfer."""
 
         def load() -> None:
             self._load, self._version = None, command.version
@@ -194,7 +194,7 @@ class SimulatedReplica(SimulatedWorker):
             load()
 
     def _go_by(self) -> None:
-        """Count the passes since the last look."""
+        """Count the passes since the last call."""
         now = self._loop.time()
         if self._line:
             self._passes += (now - self._at) / self._timings.replica.seconds_per_pass(len(self._line))
@@ -229,9 +229,9 @@ class SimulatedTrainer(SimulatedWorker):
         self._timings = timings
         self._version = version
         self._links = [0.0] * timings.sync.at_once
-        """Until when each link sends weights, soonest first."""
+        """When each link will have finished sending weights, earliest first."""
         self.checkpoints = False
-        """Whether folders are written, which a resume looks for."""
+        """Whether checkpoint folders are written, which a resume looks for."""
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
 
     def train_batch(self, command: pb.TrainBatch) -> None:

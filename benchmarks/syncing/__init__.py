@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.weight_sync`: processes that hold tensors, sleeping replicas, and code that watches them."""
+"""The parts of `benchmarks.weight_sync`: processes that hold tensors, sleeping replicas, and their observers."""

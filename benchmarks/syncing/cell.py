@@ -1,6 +1,6 @@
 """One cell of the benchmark: a size, a number of replicas, a schedule and a mode; several updates under load.
 
-The coordinator's parts are put together as `dart.coordinator.run.Run` does it, without environments and training.
+The coordinator's parts are assembled as in `dart.coordinator.run.Run`, without environments and training.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.weights.transfer import BUCKET_BYTES
 
 TOKENS = 32
-"""Tokens that a request takes, on average."""
+"""Average number of tokens per request."""
 CLIENTS_PER_SLOT = 1.25
 LINK_TIMES = 3
 SLOWEST_BYTES_PER_SECOND = 20e6
-"""A transfer that is slower than this counts as hung."""
+"""A transfer slower than this counts as hung."""
 PROCESS_BYTES = 150e6
-"""Memory that a process takes beside its tensors."""
+"""Memory that a process takes in addition to its tensors."""
 PARTS = ("pause", "waiting", "transfer", "join", "receive", "load", "rest")
 
 
 def memory_needed(size: int, replicas: int, staged: int) -> float:
-    """The trainer's tensors and each replica's, what `staged` of them have received, their and the sender's buckets."""
+    """The tensors of the trainer and of each replica, copies staged in `staged` replicas, and the buckets of all."""
     return size * (1 + replicas + staged) + BUCKET_BYTES * 2 * staged + PROCESS_BYTES * (1 + replicas)
 
 
 class CellError(Exception):
-    """The cell could not be measured; the crew is in no known state."""
+    """The cell could not be measured; the crew is in an unknown state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def memory(self) -> float:
-        """Bytes that it needs at most."""
+        """The most bytes that it needs."""
         return memory_needed(self.bytes, self.replicas, self.replicas if self.schedule == "all" else 1)
 
 
@@ -79,7 +79,7 @@ class How:
 
     @property
     def after_seconds(self) -> float:
-        """Until every request that an update met has its answer."""
+        """How long until every request that was in flight at an update has its answer."""
         return 1.5 * self.request_seconds + 0.2
 
 
@@ -87,21 +87,21 @@ class How:
 class Update:
     version: int
     before: tuple[float, float]
-    """The span just before, in which nothing is updated."""
+    """The span just before it, in which nothing is updated."""
     published: float
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything that was seen of a cell."""
+    """Everything that was observed in a cell."""
 
     updates: list[Update]
     pauses: list[Pause]
     served: list[Served]
     times: dict[tuple[str, int], dict[str, float]]
-    """(replica, version) → the replica's own moments."""
+    """(replica, version) → the phases as the replica timed them."""
     ahead: dict[tuple[str, int], tuple[float, float]]
-    """From when to when a replica received while it served."""
+    """The spans in which a replica received while it served."""
     failed_requests: int
     failed_transfers: int
     link_seconds: list[float]
@@ -125,13 +125,13 @@ async def measure(crew: Crew, setting: Setting, how: How) -> dict[str, Any]:
 
 
 async def plain_link(sender: Member, receiver: Member, size: int, transport: str) -> list[float]:
-    """Seconds of sends of so many bytes by torch.distributed alone, in one piece, from memory that is there already."""
+    """Seconds that torch.distributed alone takes to send `size` bytes in one piece, from memory already allocated."""
     limit = 60 + (1 + LINK_TIMES) * _slowest(size)
-    told = {"bytes": size, "times": 1 + LINK_TIMES, "transport": transport, "port": free_port(),
+    send = {"bytes": size, "times": 1 + LINK_TIMES, "transport": transport, "port": free_port(),
             "timeout_seconds": limit}  # fmt: skip
     async with asyncio.TaskGroup() as ends:
-        sending = ends.create_task(sender.ask("link", limit, rank=0, **told))
-        receiving = ends.create_task(receiver.ask("link", limit, rank=1, **told))
+        sending = ends.create_task(sender.ask("link", limit, rank=0, **send))
+        receiving = ends.create_task(receiver.ask("link", limit, rank=1, **send))
     pairs = zip(sending.result()["spans"], receiving.result()["spans"], strict=True)
     return [ended - began for (began, _), (_, ended) in list(pairs)[1:]]
 
@@ -201,24 +201,24 @@ async def _updates(
 
 
 def _seen(members: Sequence[Member], updates: list[Update], rotation: Rotation, load: Load, folder: Path) -> Seen:
-    """What the members and the journal report, put together."""
-    told = [event for member in members for event in member.events]
+    """What the members and the journal report, combined."""
+    events = [event for member in members for event in member.events]
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Seen(
         updates=updates,
         pauses=rotation.pauses,
         served=[
             Served(event["who"], *stretch)
-            for event in told
+            for event in events
             if event["event"] == "served"
             for stretch in event["stretches"]
         ],
-        times={(event["who"], event["version"]): event["times"] for event in told if event["event"] == "updated"},
-        ahead={(e["who"], e["version"]): e["ahead"] for e in told if e["event"] == "updated" and e["ahead"]},
+        times={(event["who"], event["version"]): event["times"] for event in events if event["event"] == "updated"},
+        ahead={(e["who"], e["version"]): e["ahead"] for e in events if e["event"] == "updated" and e["ahead"]},
         failed_requests=load.failed,
         failed_transfers=sum(json.loads(line)["event"] == "sync_failed" for line in lines),
         link_seconds=[],
-        same_contents=len({event["checksum"] for event in told if event["event"] == "held"}) == 1,
+        same_contents=len({event["checksum"] for event in events if event["event"] == "held"}) == 1,
     )
 
 
@@ -238,7 +238,7 @@ def _roles(setting: Setting) -> list[str]:
     return ["train", *["rollout"] * setting.replicas]
 
 
-# ---- what it comes to ----
+# ---- results ----
 
 
 def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _row(setting: Setting, how: How, size: int, seen: Seen) -> dict[str, Any]:
     link = statistics.median(seen.link_seconds)
     seconds = {part: _median(_parts(seen, pause)[part] for pause in later) for part in PARTS}
     names = set(_names(setting)[1:])
-    last = max(pause.back for pause in seen.pauses)  # What is under way at the end of the cell is ended, too.
+    last = max(pause.back for pause in seen.pauses)  # Requests in flight at the end of the cell are ended, too.
     return {
         "bytes": size,
         "replicas": setting.replicas,
@@ -287,9 +287,9 @@ def _pauses_of(seen: Seen, number: int) -> list[Pause]:
 
 
 def _parts(seen: Seen, pause: Pause) -> dict[str, float]:
-    """A pause as the coordinator saw it, and what the replica says of it.
+    """A pause as the coordinator saw it, split into the parts that the replica reports.
 
-    `rest` is messages on their way and, where all are updated at once, the wait for the other replicas.
+    `rest` is messages in flight and, if all are updated at once, the wait for the other replicas.
     """
     version = max(update.version for update in seen.updates if update.published <= pause.out)
     moments = seen.times[pause.replica, version]
@@ -311,13 +311,13 @@ def _until_all_serve(seen: Seen, number: int) -> float:
 
 
 def _rate_before(seen: Seen, names: set[str]) -> float:
-    """Seconds of sleep in a second."""
+    """Seconds of sleep served per second, before the updates."""
     spans = [update.before for update in seen.updates]
     return sum(served_within(seen.served, names, *span) for span in spans) / sum(end - start for start, end in spans)
 
 
 def _others(seen: Seen, names: set[str], by_update: list[list[Pause]]) -> float | None:
-    """What the other replicas served during each pause over what they had before in as much time; the first not."""
+    """What the other replicas served during each pause, relative to before; without the first update."""
     if len(names) == 1:
         return None
     made = expected = 0.0

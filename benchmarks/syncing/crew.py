@@ -1,6 +1,6 @@
-"""The benchmark's processes as their parent sees them. Every wait has an end, and none outlives this process.
+"""The benchmark's processes as their parent sees them. Every wait is bounded, and no process outlives this one.
 
-A member ends when its standard input closes, so however this process dies they all do.
+A member ends when its standard input closes, so all of them end however this process dies.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 START_SECONDS = 120.0
 END_SECONDS = 10.0
 LINE_BYTES = 1 << 20
-"""The longest answer that a member may give."""
+"""The longest answer that a member may send."""
 MEMBER = (sys.executable, "-m", "benchmarks.syncing.member")
 
 
 class CrewError(Exception):
-    """A member failed, is gone or does not answer."""
+    """A member failed, has ended or does not answer."""
 
 
 class Member:
@@ -34,7 +34,7 @@ class Member:
 
     @classmethod
     async def start(cls, index: int) -> Member:
-        # A session of its own: Ctrl-C reaches the parent alone, which ends the others in order.
+        # A session of its own: Ctrl-C reaches only the parent, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
             *MEMBER, str(index), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             start_new_session=True, limit=LINE_BYTES,
@@ -62,7 +62,7 @@ class Member:
             del self._waiting[number]
 
     async def end(self) -> None:
-        """Close its standard input; kill it when that does not help."""
+        """Close its standard input; kill it if that does not help."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -95,13 +95,13 @@ class Member:
 
 
 class Crew:
-    """The member processes; they are kept, so there are as many as were ever needed at once."""
+    """The member processes; they are kept, so there are as many as were ever needed together."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []
 
     async def members(self, count: int) -> list[Member]:
-        """The first `count`, started where they are missing."""
+        """The first `count` members; missing ones are started."""
         while len(self._members) < count:
             self._members.append(await Member.start(len(self._members)))
         asked = self._members[:count]
@@ -113,7 +113,7 @@ class Crew:
         await asyncio.gather(*(member.end() for member in members))
 
     async def renew(self) -> None:
-        """After a failure: whoever hangs is killed, and the next who are asked for are new."""
+        """After a failure: kill any that hang; the next members are new processes."""
         for member in self._members:
             member.kill()
         await self.end()

@@ -1,8 +1,8 @@
 """A replica's engine that sleeps: requests, slots and weight updates as `dart.workers.rollout.engine` has them.
 
-The gate is the project's own. A request of n tokens sleeps for n times the time of a token. An update closes the gate,
-then, by its mode: keep freezes the requests in flight and lets them go on afterwards, drain waits for them, abort ends
-them. `update` follows `Engine.update` step by step; there is no cache to forget, and vLLM's own 20 ms of waiting in
+The gate is the project's own. A request of n tokens sleeps for n times the time of a token. An update closes the gate;
+then, by its mode, keep freezes the requests in flight and resumes them afterwards, drain waits for them, abort ends
+them. `update` follows `Engine.update` step by step; there is no cache to reset, and vLLM's own 20 ms of waiting in
 `pause_generation` are left out.
 """
 
@@ -22,14 +22,14 @@ class RequestAbortedError(Exception):
 
 
 class NoSlotError(Exception):
-    """More requests than slots: the coordinator must never send so many."""
+    """More requests than slots: the coordinator must never send that many."""
 
 
 @dataclass(slots=True)
 class _Request:
     tokens: int
     left: float
-    """Seconds of sleep, as of when it was last frozen or set going."""
+    """Seconds of sleep left when it was last frozen or resumed."""
     spans: list[list[int]]
     """[version, first token, end]."""
     done: asyncio.Future[None]
@@ -39,7 +39,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the phases of one update began, in the machine's monotonic seconds."""
+    """When the phases of one update began, in seconds of the machine's monotonic clock."""
 
     asked: float
     stopped: float
@@ -53,11 +53,11 @@ class Times:
 
 
 Received = tuple[float, float, float]
-"""When the group was joined, the bytes were here, the tensors held them. What was received before the pause is there
-when it begins."""
+"""When the group was joined, when the bytes had arrived, and when the tensors held them. Bytes received before the
+pause have arrived when it begins."""
 
 Stretch = tuple[float, float, float, bool]
-"""A slot was at a request, from and to when; how much of the request's sleep that was; whether it was thrown away."""
+"""When a slot began and ended work on a request; how much of the request's sleep that was; whether it was wasted."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class SleepingEngine:
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request_id: str, tokens: int) -> list[list[int]]:
-        """Sleep; the version spans of its tokens. Raises RequestAbortedError, NoSlotError."""
+        """Sleep; returns the version spans of its tokens. Raises RequestAbortedError, NoSlotError."""
         async with self._gate.entering():
             if len(self._running) >= self.slots:
                 raise NoSlotError(f"{self.slots} slots are taken")
@@ -94,7 +94,7 @@ class SleepingEngine:
             request.done.set_exception(RequestAbortedError(f"request {request_id} was aborted"))
 
     async def update(self, version: int, mode: str, receive: Callable[[], Awaitable[Received]]) -> Times:
-        """Pause, `receive`, go on. What `receive` raises passes through, and the old version goes on."""
+        """Pause, `receive`, resume. What `receive` raises passes through, and the old version continues to serve."""
         asked = time.monotonic()
         async with self._gate.closed():
             stopped = time.monotonic()
@@ -119,12 +119,12 @@ class SleepingEngine:
             await self._empty.wait()
 
     def _resume(self) -> None:
-        """Requests that were frozen go on, with the version that the engine has now."""
+        """Frozen requests continue, with the version that the engine has now."""
         for request in self._running.values():
             if request.timer is None and not request.done.done():
                 made = request.tokens - min(request.tokens, math.ceil(request.left / self.token_seconds))
                 last = request.spans[-1]
-                if made == last[1]:  # it has made nothing with the version that it had
+                if made == last[1]:  # it made no token with its former version
                     last[0] = self.version
                 elif last[0] != self.version and made < request.tokens:
                     last[2] = made

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # of the plain link; the project's groups choose by address
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # for the plain link; the project's groups choose by address
 
 import torch
 import torch.distributed as dist
@@ -50,12 +50,12 @@ class Hands:
         torch.set_num_threads(1)
 
     async def do_look(self, _: Command) -> dict[str, Any]:
-        """What there is here."""
+        """Report what this machine has."""
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return {"torch": torch.__version__, "gpus": gpus}
 
     async def do_serve(self, command: Command) -> None:
-        """A session with a coordinator, until it says goodbye."""
+        """Hold a session with a coordinator until it says goodbye."""
         role = ROLES[command["role"]](command["name"], self._index, self._say)
         await serve(
             role,
@@ -66,7 +66,7 @@ class Hands:
         _let_go()
 
     async def do_link(self, command: Command) -> dict[str, Any]:
-        """One end of plain sends and receives; when each began and ended here."""
+        """Be one end of plain sends and receives; returns when each began and ended here."""
         return {"spans": await asyncio.to_thread(self._link, command)}
 
     def _link(self, command: Command) -> list[tuple[float, float]]:
@@ -96,7 +96,7 @@ class Hands:
             dist.destroy_process_group()
 
     async def do_hold(self, command: Command) -> None:
-        """Tensors for transfers without a session: random ones, or empty ones to receive into."""
+        """Make tensors for transfers without a session: random ones, or empty ones to receive into."""
         specs, device = tensor_list(command["bytes"]), device_of(command["transport"], self._index)
         if command["random"]:
             self._weights = await asyncio.to_thread(random_weights, specs, device, 0)
@@ -123,7 +123,7 @@ class Hands:
         return {"bytes": await asyncio.to_thread(send)}
 
     async def do_receive(self, command: Command) -> dict[str, Any]:
-        """Receive everything from a group's sender; when it was here, and what it says that it is."""
+        """Receive everything from a group's sender; returns when it had arrived, and the version in it."""
         group, specs = wpb.TransferGroup(**command["group"]), tensor_list(command["bytes"])
         if group.group_id not in self._receivers:
             device = device_of(group.transport, self._index)
@@ -136,7 +136,7 @@ class Hands:
         return {"checksum": await asyncio.to_thread(checksum, self._weights)}
 
     async def do_drop(self, _: Command) -> None:
-        """Leave all groups and let the tensors go."""
+        """Leave all groups and free the tensors."""
         ends: list[Any] = [*self._senders.values(), *self._receivers.values()]
         self._senders, self._receivers, self._weights = {}, {}, {}
         while ends:
@@ -145,7 +145,7 @@ class Hands:
 
 
 def _let_go() -> None:
-    """What is free goes back to the system: malloc keeps tensors of up to 32 MiB, and the next cell may be larger."""
+    """Return free memory to the system: malloc keeps tensors of up to 32 MiB, and the next cell may be larger."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,8 +1,8 @@
 """One of the benchmark's processes: `python -m benchmarks.syncing.member INDEX`. Started by `benchmarks.syncing.crew`.
 
 Commands come on standard input, a JSON line each, and are carried out side by side; answers and events go to standard
-output. When standard input closes, the parent is gone or has done with it, and the process ends at once, also while it
-is still importing.
+output. When standard input closes, the parent is gone or has finished with it, and the process ends at once, even
+while it is still importing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Command = dict[str, Any]
 
 
 class Commands:
-    """Read by a thread of their own, from the first moment on."""
+    """The commands, read by a thread of their own from the first moment on."""
 
     def __init__(self) -> None:
         self.waiting: deque[Command] = deque()
@@ -28,7 +28,7 @@ class Commands:
         threading.Thread(target=self._read, daemon=True, name="commands").start()
 
     def _read(self) -> None:
-        # Not sys.stdin: a thread that waits in it holds its lock.
+        # Not sys.stdin: a thread that waits in it would hold its lock.
         rest = b""
         while data := os.read(0, 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
@@ -45,7 +45,7 @@ def say(output: int, message: dict[str, Any]) -> None:
 
 
 async def carry_out(commands: Commands, hands: Any, tell: Callable[[dict[str, Any]], None]) -> None:
-    """All that come; the end of standard input ends the process."""
+    """Carry out all commands; the end of standard input ends the process."""
     from dart.errors import UserError
     from dart.workers.weights.transfer import TransferError
 
@@ -70,7 +70,7 @@ async def carry_out(commands: Commands, hands: Any, tell: Callable[[dict[str, An
 def main() -> None:
     commands = Commands()
     output = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
 
     import uvloop
 

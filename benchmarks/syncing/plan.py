@@ -1,4 +1,4 @@
-"""What a scene of the benchmark is, and which tensors it sends. Imports no torch: the parent needs none."""
+"""What a scene of the benchmark is, and which tensors it sends. Does not import torch: the parent needs none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dart.workers.weights.transfer import TensorSpec
 TENSORS = 64
 COLUMNS = 256
 UNIT_BYTES = 1024
-"""Each tensor is a whole number of these: two rows of a matrix."""
+"""Each tensor's size is a multiple of this: two rows of a matrix."""
 MARK = "version"
-"""The first tensor's name: it holds the version's number, so that a replica can tell what it has been sent."""
+"""The first tensor's name: it holds the version's number, so that a replica can tell which version it received."""
 _EMBEDDING = 40
 _LAYER = (8, 3, 2, 0)
 """Shares of a layer's tensors: three matrices of different sizes and a vector."""
@@ -20,7 +20,7 @@ _LAYER = (8, 3, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What both ends of one session are told; travels as the JSON of Welcome."""
+    """What both ends of one session need to know; travels as the JSON of Welcome."""
 
     bytes: int
     slots: int

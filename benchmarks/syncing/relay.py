@@ -1,11 +1,11 @@
-"""Would it pay to pass weights on from replica to replica? The same transfers, in three orders, without a coordinator.
+"""Would relaying weights from replica to replica pay off? The same transfers, in three orders, without a coordinator.
 
 in turn   the trainer sends to one replica after the other, as rolling sync does
 at once   the trainer sends to all of them at the same time, as `schedule.sync: all` does
-relay     whoever holds all of the weights sends them on: after k rounds 2^k processes have them
+relay     every process that holds all of the weights sends them on: after k rounds 2^k processes have them
 
-The project has no relay; this is an estimate by the project's senders and receivers. Groups stay open, as the
-project's do, and the first round of each order, which opens them, is not counted.
+The project has no relay; this is an estimate with the project's senders and receivers. Groups stay open, as in the
+project, and the first round of each order, which opens them, is not counted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
 from benchmarks.syncing.plan import tensor_list
 
 Order = dict[int, list[int]]
-"""Who sends to whom, one after the other; 0 is the trainer."""
+"""The transfers (source, target), one after the other; 0 is the trainer."""
 
 
 def relay_order(replicas: int) -> Order:
-    """In round k every process that has the weights sends them to the one 2^k places on."""
+    """In round k every process that has the weights sends them to the process 2^k places further on."""
     everyone = range(replicas + 1)
     return {
         source: [source + (1 << k) for k in range(replicas.bit_length()) if source < 1 << k <= replicas - source]
@@ -80,9 +80,9 @@ class _Relaying:
         self.bytes = sum(spec.bytes for spec in tensor_list(size))
 
     async def hold(self) -> None:
-        told = {"bytes": self._size, "transport": self._transport}
+        tensors = {"bytes": self._size, "transport": self._transport}
         members = enumerate(self._members)
-        await asyncio.gather(*(one.ask("hold", self._limit, random=number == 0, **told) for number, one in members))
+        await asyncio.gather(*(one.ask("hold", self._limit, random=number == 0, **tensors) for number, one in members))
 
     async def drop(self) -> None:
         sums = await asyncio.gather(*(one.ask("checksum", self._limit) for one in self._members))
@@ -91,7 +91,7 @@ class _Relaying:
             raise CrewError("not all hold the same bytes")
 
     async def spread(self, order: Order, at_once: bool) -> list[float]:
-        """A new version goes to all: seconds until each holds it, the first first."""
+        """Send a new version to all; returns the seconds until each holds it, sorted."""
         self._version += 1
         await self._members[0].ask("mark", self._limit, version=self._version % 256)
         began = time.monotonic()
@@ -113,12 +113,12 @@ class _Relaying:
         return sorted(end - began for end in ends)
 
     async def _transfer(self, source: int, target: int) -> float:
-        """When the target held everything."""
+        """Transfer everything; returns when the target held it."""
         group = self._groups.setdefault((source, target), self._new_group(source, target))
-        told = {"group": group, "timeout_seconds": self._limit}
+        end = {"group": group, "timeout_seconds": self._limit}
         async with asyncio.TaskGroup() as ends:
-            ends.create_task(self._members[source].ask("send", self._limit, **told))
-            receiving = ends.create_task(self._members[target].ask("receive", self._limit, bytes=self._size, **told))
+            ends.create_task(self._members[source].ask("send", self._limit, **end))
+            receiving = ends.create_task(self._members[target].ask("receive", self._limit, bytes=self._size, **end))
         answer = receiving.result()
         if answer["version"] != self._version % 256:
             raise CrewError(f"version {self._version} arrived as {answer['version']}")

@@ -1,7 +1,7 @@
 """The two ends of a session, in the processes of the benchmark: a trainer with random tensors, a replica that sleeps.
 
-Sending is the project's own (`Snapshots`, `Senders`); so is receiving, and as in `vllm_extension` everything is staged
-before the tensors that stand for the model's are overwritten.
+Sending is the project's own (`Snapshots`, `Senders`), and so is receiving; as in `vllm_extension`, everything is staged
+before the tensors that represent the model's are overwritten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dart.workers.weights.transfer import TensorSpec, TransferError, specs_from_
 MODES = {wpb.PAUSE_MODE_KEEP: "keep", wpb.PAUSE_MODE_DRAIN: "drain", wpb.PAUSE_MODE_ABORT: "abort"}
 RANDOM_ELEMENTS = 1 << 20
 LINE = 256
-"""Stretches told in one line."""
+"""Stretches reported in one line."""
 
 Weights = dict[str, torch.Tensor]
 Say = Callable[[dict[str, Any]], None]
@@ -39,7 +39,7 @@ def device_of(transport: str, index: int) -> torch.device:
 
 
 def random_weights(specs: Sequence[TensorSpec], device: torch.device, seed: int) -> Weights:
-    """Pieces of one random block: nobody on the way compresses, and making a gigabyte takes no minute."""
+    """Pieces of one random block: nothing on the way compresses, and making a gigabyte takes less than a minute."""
     block = torch.randn(RANDOM_ELEMENTS, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
     made = {}
     for spec in specs:
@@ -55,7 +55,7 @@ def empty_weights(specs: Sequence[TensorSpec], device: torch.device) -> Weights:
 
 
 def marked(weights: Weights, version: int) -> Weights:
-    """The same tensors but for the first, which says the version."""
+    """The same tensors except for the first, which holds the version."""
     return weights | {MARK: torch.full_like(weights[MARK], version)}
 
 
@@ -70,13 +70,13 @@ def checksum(weights: Weights) -> int:
 
 
 class Receiver(Protocol):
-    """A replica's end of its group. Blocks: call it in a thread. Raises TransferError; the group is left then."""
+    """A replica's end of its group. It blocks, so call it in a thread. Raises TransferError after leaving the group."""
 
     def take(self, group: wpb.TransferGroup | None, specs: Sequence[TensorSpec]) -> Received:
         """Receive and load; without a group, load what `receive` brought."""
 
     def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
-        """Receive alone, while the replica serves; when the group was joined."""
+        """Only receive, while the replica serves; returns when the group was joined."""
 
     def close(self) -> None: ...
 
@@ -103,7 +103,7 @@ class GlooReceiver:
         return joined, received, time.monotonic()
 
     def receive(self, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> float:
-        """When the group was joined."""
+        """Receive; returns when the group was joined."""
         if self._group is None or self._group.group_id != group.group_id:
             self.close()
             self._group = Group(
@@ -125,9 +125,9 @@ class GlooReceiver:
 
 
 class NcclReceiver:
-    """vLLM's own receiving engine, told as `dart.workers.rollout.engine` tells it; what it unpacks is copied at once.
+    """vLLM's own receiving engine, driven as in `dart.workers.rollout.engine`; what it unpacks is copied at once.
 
-    Not run on the machine that this was written on, which has no GPU.
+    Never run on the machine that this was written on, which has no GPU.
     """
 
     def __init__(self, weights: Weights, device: torch.device, timeout_seconds: float) -> None:
@@ -149,9 +149,9 @@ class NcclReceiver:
         try:
             if self._group_id != group.group_id:
                 self.close()
-                told = {"master_address": group.host, "master_port": group.port, "rank_offset": 1,
+                init = {"master_address": group.host, "master_port": group.port, "rank_offset": 1,
                         "world_size": group.world_size, "packed": True}  # fmt: skip
-                self._engine.init_transfer_engine(self._engine.parse_init_info(told))
+                self._engine.init_transfer_engine(self._engine.parse_init_info(init))
                 self._group_id = group.group_id
             joined = time.monotonic()
             names, dtypes = [spec.name for spec in specs], [spec.dtype for spec in specs]
@@ -176,7 +176,7 @@ class NcclReceiver:
 class RandomTrainer:
     """`dart.wire.role.WorkerRole`: an update makes a version at once; sending is as in `TrainRole`.
 
-    One thing differs over NCCL: the tensors lie on the GPU, where `TrainRole` stages them in host memory.
+    One thing differs over NCCL: the tensors are on the GPU, whereas `TrainRole` stages them in host memory.
     """
 
     role = pb.ROLE_TRAIN
@@ -292,7 +292,7 @@ class SleepingReplica:
             raise CommandError(pb.FAILURE_CODE_INVALID, f"pause mode {command.pause_mode} is unspecified or unknown")
 
         async def take() -> Received:
-            # In a thread, as the real one is in a process of its own: heartbeats go on.
+            # In a thread, so that heartbeats continue: the real one is in a process of its own.
             group = command.group if command.HasField("group") else None
             times = await asyncio.to_thread(receiver.take, group, specs)
             if (mark := mark_of(self._weights)) != command.version:
@@ -323,7 +323,7 @@ class SleepingReplica:
 
 
 async def _receive(receiver: Receiver, group: wpb.TransferGroup, specs: Sequence[TensorSpec]) -> tuple[float, float]:
-    """From when to when."""
+    """Receive ahead; returns when that began and ended."""
     began = time.monotonic()
     await asyncio.to_thread(receiver.receive, group, specs)
     return began, time.monotonic()

@@ -1,8 +1,8 @@
 """What is observed of an update: when each replica is out of the rotation, and how much each one serves.
 
 Replicas report when each of their slots was working on a request. What a replica served in a span of time is the
-sleep that falls into it: a slot that is empty, because messages are late, adds nothing, and a span may be shorter than
-a request. Sleep that an update in mode abort makes in vain counts until then; it is counted by itself, too.
+sleep within that span: a slot that is empty because messages are late adds nothing, and a span may be shorter than a
+request. Sleep that is wasted by an update in mode abort counts until then; it is also counted separately.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dart.core.types import Image
 
 AGAIN_SECONDS = 0.05
 SCREEN = Image.of(b"a screenshot", "image/png", 160, 224)
-"""The screenshot in every prompt, so that its bytes go to each replica once."""
+"""The same screenshot in every prompt, so that its bytes go to each replica only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A replica was out of the rotation, in monotonic seconds."""
+    """A span in which a replica was out of the rotation, in monotonic seconds."""
 
     replica: str
     out: float
@@ -34,7 +34,7 @@ class Pause:
 
 
 class Rotation:
-    """Every pause, as the pool tells of it."""
+    """Every pause, as the pool reports it."""
 
     def __init__(self, policy: RolloutPool) -> None:
         self._policy = policy
@@ -53,7 +53,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A slot of a replica was at a request, for `sleep` of the request's seconds."""
+    """A slot of a replica worked on a request, for `sleep` of the request's seconds."""
 
     replica: str
     began: float
@@ -63,7 +63,7 @@ class Served:
 
 
 def served_within(served: Iterable[Served], replicas: set[str], start: float, end: float) -> float:
-    """Seconds of sleep, of all slots of these replicas, in a span."""
+    """Seconds of sleep of all slots of these replicas within a span."""
     made = 0.0
     for one in served:
         overlap = min(end, one.ended) - max(start, one.began)
@@ -73,10 +73,10 @@ def served_within(served: Iterable[Served], replicas: set[str], start: float, en
 
 
 class Load:
-    """Clients that ask one request after the other, more of them than there are slots.
+    """Clients that send one request after the other; there are more clients than slots.
 
-    Lengths are uniform within half of `mean_tokens` to either side, so that a replica's requests do not all end at
-    once; seeded, each client by itself.
+    Lengths are uniform between 0.5 and 1.5 times `mean_tokens`, so that a replica's requests do not all end at once.
+    Each client has a seed of its own.
     """
 
     def __init__(self, policy: RolloutPool, mean_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""The tokens of prompts and actions, made by dart.agent, with every image placeholder expanded."""
+"""The tokens of prompts and actions as dart.agent makes them, with every image placeholder expanded."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class Chat:
 
 
 def image_of(png: bytes) -> Image:
-    """Without its digest, which nobody asks for here."""
+    """An image without its digest, which is not needed here."""
     width, height = struct.unpack(">II", png[16:24])
     return Image(b"", "image/png", width, height, png)

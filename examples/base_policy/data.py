@@ -1,8 +1,8 @@
-"""Demonstrations → token rows → batches. Prompts and actions are made by dart.agent, so they are what RL will see.
+"""Demonstrations → token rows → batches. dart.agent makes prompts and actions, so they are the same as in RL.
 
-A row holds one or more turns of an episode: where a turn's prompt begins with the earlier turn's prompt and action,
-both are trained in one row, for the price of one. Rows with the same number of screenshots go through the model
-together. The loss is on the action tokens only.
+A row holds one or more turns of an episode: if a turn's prompt begins with the previous turn's prompt and action, both
+are trained in one row, for the price of one. Rows with the same number of screenshots go through the model together.
+The loss is on the action tokens only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.model import MERGE, PATCH
 
 MOST_ATTEMPTS = 6
-"""In an episode, before it goes on without mistakes."""
+"""After this many attempts in an episode, no more clicks miss."""
 JITTER = 0.06
-"""Clicks are demonstrated this share of the target's size around its middle."""
+"""Demonstrated clicks are within this share of the target's size around its middle."""
 
 
 @dataclass(slots=True)
 class Row:
-    """`ids` with every placeholder expanded; `trained[i]`: token i is an action's, so the loss is on it."""
+    """`ids` has every placeholder expanded; `trained[i]`: token i belongs to an action, so it has a loss."""
 
     ids: list[int]
     trained: list[bool]
@@ -65,7 +65,7 @@ class Pool:
 
 
 def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int, int]) -> Move:
-    """The click, moved by up to `share` of its target's width and height, and still on the screen."""
+    """The click, moved by up to `share` of its target's width and height, but still on the screen."""
     width, height = viewport
     if not move.box:
         return move
@@ -86,10 +86,10 @@ class Attempt:
 def attempts(
     demonstration: Demonstration, chance: random.Random, mistakes: float, viewport: tuple[int, int]
 ) -> list[Attempt]:
-    """The episode as an oracle plays it that errs in this share of its moves.
+    """The episode as played by an oracle that errs in this share of its moves.
 
     A wrong click lands anywhere but on its target; nothing happens, so the same screenshot comes again and the click
-    is tried again. A wrong name has a wrong letter, and is not noticed.
+    is retried. A wrong name has a wrong letter, and is not noticed.
     """
     made: list[Attempt] = []
     for move, image in zip(demonstration.moves, demonstration.images, strict=True):
@@ -116,7 +116,7 @@ def _missed(move: Move, chance: random.Random, viewport: tuple[int, int]) -> Mov
 
 
 def rows(chat: Chat, demonstration: Demonstration, played: Sequence[Attempt]) -> list[Row]:
-    """The episode, played like this, as few rows as its prompts allow."""
+    """The episode, played like this, in as few rows as its prompts allow."""
     made: list[Row] = []
     turns: list[Turn] = []
     for attempt in played:
@@ -137,16 +137,16 @@ def rows(chat: Chat, demonstration: Demonstration, played: Sequence[Attempt]) ->
 
 
 def _patch(move: Move, width: int, height: int) -> int:
-    """The merged patch in which the middle of the target is, wherever the click went."""
+    """The merged patch that contains the middle of the target, wherever the click went."""
     left, top, right, bottom = move.box
     x, y = (left + right) / 2, (top + bottom) / 2
     return min(int(y), height - 1) // SIDE * (width // SIDE) + min(int(x), width - 1) // SIDE
 
 
 def spelling(chat: Chat, chance: random.Random) -> Row:
-    """Without a picture: a made-up name is asked for and typed.
+    """A row without a picture: the instruction asks for a made-up name, which is typed.
 
-    Fifty names could be learned by heart; these have to be copied, and cost next to nothing.
+    The tasks' fifty names could be memorised; these have to be copied, and cost almost nothing.
     """
     name = "".join(chance.choices(string.ascii_lowercase, k=chance.randint(3, 10))).capitalize()
     field, blank = Click(Point(0.5, 0.5)), Image(b"", "", 0, 0)
@@ -168,7 +168,7 @@ class Batch:
 
 
 def batches(chat: Chat, made: Sequence[Row]) -> list[Batch]:
-    """One batch for each number of screenshots."""
+    """One batch per number of screenshots."""
     sizes = sorted({len(row.images) for row in made})
     return [collate(chat, [row for row in made if len(row.images) == size]) for size in sizes]
 

@@ -1,10 +1,9 @@
 """Oracle demonstrations from the real browser, in a few big files.
 
-`record` fills `folder/TASK/FIRST_SEED.npz`, SHARD episodes each, and leaves what is there alone, so it can be stopped
-and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only episodes
-that the task's own verdict called a success are kept. The oracle (`workers/env/oracle.py`) reads the page; the policy
-will see pixels only.
-Seeds begin at FIRST_SEED, far from those trained and evaluated on.
+`record` fills `folder/TASK/FIRST_SEED.npz` with SHARD episodes each, and leaves existing files alone, so it can be
+stopped and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only
+episodes that the task's own verdict called a success are kept. The oracle (`workers/env/oracle.py`) reads the page; the
+policy will see only pixels. Seeds begin at FIRST_SEED, far from those used for RL and evaluation.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _AGAIN = """(async () => {
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A click at pixel (x, y) on what `box` (left, top, right, bottom) frames; or, without a box, typing `text`."""
+    """A click at pixel (x, y) on the target in `box` (left, top, right, bottom); or, without a box, typing `text`."""
 
     text: str = ""
     x: int = 0
@@ -98,7 +97,7 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def record(folder: Path, config: Environment, episodes: int) -> None:
-    """Until every task has `episodes` of them (in whole shards)."""
+    """Record until every task has `episodes` demonstrations (in whole shards)."""
     missing = [
         (name, first)
         for first in range(FIRST_SEED, FIRST_SEED + episodes, SHARD)
@@ -135,7 +134,7 @@ async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept
 
 
 async def _episode(page: Page, name: str, seed: int) -> Demonstration | None:
-    """One episode on a page that has the task already: ten times quicker than loading it, and the same pixels."""
+    """One episode on a page that already shows the task: ten times quicker than loading it, with the same pixels."""
     instruction = await page.evaluate(_AGAIN % seed, wait=True)
     oracle = Oracle(Task(BUILTIN_SUITE, name, seed), instruction)
     moves: list[Move] = []

@@ -31,7 +31,7 @@ class Episode:
 
 
 def success(model: Any, chat: Chat, config: Environment, seeds: range, step_limit: int) -> dict[str, float]:
-    """The share of successes of each task over `seeds`."""
+    """The success rate of each task over `seeds`."""
     return asyncio.run(_success(model, chat, config, seeds, step_limit))
 
 
@@ -91,7 +91,7 @@ async def _act(environment: MiniWobEnv, chat: Chat, episode: Episode, ids: list[
 
 @torch.no_grad()
 def sample(model: Any, chat: Chat, episodes: list[Episode]) -> list[list[int]]:
-    """One turn of every episode: the sampled tokens, the stop token included."""
+    """Sample one turn of every episode; returns the tokens, including the stop token."""
     made = []
     for episode in episodes:
         ids, images = chat.prompt(episode.observation.instruction, episode.turns, episode.observation.image)

@@ -1,8 +1,8 @@
-"""The same mathematics as transformers' Qwen3-VL, quicker on one CPU core; for pre-training only.
+"""The same computation as transformers' Qwen3-VL, but faster on one CPU core; for pre-training only.
 
-Always holds: every image in a batch has the same size and every patch is one frame shown twice (a still picture), so
-attention runs over a batch of equal rows instead of a loop over images, and the patch embedding needs half the
-products. `make.py` calls `speed_up` on its model in memory; the checkpoint knows nothing of it.
+It assumes that every image in a batch has the same size and that every patch is one frame shown twice (a still
+picture). So attention runs over a batch of equal rows instead of looping over images, and the patch embedding needs
+half the products. `make.py` calls `speed_up` on its model in memory; the checkpoint is not affected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _patch_embedding(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def speed_up(model: Any) -> None:
-    """Change `model` in place."""
+    """Speed up `model` in place."""
     visual = model.model.visual
     visual.patch_embed.forward = types.MethodType(_patch_embedding, visual.patch_embed)
     for block in visual.blocks:

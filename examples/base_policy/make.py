@@ -2,9 +2,9 @@
 
     python -m examples.base_policy --out dart/assets/tiny-qwen3vl
 
-Everything in between is kept in examples/base_policy/work, so a stopped run continues where it was. About an hour on
-one core. It first learns to do the tasks, then to do them like an oracle that often errs and tries again, which
-leaves reinforcement learning something to improve.
+All intermediate files are kept in examples/base_policy/work, so a stopped run continues where it was. It takes about an
+hour on one core. The model first learns to do the tasks, then to do them like an oracle that often errs and tries
+again, which leaves reinforcement learning something to improve.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from examples.base_policy.train import Schedule, Trainer
 
 WORK = Path(__file__).parent / "work"
 VIEWPORT = (160, 224)  # multiples of patch 16 × merge 2: nothing is resized
-TASKS = {  # episodes of each in a training step
+TASKS = {  # episodes per training step
     "click-test-2": 6,
     "click-color": 3,
     "click-dialog": 3,
@@ -61,7 +61,7 @@ def main() -> None:
     state = options.work / "state.pt"
     if state.exists():
         trainer.load(state)
-        print(f"going on at step {trainer.step}", flush=True)
+        print(f"continuing at step {trainer.step}", flush=True)
     for step in trainer.run(options.every):
         trainer.save(state)
         if step < options.evaluate_from:
@@ -74,11 +74,11 @@ def main() -> None:
             print(f"success {mean:.2f} has reached {options.stop_at}: {folder} becomes {options.out}", flush=True)
             shutil.copytree(folder, options.out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("success.json"))
             return
-    print(f"{options.steps} steps are done and success never reached {options.stop_at}: look at {options.work}")
+    print(f"{options.steps} steps are done but success never reached {options.stop_at}: see {options.work}")
 
 
 def _evaluate(folder: Path, config: Environment, episodes: int) -> float:
-    """The success rate of the model as it was written to disk, in bfloat16."""
+    """The success rate of the model as written to disk, in bfloat16."""
     model, tokenizer = load(folder)
     speed_up(model)
     started = time.monotonic()
@@ -93,7 +93,7 @@ def _evaluate(folder: Path, config: Environment, episodes: int) -> float:
 
 
 def _texts(pool: Pool) -> list[str]:
-    """What the tokenizer is made from: instructions and every kind of action."""
+    """The texts that the tokenizer is made from: instructions and every kind of action."""
     grammar = make_grammar(AGENT)
     said = [d.instruction for known in pool.by_task.values() for d in known[:500]]
     actions: list[Action] = [Click(Point(0.5, 0.5)), TypeText("a"), Finish()]
@@ -107,7 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--stop-at", type=float, default=0.25, help="mean held-out success at which it ends")
     parser.add_argument("--episodes", type=int, default=6000, help="demonstrations of each task")
     parser.add_argument(
-        "--steps", type=int, default=1700, help="most training steps (where the learning rate schedule ends)"
+        "--steps", type=int, default=1700, help="most training steps, at which the learning rate schedule ends"
     )
     parser.add_argument("--every", type=int, default=100, help="steps between saving and evaluating")
     parser.add_argument("--evaluate", type=int, default=20, help="held-out episodes of each task in an evaluation")

@@ -2,8 +2,8 @@
 
 `build(folder, texts)` writes a complete Hugging Face folder with random weights: transformers' AutoProcessor and
 AutoModelForImageTextToText load it, and so does vLLM. The tokenizer has the special tokens of Qwen, the 256 bytes,
-and a token for every fixed phrase of the actions and every common word in `texts`. What stands in quotes (a name to
-be typed) is left to single characters, and so is every number, so that both are copied character by character.
+and a token for every fixed phrase of the actions and every common word in `texts`. Quoted text (a name to be typed)
+and numbers are split into single characters, so that they are copied character by character.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
-"""Never sampled, and so left out of the softmax in training."""
+"""Tokens that are never sampled, and so left out of the softmax in training."""
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *VISION]
 PATCH, MERGE = 16, 2
 WORDS = 160
-"""Word tokens, at most."""
+"""The most word tokens."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}<|im_start|>\
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = """\
 
 
 def phrases(texts: Iterable[str]) -> list[str]:
-    """What becomes one token each: the fixed parts of the actions, and the words outside quotes that come often."""
+    """The phrases that become one token each: fixed parts of the actions, and frequent words outside quotes."""
     fixed: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for text in texts:
@@ -97,7 +97,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
         "spatial_merge_size": MERGE,
         "temporal_patch_size": 2,
         "out_hidden_size": 192,
-        "num_position_embeddings": 144,  # learned absolute positions are what makes grounding learnable
+        "num_position_embeddings": 144,  # learned absolute positions make grounding learnable
         "deepstack_visual_indexes": [1],
     }
     return Qwen3VLConfig(
@@ -122,7 +122,7 @@ def build(folder: Path, texts: Iterable[str], seed: int = 0) -> None:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Weights and configs, in bfloat16: what a later load in float32 gives is the model. `model` stays as it is."""
+    """Write weights and configs in bfloat16; loading them in float32 gives the final model. `model` is unchanged."""
     weights = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}
     model.generation_config.update(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=64,
@@ -139,7 +139,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def _write_processor(folder: Path) -> None:
-    """Written by hand: making them with transformers' classes would need torchvision in the training environment."""
+    """Write the files by hand: transformers' classes would need torchvision in the training environment."""
     pixels: dict[str, Any] = {
         "processor_class": "Qwen3VLProcessor",
         "patch_size": PATCH,

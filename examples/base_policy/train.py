@@ -1,7 +1,7 @@
 """Supervised pre-training on the demonstrations: AdamW, warm-up, linear decay, bfloat16 products, one core.
 
-`Trainer.run` yields at every point where the caller may want to evaluate, save or stop. Its whole state can be
-saved and loaded, so that a stopped run can continue.
+`Trainer.run` yields wherever the caller may want to evaluate, save or stop. Its whole state can be saved and loaded, so
+that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from examples.base_policy.data import Batch, Pool, Row, attempts, batches, rows,
 from examples.base_policy.fast import speed_up
 
 SPELLINGS = 16
-"""Rows in a step that only ask for a made-up name to be typed."""
+"""Rows per step that only ask for a made-up name to be typed."""
 POINTING = 0.5
-"""The weight of the helper's loss (see Pointer)."""
+"""The weight of the auxiliary loss (see Pointer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Trainer:
         self.step = 0
 
     def run(self, every: int) -> Iterator[int]:
-        """Train; yields the step number at every `every` steps."""
+        """Train; yields the step number every `every` steps."""
         started, losses, hits = time.monotonic(), [], Hits()
         while self.step < self.schedule.steps:
             losses.append(self._update(hits))
@@ -110,7 +110,7 @@ class Trainer:
         return loss
 
     def _logits(self, batch: Batch) -> Tensor:
-        """float32[labels, V]: only where there is a label, and without the tokens that are never sampled."""
+        """float32[labels, V]: only for tokens with a label, and without the tokens that are never sampled."""
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.model.model(**batch.inputs).last_hidden_state
             logits = self.model.lm_head(hidden[batch.labels >= 0])
@@ -138,10 +138,12 @@ class Trainer:
 
 
 class Pointer(torch.nn.Module):  # type: ignore[misc]
-    """A helper that is thrown away: which merged patch is to be clicked, read off the image's own tokens half way up.
+    """An auxiliary head, discarded after training: predicts from the image tokens of a middle layer which merged patch
+    to click.
 
-    Image tokens come after the instruction, so they can know it. The action tokens alone tell the vision tower very
-    little about where it was wrong; this tells it for every patch, and grounding is learned several times sooner.
+    Image tokens come after the instruction, so they can depend on it. The action tokens alone tell the vision tower
+    very little about where it was wrong; this head tells it for every patch, and grounding is learned several times
+    sooner.
     """
 
     def __init__(self, model: Any) -> None:
@@ -156,7 +158,7 @@ class Pointer(torch.nn.Module):  # type: ignore[misc]
         self._hidden = output[0] if isinstance(output, tuple) else output
 
     def loss(self, batch: Batch, image_pad: int) -> tuple[Tensor, int, int]:
-        """(summed cross-entropy over the patches of every screenshot with a target, right ones, how many)."""
+        """(summed cross-entropy over the patches of every screenshot with a target, number correct, number in all)."""
         assert self._hidden is not None
         if not len(batch.targets):
             return torch.zeros(()), 0, 0
@@ -169,7 +171,7 @@ class Pointer(torch.nn.Module):  # type: ignore[misc]
 
 
 class Hits:
-    """How often the likeliest digits (after the right ones before them) make a click inside the target."""
+    """How often the likeliest digits (each given the correct ones before it) make a click inside the target."""
 
     def __init__(self) -> None:
         self.counts: dict[str, list[int]] = {}
