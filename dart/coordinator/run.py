@@ -168,7 +168,7 @@ class Run:
             raise UserError(f"the run is {self.progress.phase}: {lever} works only while it is training")
 
     def pause(self, paused: bool) -> None:
-        """Raises UserError while the run is not training; so do the levers below."""
+        """Raises UserError while the run is not training; so do the methods below."""
         self._while_training("pause" if paused else "resume")
         self._paused = paused
         self.data.pause(paused)

@@ -1,1 +1,1 @@
-"""Where trajectories come from and go to: episodes, the data manager, evaluation, collection, demonstrations."""
+"""Where trajectories come from and go: episodes, the data manager, evaluation, collection, demonstrations."""

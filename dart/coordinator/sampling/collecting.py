@@ -1,8 +1,8 @@
 """`dart collect`: successes for the experience pool from the scripted oracle, an endpoint or the policy itself.
 
 `Collection` is the run's source of orders: it tries each task until it has its successes or its attempts are spent
-(`core.quota`), stores the trajectories that succeeded, and counts the rest. `teacher` gives who writes the turns.
-Whoever that is, the episode is the training's own: its prompts, its grammar, and tokens that a replica made.
+(`core.evaluation.quota`), stores the trajectories that succeeded, and counts the rest. `teacher` returns what writes
+the turns. Whatever it is, episodes are as in training: the same prompts and grammar, and tokens that a replica made.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CAPABILITIES: dict[Teacher, dict[str, str]] = {
     "endpoint": {"rollout": FORCED_TEXT},
     "policy": {},
 }
-"""What workers must be able to do: teacher → role → capability."""
+"""The capabilities that workers need: teacher → role → capability."""
 
 
 class Collection:
-    """The source of orders (`coordinator.episodes.EpisodeSource`). Only what succeeded is stored."""
+    """The source of orders (`coordinator.sampling.episodes.EpisodeSource`). Only successes are stored."""
 
     def __init__(self, collect: Collect, config: Config, database: Database) -> None:
         self._collect, self._database = collect, database
@@ -96,7 +96,7 @@ class Collection:
         self._changed.set()
 
     async def close(self) -> dict[str, Any]:
-        """What came of it, per task."""
+        """The results, per task."""
         for group in self._opened:
             await self._database.close_group(group, GroupState.COLLECTED, COLLECTED, COLLECTED, {}, time.time())
         return {
@@ -118,7 +118,7 @@ class Collection:
 
 @asynccontextmanager
 async def teacher(collect: Collect, policy: RolloutPool, config: Config) -> AsyncIterator[Writer | None]:
-    """Who writes the turns; None: the policy samples them."""
+    """What writes the turns; None if the policy samples them."""
     limit = config.rollout.max_tokens
     if collect.teacher == "oracle":
         grammar = make_grammar(config.agent)
@@ -139,7 +139,7 @@ class OracleTurns:
 
     async def generate(self, prompt: Prompt) -> Generation:
         action, seen, text = await self._env.suggest(), prompt.images[-1], ""
-        if action is not None:  # else it finds no way on: saying nothing ends the episode as a failure
+        if action is not None:  # None: it knows no next action, and an empty turn ends the episode as a failure
             try:
                 text = self._grammar.format(action, seen.width, seen.height)
             except ValueError as error:

@@ -1,9 +1,9 @@
 """The data manager: every finished trajectory comes here, and the trainer's batches leave from here.
 
 It carries out what `core.curation.lifecycle` decides. A trajectory and its screenshots are durable before anything
-counts it; a verdict is durable before it moves its group (`_apply`: the transaction, then the machine, the counters and
-the event). A batch is given to the trainer once, and marked consumed when the update is done. What cannot be trained
-on is dropped, with its reason, wherever that is noticed.
+counts it; a verdict is durable before it moves its group (`_apply`: the transaction, then the state machine, the
+counters and the event). A batch is given to the trainer once, and marked consumed when the update is done. A group that
+cannot be trained on is dropped, with the reason, wherever that is noticed.
 
 Back-pressure: a new group is opened only while begun-and-unconsumed trajectories stay within
 `core.curation.judging.start_budget`; `next` waits otherwise, unblocked by a consumed or dropped group, or by `resume`.
@@ -46,20 +46,20 @@ from dart.store.database import Database
 from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState, StoredGroup
 
 LEAST_WEIGHT = 0.01
-"""The sampling weight of a task that has nothing to teach, at full task_preference: it is looked at now and then."""
+"""The sampling weight of a task with nothing left to learn, at full task_preference: it is still tried now and then."""
 MOST_REFUSED_BATCHES = 3
-"""The run ends when the trainer has refused more trajectories than so many batches have, and made no update."""
+"""The run ends when the trainer refuses more trajectories than this many batches hold, with no update in between."""
 MOST_LOSSES = 3
-"""A group is dropped when the trainer was lost so often while the group was in its batch."""
+"""A group is dropped when the trainer was lost this many times while the group was in its batch."""
 
 
 def dropped(words: str) -> str:
-    """As the database tells of what was not trained on."""
+    """The fate, as stored, of trajectories that will not be trained on."""
     return f"{DROPPED}: {words}"
 
 
 class DataManager:
-    """The training run's source of orders (`coordinator.episodes.EpisodeSource`) and of batches."""
+    """The training run's source of orders (`coordinator.sampling.episodes.EpisodeSource`) and of batches."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DataManager:
         self._refused = 0
         """Trajectories that the trainer has refused since its last update."""
         self._changed = asyncio.Event()
-        """Set for a moment, to wake everyone who waits; each looks again whether its condition holds."""
+        """Set for a moment to wake all waiters, each of which checks its condition again."""
 
     @property
     def waiting_groups(self) -> int:
@@ -97,7 +97,7 @@ class DataManager:
 
     @property
     def submitted_tasks(self) -> int:
-        """Those that still wait to be opened."""
+        """Submitted tasks for which no group has been opened yet."""
         return self._lifecycle.submitted_tasks
 
     def submit(self, task: Task) -> None:
@@ -108,7 +108,7 @@ class DataManager:
         self._notify()
 
     async def close(self) -> None:
-        """Sampling is over: nobody waits for an order any more."""
+        """Sampling is over: nothing waits for an order any more."""
         self._envs.usage.blame(EnvState.IDLE, "", time.monotonic())
 
     # ---- roll-outs ----
@@ -163,10 +163,10 @@ class DataManager:
         return plan
 
     def _weight(self, name: str) -> float:
-        """How often a task is sampled: by how likely the members of its groups are to differ, and never not at all."""
+        """How often a task is sampled: by how likely the members of its groups are to differ; never 0."""
         curation, informative = self._config.curation, self._planner.informative(name)
         if curation.pool.enabled and self._pool.has(name):
-            # One of N succeeds at the least.
+            # At least one of N succeeds: the pooled one.
             informative = max(informative, spread(1 / curation.rollouts))
         return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
 
@@ -179,7 +179,7 @@ class DataManager:
             await self._apply(self._lifecycle.judge(group, stand_in))
 
     async def _apply(self, verdict: Verdict) -> None:
-        """Store a verdict; then it moves its group, is counted, and is told."""
+        """Store a verdict; then move its group, count it and report it."""
         fate = PENDING if verdict.released else dropped(verdict.cause)
         ids = [trajectory.id for trajectory in verdict.trajectories]
         advantages = dict(zip(ids, verdict.advantages, strict=True)) if verdict.advantages else {}
@@ -205,7 +205,7 @@ class DataManager:
         self._notify()
 
     async def _stand_in(self, group: Group) -> Trajectory | None:
-        """A copy of a pooled success of the group's task, to stand in for a failure of it."""
+        """A copy of a pooled success of the group's task, to replace one of its failures."""
         oldest = min(trajectory.oldest_version for trajectory in group.finished)
         while entry := self._pool.take(group.task, self._progress.counts.updates):
             try:
@@ -223,19 +223,19 @@ class DataManager:
     # ---- batches ----
 
     async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
-        """Wait for released groups that make a batch; what has grown stale is dropped on the way."""
+        """Wait until released groups make a batch, dropping those that have become stale."""
         while True:
             for verdict in self._lifecycle.stale(trainer_version):
                 await self._apply(verdict)
             if self._lifecycle.update_due:
                 batch = self._lifecycle.take()
-                self._notify()  # what waits, waits for something else now
+                self._notify()  # the reasons to wait may have changed
                 if batch:
                     return batch
             await self._changed.wait()
 
     def update_over(self) -> None:
-        """Where sampling waits for updates: every replica serves what this one made."""
+        """Every replica serves the weights of the last update; synchronous sampling waits for this."""
         self._lifecycle.update_over()
         self._notify()
 
@@ -250,9 +250,9 @@ class DataManager:
         self._notify()
 
     async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
-        """The update was not made, because these groups of its batch cannot be trained on: the others wait again.
+        """The update was not made, because these groups of its batch cannot be trained on. The others wait again.
 
-        Raises UserError when the trainer refuses one batch after the other.
+        Raises UserError when the trainer refuses batch after batch.
         """
         for group in groups:
             self._lifecycle.unusable(group.id, why)
@@ -267,16 +267,16 @@ class DataManager:
             )
 
     def trainer_lost(self, batch: Sequence[ReleasedGroup], why: str) -> None:
-        """The trainer went while it trained on the batch. `prepare` drops groups of which this is told too often."""
+        """The trainer was lost while it trained on the batch. `prepare` drops groups of too many such batches."""
         self._journal.event("trainer_lost", groups=[group.id for group in batch], why=why)
 
     # ---- restarts ----
 
     async def prepare(self) -> None:
-        """Take up what earlier processes left in the database: statistics, the pool, groups that are not done.
+        """Load what earlier processes left in the database: statistics, the pool, unfinished groups.
 
-        Open groups go on, released ones wait for the trainer. The pool's sources are read once, before there is any
-        collected group here.
+        Open groups continue, and released ones wait for the trainer. The pool's sources are read once, before this
+        database has any collected group.
         """
         pool = self._config.curation.pool
         if pool.enabled and pool.sources and not await self._database.group_count(GroupKind.COLLECTED):
@@ -297,7 +297,7 @@ class DataManager:
             losses.update(_groups_of(event.json))
         vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
         groups = await self._database.unfinished_groups(with_images=False)
-        # The same batch must not come again at once: what the trainer was lost with waits behind all else.
+        # The batch that the trainer was lost with must not come up again at once: its groups wait behind all others.
         for group in sorted(groups, key=lambda group: losses[group.id]):
             if group.kind is GroupKind.TRAINING:
                 self._restore(group, losses[group.id], vocabulary)

@@ -1,8 +1,8 @@
 """Supervised training: batches of demonstrations instead of roll-outs (`algorithm: sft`).
 
-`Demonstrations` gives the training phase its batches as the data manager does, from successes that `dart collect`
-stored: every trajectory once an epoch, in an order that the seed decides. Nothing is sampled and no group is kept;
-updates, versions, checkpoints and weight sync are those of any run.
+Like the data manager, `Demonstrations` gives the training phase its batches, but from successes that `dart collect`
+stored: every trajectory once per epoch, in an order that the seed decides. Nothing is sampled and no group is kept;
+updates, versions, checkpoints and weight sync work as in any run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dart.store.database import Reader
 
 
 class Demonstrations:
-    """Takes the place of `DataManager`, but gives out no orders."""
+    """Used instead of `DataManager`; it gives out no orders."""
 
     def __init__(self, config: Config, progress: Progress, journal: Journal) -> None:
         self._config, self._progress, self._journal = config, progress, journal
@@ -93,7 +93,7 @@ class Demonstrations:
         await self._open.aclose()
 
     def _shuffled(self, epoch: int) -> list[int]:
-        """The same in every process of the run, so that one that resumes goes on where it was."""
+        """The same in every process of the run, so that a resumed one continues where it stopped."""
         order = list(range(len(self._all)))
         random.Random(f"{self._config.run.seed}/{epoch}").shuffle(order)
         return order

@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible chat endpoint: a teacher that collects, or a policy that is evaluated.
 
-`probe` asks for its models before anything starts. `Endpoint.write` asks for one turn: it tries again, later each time,
-where the endpoint is busy or breaks, and raises InfrastructureError in the end, so that the attempt is given out again.
-At most one request per environment is under way, since an episode waits for its turn.
+`probe` asks for its models before anything starts. `Endpoint.write` asks for one turn. If the endpoint is busy or
+fails, it retries with growing pauses, and in the end raises InfrastructureError, so that the attempt is given out
+again. At most one request per environment is in progress, because an episode waits for its turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER_SECONDS = 120.0
 TRIES = 5
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 REFUSED = (401, 403, 404)
-"""Another try would go the same way: the key, the model or the URL is wrong."""
+"""A retry would fail in the same way: the key, the model or the URL is wrong."""
 TOO_LONG = (
     "context_length_exceeded", "exceed_context_size", "maximum context length", "longer than the maximum",
     "model's context length",
@@ -43,7 +43,7 @@ TOO_LONG = (
 
 
 def chosen(asker: str, url: str | None, model: str | None, key: str | None, system: Path | None) -> Address:
-    """The address that the command line's `--endpoint...` options give. Raises UserError."""
+    """The address from the command line's `--endpoint...` options. Raises UserError."""
     if url is None or model is None:
         missing = "--endpoint URL" if url is None else "--endpoint-model NAME"
         raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
@@ -65,7 +65,7 @@ def chosen(asker: str, url: str | None, model: str | None, key: str | None, syst
 
 
 def probe(address: Address) -> None:
-    """The endpoint answers and serves the model. Raises UserError."""
+    """Check that the endpoint answers and serves the model. Raises UserError."""
     if importlib.util.find_spec("httpx") is None:
         raise UserError("an endpoint needs the package httpx: run `pip install 'dart-gui-rl[endpoint]'`")
     import httpx
@@ -96,7 +96,7 @@ def probe(address: Address) -> None:
 class Words:
     text: str
     cut_off: bool = False
-    """The token limit ended them."""
+    """The token limit cut them off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Endpoint:
         await self._client.aclose()
 
     async def write(self, messages: list[ChatMessage]) -> Words:
-        """One turn. Raises InfrastructureError after `TRIES`, UserError where that is of no use, ContextFull."""
+        """One turn. Raises InfrastructureError after `TRIES`, UserError if retries are pointless, ContextFull."""
         if self._address.system:
             messages = [{"role": "system", "content": self._address.system}, *messages]
         delay, failed = FIRST_DELAY_SECONDS, _Later("")
@@ -184,10 +184,10 @@ class EndpointTurns:
 
 
 class EndpointAlone:
-    """`dart.agent.episode.Policy`: the endpoint is the policy, and no replica is there.
+    """`dart.agent.episode.Policy`: the endpoint is the policy, and there is no replica.
 
-    The bytes of its words stand for a turn's tokens, which only the history of the next turns reads; a run that is
-    made of them has no vocabulary, so nothing can train on it.
+    The bytes of its text serve as a turn's tokens, which only the history of later turns reads. A run made of them has
+    no vocabulary, so nothing can train on it.
     """
 
     def __init__(self, endpoint: Endpoint, screenshots: StoredScreenshots) -> None:
@@ -200,7 +200,7 @@ class EndpointAlone:
 
 
 async def _bytes_of(prompt: Prompt, screenshots: StoredScreenshots) -> Mapping[bytes, bytes]:
-    """Digest → bytes, of the screenshots that have none with them. Raises InfrastructureError."""
+    """Digest → bytes, for the screenshots that came without. Raises InfrastructureError."""
     try:
         return await screenshots.missing(prompt.images)
     except ScreenshotLost as error:

@@ -1,4 +1,4 @@
-"""Sampling: one coroutine per trajectory, and an environment that finishes takes the next order at once.
+"""Sampling: one coroutine per trajectory; a free environment takes the next order at once.
 
 `sample` waits for: a free environment (unblocked when an episode ends), then an order (unblocked by the source:
 budget, schedule, pause, the end of an evaluation). An episode waits for: its environment's replies, and a replica with
@@ -55,14 +55,14 @@ class _Turns:
                 prompt, self._temperature, self._max_tokens, self.replica or None, enter=self._env.enter
             )
         except InfrastructureError as error:
-            if not error.worker:  # no replica's fault
+            if not error.worker:  # no replica is at fault
                 self._env.answer_for(prompt.images)
             raise
         return generation
 
 
 Writer = Callable[[EnvSession], Policy]
-"""Who writes the turns of an episode in this environment."""
+"""Returns what writes the turns of an episode in this environment."""
 
 
 def _close(env: EnvSession, _: asyncio.Task[None]) -> None:
@@ -89,7 +89,7 @@ async def sample(
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
-            # Turns that another writer made may lack what training needs.
+            # Turns by another writer need not be fit for training.
             if why := usable(trajectory, vocabulary) if writer is None else unusable_reward(trajectory):
                 culprit = worker.id if unusable_reward(trajectory) or not isinstance(turns, _Turns) else turns.replica
                 raise InfrastructureError(f"its trajectory cannot be used: {why}", culprit)
@@ -127,4 +127,4 @@ async def sample(
                 return
             env = EnvSession(envs, worker, order)
             task = episodes.create_task(underway(env, worker, order))
-            task.add_done_callback(partial(_close, env))  # one that was cancelled before it began closes nothing itself
+            task.add_done_callback(partial(_close, env))  # a task cancelled before it began runs no `finally`

@@ -1,7 +1,7 @@
-"""Held-out evaluation: the same workers and the same episode, on seeds that training never sees, no training.
+"""Held-out evaluation: the same workers and episodes as in training, on seeds that training never sees.
 
-Instances go round the tasks in turn, each with the next held-out seed; every episode counts, whatever it ends with,
-and an attempt that infrastructure ended is made again.
+Instances go round the tasks in turn, each with the next held-out seed. Every episode counts, however it ends; an
+attempt that infrastructure ended is made again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dart.store.records import EVALUATED, GroupKind, GroupState
 def instances(config: Config, number: int) -> list[Task]:
     """The first `number` held-out instances. The config has checked that there are enough seeds."""
     tasks = config.environment.tasks
-    names = list(dict.fromkeys(tasks.names))  # a name that training has twice would be the same instances twice
+    names = list(dict.fromkeys(tasks.names))  # a name listed twice would give the same instances twice
     first = tasks.eval_seeds[0]
     return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
 
@@ -37,9 +37,9 @@ def evaluation_temperature(config: Config) -> float:
 
 
 class Evaluation:
-    """A source of orders (`coordinator.episodes.EpisodeSource`) that collects what comes back.
+    """A source of orders (`coordinator.sampling.episodes.EpisodeSource`) that collects the outcomes.
 
-    `number` instances, `samples` episodes of each. Only outcomes are held: screenshots are the database's.
+    `number` instances, `samples` episodes of each. Only outcomes are kept here; trajectories are in the database.
     """
 
     def __init__(self, label: str, config: Config, database: Database, number: int, samples: int = 1) -> None:
@@ -61,7 +61,7 @@ class Evaluation:
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Take up what an earlier process of the run has of this evaluation."""
+        """Load what an earlier process of the run has finished of this evaluation."""
         for group, task in self._tasks.items():
             if (stored := await self._database.group(group)) is None:
                 planned = self._planned[group]
@@ -75,7 +75,7 @@ class Evaluation:
         self._orders = deque(order for order in self._orders if order.trajectory_id not in there)
 
     async def next(self) -> Order | None:
-        """Waits while one of the last may have to be made again."""
+        """Also waits while one of the last attempts may still fail and have to be made again."""
         while not self._orders and self._running:
             self._changed.clear()
             await self._changed.wait()
@@ -108,7 +108,7 @@ class Evaluation:
         return self.result()
 
     def result(self) -> Success:
-        """Success with its 95 % interval, over all and per task, and how episodes went and failed."""
+        """Success with its 95 % interval, overall and per task; lengths of episodes and causes of failure."""
         return {
             **_rate(self.outcomes),
             "steps": fmean(o.steps for o in self.outcomes) if self.outcomes else 0.0,
@@ -124,9 +124,9 @@ class Evaluation:
         }
 
     def document(self, run: str, policy: str | None = None) -> Document:
-        """evaluation.json (docs/evaluation.md). `policy`: who acted, where it was not config.model.
+        """evaluation.json (docs/evaluation.md). `policy`: what acted, if it was not config.model.
 
-        It resamples: a second of work where there are many instances.
+        It resamples, which takes a second if there are many instances.
         """
         by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
         for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):

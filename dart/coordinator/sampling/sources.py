@@ -1,7 +1,7 @@
-"""Successes of other run directories: what `curation.pool.sources` copies into this run, and `sft.sources` imitates.
+"""Successes in other run directories: `curation.pool.sources` copies them into this run, `sft.sources` imitates them.
 
-A copy is as a trajectory of an oracle: without log-probabilities, and of version 0, because the versions of another run
-say nothing in this one. What was collected with another prompt, another grammar or another vocabulary is refused.
+A copy is like a trajectory of an oracle: it has no log-probabilities and version 0, because the versions of another run
+mean nothing in this one. Successes with another prompt, grammar or vocabulary are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SFT = "sft.sources"
 
 
 async def check_sources(config: Config, field: str) -> None:
-    """Every folder of that field is there and fits this run. Raises UserError."""
+    """Check that every folder of that field exists and fits this run. Raises UserError."""
     for directory in _folders(config) if field == POOL else config.sft.sources:
         async with await open_source(directory, field) as source:
             first, *_ = await fitting_successes(source, directory, config, field, per_task=1)
@@ -37,7 +37,10 @@ async def check_sources(config: Config, field: str) -> None:
 
 
 async def copy_sources(config: Config, database: Database) -> int:
-    """Copy what the pool can hold of each source's successes, all or none; how many. Raises UserError."""
+    """Copy as many of each source's successes as the pool can hold, all or none. Returns their number.
+
+    Raises UserError.
+    """
     copies: list[Trajectory] = []
     for number, directory in enumerate(_folders(config), 1):
         async with await open_source(directory, POOL) as source:
@@ -56,7 +59,7 @@ def _folders(config: Config) -> list[Path]:
 
 
 async def open_source(directory: Path, field: str) -> Reader:
-    """To be closed by the caller. Raises UserError, naming the field that named the folder."""
+    """Open the folder; the caller closes it. Raises UserError with the name of the config's field."""
     run = RunDirectory(directory)
     if not run.is_run:
         raise UserError(
@@ -69,7 +72,7 @@ async def open_source(directory: Path, field: str) -> Reader:
 async def fitting_successes(
     source: Reader, directory: Path, config: Config, field: str, per_task: int | None
 ) -> list[Success]:
-    """The source's successes of this run's tasks: the newest `per_task` of each, or all if it is None.
+    """The source's successes on this run's tasks: the newest `per_task` of each, or all if it is None.
 
     Raises UserError if there is none, or if its tokens or prompts mean something else in this run.
     """
@@ -108,7 +111,7 @@ def _copy(success: Trajectory, prefix: str) -> Trajectory:
 
 
 def _unscored(step: Step) -> Step:
-    """Its images' bytes are in the blob store."""
+    """The step without log-probabilities and image bytes; the bytes must be in the blob store."""
     whole = (VersionSpan(0, 0, len(step.generation.token_ids)),)
     return replace(
         step,

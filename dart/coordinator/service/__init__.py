@@ -1,1 +1,1 @@
-"""What people and other programs see of a run, and the levers that they have."""
+"""What people and other programs see of a run, and how they control it."""

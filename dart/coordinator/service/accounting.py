@@ -1,7 +1,7 @@
 """The ledgers of a run's environments, replicas and trainer, read together.
 
-Utilisation is the share of slot-seconds that were within an episode (environments), with at least one request
-(replicas), in an update (trainer), since training began; docs/efficiency.md says how the paper's figures compare.
+Utilisation is the share of slot-seconds since training began that were within an episode (environments), with at least
+one request (replicas) or in an update (trainer). docs/efficiency.md says how the paper's figures compare.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dart.v1 import session_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where the time went, of each kind of worker."""
+    """Where the time of each kind of worker went."""
 
     env: TimeSpent
     rollout: TimeSpent
     trainer: TimeSpent
 
     def to_json(self) -> dict[str, JSON]:
-        """As a summary holds it. Environments alone have causes."""
+        """The form in a summary. Only environments have causes."""
         return {
             "env": {
                 "seconds": dict(self.env.seconds),
@@ -50,7 +50,7 @@ class Accounting:
             ledger.restart(now)
 
     def utilisation(self, now: float) -> tuple[float, float, float]:
-        """Of environments, replicas and the trainer."""
+        """The ledgers of environments, replicas and the trainer."""
         ledgers = (self.environments, self.replicas, self.trainer)
         environments, replicas, trainer = (round(ledger.utilisation(now), 4) for ledger in ledgers)
         return environments, replicas, trainer
@@ -82,13 +82,13 @@ class Accounting:
         )
 
     def doing(self, worker: Worker) -> str:
-        """What a worker's slots do now, and why those that wait do: "12 acting, 4 idle: the run is paused"."""
+        """What a worker's slots do now, and why some wait: "12 acting, 4 idle: the run is paused"."""
         ledger = self._ledger(worker.role)
         counts = ledger.counts(TRAINER if ledger is self.trainer else worker.id)
         return _told(ledger, counts, counted=worker.role == pb.ROLE_ENV)
 
     def all_doing(self, role: int) -> str:
-        """The same of all workers of the role together."""
+        """The same for all workers of the role together."""
         ledger = self._ledger(role)
         return _told(ledger, ledger.counts(), counted=ledger is not self.trainer)
 
@@ -99,7 +99,7 @@ class Accounting:
 
 def _told(ledger: Ledger, counts: Mapping[State, int], *, counted: bool) -> str:
     told = []
-    # With causes last: a cause may have commas and colons of its own.
+    # Causes come last, because a cause may contain commas and colons.
     for state, count in sorted(counts.items(), key=lambda item: (bool(ledger.cause(item[0])), item[0])):
         what = f"{count} {state}" if counted else str(state)
         told.append(f"{what}: {cause}" if (cause := ledger.cause(state)) else what)

@@ -1,4 +1,4 @@
-"""The Control service: what the run is doing, its trajectories, and a few levers, for people and other programs."""
+"""The Control service: what the run is doing, its trajectories, and a few commands, for people and other programs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def _admit(self, request: Message, context: Any) -> None:
-        """The caller may ask, and what is asked keeps the rules (`dart.wire.rules`)."""
+        """Check that the caller may ask, and that the request keeps the rules (`dart.wire.rules`)."""
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         if not authorised(metadata, self._token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token for control")

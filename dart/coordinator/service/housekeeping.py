@@ -1,14 +1,14 @@
-"""What goes on beside a run for weeks: its disk is kept within bounds, and somebody looks whether it is still its own.
+"""Looks after a run for weeks: keeps its disk use within bounds, and checks that its files are still its own.
 
-`Housekeeping` runs three loops, none of which anything waits for:
+`Housekeeping` runs three loops, and nothing waits for any of them:
 
     guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
     sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
     trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log
 
 Screenshots that no trajectory refers to are removed when no running episode can have stored them and
-`retention.unused_seconds` have passed; with a bound, the oldest that nothing needs are removed until it holds
-(`dart.store.upkeep` says which). A screenshot that is stored again at that moment stays (`dart.screenshots.directory`).
+`retention.unused_seconds` have passed; if there is a bound, the oldest that nothing needs are removed until it is
+met (`dart.store.upkeep` says which). One that is stored again at that moment stays (`dart.screenshots.directory`).
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from dart.store.upkeep import Unneeded, Upkeep
 GUARD_SECONDS = 2.0
 SWEEP_SECONDS = 60.0
 SHARD_PAUSE_SECONDS = 0.05
-"""Between two folders of screenshots, so that a sweep of a million leaves the disk to others."""
+"""The pause between two folders of screenshots, so that a sweep of a million leaves the disk to others."""
 TRAJECTORIES_AT_ONCE = 32
 LEAST_AGE_SECONDS = 60.0
-"""Screenshots are not removed within it, whatever the bound says: clocks differ, and a file's is a coarse one."""
+"""Younger screenshots stay, whatever the bound says: clocks differ, and those of files are coarse."""
 ROOM = 0.95
-"""Of the bound, at which removing ends, so that it does not begin again with the next screenshot."""
+"""Removing ends at this share of the bound, so that it does not begin again with the next screenshot."""
 WAL_BYTES = 64 << 20
 TELL_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class Sweep:
-    """What one look at all screenshots came to."""
+    """The result of one pass over all screenshots."""
 
     files: int = 0
     bytes: int = 0
-    """Left, as far as this sweep has seen."""
+    """Left on the disk, as far as this sweep has seen."""
     unused: int = 0
     trajectories: int = 0
     removed: int = 0
     freed: int = 0
 
     def took(self, freed: Sequence[int]) -> int:
-        """Files were removed, of these lengths; how many."""
+        """Count removed files, given their lengths. Returns their number."""
         self.removed += len(freed)
         self.freed += sum(freed)
         self.bytes -= sum(freed)
@@ -64,8 +64,8 @@ class Sweep:
 
 
 class Housekeeping:
-    """`pooled`: successes of each task whose screenshots the experience pool may want. `bounded`: the run may forget
-    screenshots of its own trajectories, which a collection may not: they are its result."""
+    """`pooled`: how many successes of each task keep their screenshots for the experience pool. `bounded`: whether the
+    disk bound applies to the run's own trajectories; not for a collection, because they are its result."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Housekeeping:
         self._told_full = False
 
     async def run(self) -> None:
-        """Until cancelled. Raises UserError when the run's database is gone."""
+        """Runs until cancelled. Raises UserError when the run's database is gone."""
         loop = asyncio.get_running_loop()
 
         def told(seconds: float, over: bool) -> None:
@@ -107,7 +107,7 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     def _locked(self, seconds: float, over: bool) -> None:
-        """The database is locked by another program, and somebody waits for it."""
+        """Another program has locked the database, and a transaction waits for it."""
         if over:
             self._journal.event("database_unlocked", seconds=round(seconds, 1))
             self._told_locked = 0.0
@@ -133,7 +133,7 @@ class Housekeeping:
     # ---- screenshots ----
 
     async def sweep(self, directory: ScreenshotDirectory) -> Sweep:
-        """Look at every screenshot once, and remove what may go."""
+        """Look at every screenshot once, and remove those that may be removed."""
         done = Sweep()
         before = self._untouched_since(self._retention.unused_seconds)
         for shard in range(SHARDS):
@@ -147,7 +147,7 @@ class Housekeeping:
         return done
 
     def _untouched_since(self, seconds: float) -> float:
-        """A moment so long ago, and well before every running episode began (Unix seconds)."""
+        """The earlier of: this many seconds ago, and well before the oldest running episode began (Unix seconds)."""
         return min(time.time() - seconds, self._underway.oldest - LEAST_AGE_SECONDS)
 
     async def _remove_unused(
@@ -184,7 +184,7 @@ class Housekeeping:
                 "screenshots_over_bound",
                 bytes=done.bytes,
                 bound=self._most_bytes,
-                why="all that is left is needed: by groups that go on, by what a resumed run may train on again, by "
+                why="all that is left is needed: by unfinished groups, by what a resumed run may train on again, by "
                 "the experience pool, or by evaluations: raise retention.screenshot_bytes, or save checkpoints more "
                 "often",
             )
@@ -206,12 +206,12 @@ class Housekeeping:
 
 
 def _removed(directory: ScreenshotDirectory, digests: Sequence[bytes], before: float) -> list[int]:
-    """Lengths of the files that were removed."""
+    """Remove these screenshots. Returns the lengths of the files that were removed."""
     return [freed for digest in digests if (freed := directory.remove(digest, before))]
 
 
 def tells_the_story(line: str) -> bool:
-    """A line of metrics.jsonl that is kept for as long as the run is."""
+    """Whether this line of metrics.jsonl is kept as long as the run itself."""
     kind = line.removeprefix('{"event": "').partition('"')[0]
     return kind in STORY
 

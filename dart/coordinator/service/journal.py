@@ -1,8 +1,8 @@
-"""The run's record of itself: every event in order, as lines of metrics.jsonl, as rows of the database, to watchers.
+"""The run's record of itself: every event in order, in metrics.jsonl, in the database and for watchers.
 
-An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to whoever watches; the last
-`KEPT_EVENTS` stay in memory, so that a watcher may resume from any of them. Every line and every row is valid JSON: a
-number that is not finite is written as null.
+An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to all watchers. The last
+`KEPT_EVENTS` stay in memory, so that a watcher may resume from any of them. Every line and every row is valid JSON;
+numbers that are not finite become null.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_EVENTS = 10_000
 
 
 def ends_within_a_line(path: Path) -> bool:
-    """A full disk or a killed process may have left a part of one."""
+    """Whether the last line is cut off, as a full disk or a killed process may have left it."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -33,7 +33,7 @@ def ends_within_a_line(path: Path) -> bool:
 
 
 class Journal:
-    """`first_sequence`: the number of the next event, behind those of earlier processes of the run."""
+    """`first_sequence`: the number of the next event; earlier processes of the run used those before it."""
 
     def __init__(self, path: Path, first_sequence: int = 1) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Journal:
         self._news = asyncio.Event()
 
     def event(self, kind: str, /, **fields: object) -> None:
-        """Record an event. Raises TypeError where a field is nothing that JSON has."""
+        """Record an event. Raises TypeError for a field of a type that JSON lacks."""
         now = time.time()
         event = Event(self._next, now, kind, to_json(fields))
         self._next += 1
@@ -62,7 +62,7 @@ class Journal:
         return self._file.tell()
 
     def begin_anew(self) -> bool:
-        """Go on in a new metrics.jsonl, the old one set aside; False where the one before is not folded yet."""
+        """Set metrics.jsonl aside and begin a new one. Returns False if an earlier one is not folded yet."""
         self._file.flush()
         if not lines.set_aside(self._path):
             return False
@@ -71,11 +71,11 @@ class Journal:
         return True
 
     def to_disk(self) -> None:
-        """Let what was said so far be in metrics.jsonl, where the database takes no events for a while."""
+        """Flush metrics.jsonl, because the database will take no events for a while."""
         self._file.flush()
 
     async def watch(self, from_sequence: int) -> AsyncIterator[Event]:
-        """Events from a sequence number on, then live ones. Those that are no longer kept are left out."""
+        """Events from a sequence number on, then live ones. Events that are no longer in memory are left out."""
         at = from_sequence
         while True:
             news = self._news

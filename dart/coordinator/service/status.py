@@ -1,4 +1,4 @@
-"""The run's status, built here alone from the coordinator's parts."""
+"""Builds the run's status from the coordinator's parts; nothing else does."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dart.wire.role import ROLE_NAMES
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """How far a phase has come that is not training. `share`: from 0 to 1; None where nobody knows."""
+    """How far a phase other than training has come. `share`: from 0 to 1; None if unknown."""
 
     text: str = ""
     share: float | None = None
 
 
 class StatusBoard:
-    """`figures`, `activity`, `address`: how to ask the parts that only the run knows."""
+    """`figures`, `activity`, `address`: called for what only the run knows."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StatusBoard:
         )
 
     def _way(self, figures: Figures) -> float:
-        """Of the way to the nearest stop condition, from 0 to 1."""
+        """The share of the way to the nearest stop condition, from 0 to 1."""
         stop = self._stop
         shares = (
             figures.counts.updates / stop.updates if stop.updates else 0.0,

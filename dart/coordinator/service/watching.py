@@ -1,7 +1,7 @@
 """Runs the watchdog: samples the run's progress, and reports stalls in the journal, health checks and status. If the
-config says so, it ends a run that has made no progress for long.
+config says so, it ends a run that has made no progress for too long.
 
-`core.watchdog` decides what is overdue, `core.culprits` who is to blame.
+`core.watchdog` decides what is overdue, `core.culprits` what is to blame.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stalled(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`going_on`: episodes are wanted now. `beside`: episodes that have finished beside those of training."""
+    """`going_on`: episodes are wanted now. `beside`: finished episodes other than those of training."""
 
     going_on: bool
     beside: int = 0
@@ -48,7 +48,7 @@ class Sampled:
 
 
 class Watch:
-    """`wanted`: by role, workers without which the run does not go on. `health`: told whenever that changes."""
+    """`wanted`: by role, the number of workers that the run cannot do without. `health`: called when health changes."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Watch:
         self._ready = 0
         self._lost: dict[str, str] = {}
         self.stalls: tuple[Stall, ...] = ()
-        """As of the last look."""
+        """Those found by the last `look`."""
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
 
@@ -86,7 +86,7 @@ class Watch:
         return {name: round(seconds, 1) for name, seconds in self._watchdog.quiet(time.monotonic()).items()}
 
     async def run(self) -> None:
-        """Runs until cancelled. Raises Stalled where the config wants the run to end."""
+        """Runs until cancelled. Raises Stalled if the config wants a stalled run to end."""
         while True:
             await self.look()
             await asyncio.sleep(self._pause)

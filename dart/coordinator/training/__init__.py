@@ -1,1 +1,1 @@
-"""What is done with batches: the trainer as one, its updates, and the weights that they make."""
+"""What is done with batches: updates by the trainer's ranks, and syncing the weights that they make."""

@@ -1,7 +1,7 @@
 """One rank's share of an update as messages: pages of samples, and of the screenshots that they name.
 
-What always holds: every sample is on one page, every screenshot's bytes on at most one where the worker can look for
-them there, and no page is larger than a message may be. A sample that is too large by itself is told by name.
+Invariants: every sample is on one page; every screenshot's bytes are on at most one, if the worker can look for them
+there; no page is larger than a message may be. A sample that is too large by itself is reported by name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dart.wire.convert import write_image, write_sample
 
 PAGE_BYTES = MAX_MESSAGE_BYTES * 3 // 4
 MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""Of a sample or a screenshot: the rest is for what goes around it."""
+"""The most bytes of a sample or a screenshot; the rest of a message is for what surrounds it."""
 IMAGE_BYTES, NAME_BYTES = 128, 1024
-"""Of a screenshot beside its data, and of a sample's names and numbers, at most."""
+"""The most bytes of a screenshot apart from its data, and of a sample's names and numbers."""
 
 
 class TooLarge(Exception):
-    """A sample fits into no message."""
+    """A sample does not fit into any message."""
 
     def __init__(self, sample: Sample, what: str, size: int) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class TooLarge(Exception):
 
 
 def pages_of(samples: Sequence[Sample], rank: pb.Hello) -> list[pb.SessionResponse]:
-    """For the rank that introduced itself so: at least one message, which may be empty. Raises TooLarge."""
+    """The messages for the rank with this Hello: at least one, which may be empty. Raises TooLarge."""
     pages = _Pages()
     sent: set[bytes] = set()
     apart, once = has(rank, IMAGES_APART), has(rank, IMAGES_ONCE)
@@ -57,7 +57,7 @@ class _Pages:
         self._size = 0
 
     def with_room(self, size: int, sample: Sample, what: str) -> pb.TrainBatch:
-        """A page that this much fits on, of the sample."""
+        """A page with room for `size` bytes of the sample."""
         if size > MOST_BYTES:
             raise TooLarge(sample, what, size)
         if self._size and self._size + size > PAGE_BYTES:
@@ -72,7 +72,7 @@ def _image_bytes(image: Image) -> int:
 
 
 def _sample_bytes(sample: Sample, sent: Collection[bytes]) -> int:
-    """At most: five bytes a token, four a log-probability, names and numbers, and the screenshots with it."""
+    """An upper bound: five bytes a token, four a log-probability, names and numbers, and screenshots sent with it."""
     generation = sample.generation
     images = sum(IMAGE_BYTES if image.sha256 in sent else _image_bytes(image) for image in sample.images)
     return images + 5 * sample.tokens + 4 * len(generation.logprobs) + 32 * len(generation.versions) + NAME_BYTES

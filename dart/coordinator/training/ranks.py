@@ -1,7 +1,7 @@
-"""The trainer feed: update after update, one stream per rank.
+"""Feeds the trainer: update after update, one stream per rank.
 
 `update` waits for every rank's `Trained`, never for sampling to end, nor for weights to arrive anywhere. All ranks take
-part in each update; a lost rank ends the run, because the optimiser's state went with it, and `--resume` goes on from
+part in each update. A lost rank ends the run, because the optimiser's state is lost with it; `--resume` continues from
 the last checkpoint.
 """
 
@@ -31,9 +31,9 @@ from dart.wire.role import Command
 log = logging.getLogger(__name__)
 
 REFUSALS = (pb.FAILURE_CODE_UNKNOWN_IMAGE, pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_TRAINER)
-"""A rank that answers so has its weights as they were; the one that says most comes first."""
+"""A rank that answers with one of these has not changed its weights; the most informative comes first."""
 REFUSAL_SECONDS = 30.0
-"""When one rank has refused, the others have so long to say that they gave up with it."""
+"""When one rank has refused, the others have this long to report that they gave up too."""
 TRAINER = "trainer"
 
 
@@ -54,9 +54,9 @@ class TrainerLost(UserError):
 
 
 class UpdateRefused(TrainerLost):
-    """Every rank is there, with the weights that it had, and none has trained on the batch.
+    """Every rank is connected with unchanged weights, and none has trained on the batch.
 
-    `trajectories`: those that they blame.
+    `trajectories`: those that the ranks blame.
     """
 
     def __init__(self, why: str, trajectories: Collection[str]) -> None:
@@ -65,11 +65,11 @@ class UpdateRefused(TrainerLost):
 
 
 class _UnknownScreenshot(Exception):
-    """A rank has not found a screenshot where it was said to be, and has not trained."""
+    """A rank has not found a screenshot where it should be, and has not trained."""
 
 
 class TrainerRanks:
-    """The ranks as one trainer."""
+    """All ranks together, as one trainer."""
 
     def __init__(self, fleet: Fleet, ranks: int, screenshots: StoredScreenshots) -> None:
         self._screenshots = screenshots
@@ -78,9 +78,9 @@ class TrainerRanks:
         self._complete = asyncio.Event()
         self._numbers = itertools.count(1)
         self._attempts: tuple[int, int] = 0, 0
-        """The newest update, and how often the ranks have been asked for it: they answer each attempt once."""
+        """The newest update, and how often the ranks were asked for it: they answer each attempt once."""
         self.usage = Ledger({TrainerState.TRAINING}, time.monotonic())
-        """All ranks are one: they work together."""
+        """All ranks count as one slot, because they work together."""
         self._work: Counter[TrainerState] = Counter()
         self._state = TrainerState.IDLE
         self.lost = asyncio.Event()
@@ -93,7 +93,7 @@ class TrainerRanks:
 
     @property
     def are_complete(self) -> bool:
-        """Every rank is ready."""
+        """Whether every rank is ready."""
         return self._complete.is_set()
 
     async def complete(self) -> None:
@@ -101,10 +101,10 @@ class TrainerRanks:
         await self._complete.wait()
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch; rank 0's reply, with what any rank remarks.
+        """Train on a batch. Returns rank 0's reply, with the remarks of all ranks.
 
-        Raises TrainerLost; UnusableGroup, where one group is to blame; UpdateRefused, where the trainer refuses the
-        batch twice and names no sample of it.
+        Raises TrainerLost; UnusableGroup if one group is to blame; UpdateRefused if the trainer refuses the batch twice
+        without naming a sample of it.
         """
         with self._doing(TrainerState.TRAINING):
             try:
@@ -127,13 +127,13 @@ class TrainerRanks:
             raise
 
     async def _update(self, number: int, batch: Sequence[ReleasedGroup], *, ask: bool) -> pb.Trained:
-        """`ask`: the trainer may ask for the screenshots that it does not find (_UnknownScreenshot)."""
+        """`ask`: the trainer may ask for screenshots that it does not find (raises _UnknownScreenshot)."""
         newest, attempts = self._attempts
         attempt = attempts + 1 if newest == number else 1
         self._attempts = number, attempt
         samples = samples_of(batch)
         tokens = sum(len(sample.generation.token_ids) for sample in samples)
-        # All pages before the first is sent: a rank that has begun waits for the others.
+        # Make all pages before sending the first: a rank that has begun waits for the others.
         shares = [pages_of(share, self._rank(rank).hello) for rank, share in enumerate(balance(samples, self._size))]
         for pages in shares:
             for page, message in enumerate(pages):
@@ -156,7 +156,7 @@ class TrainerRanks:
         return self._ranks[rank]
 
     async def _filled(self, batch: Sequence[ReleasedGroup]) -> list[ReleasedGroup]:
-        """With the bytes of all screenshots. Raises UnusableGroup where they cannot be had."""
+        """The batch with the bytes of all screenshots. Raises UnusableGroup if some are not available."""
         filled = []
         for group in batch:
             try:
@@ -167,7 +167,7 @@ class TrainerRanks:
         return filled
 
     async def save(self, path: Path) -> pb.CheckpointSaved:
-        """A checkpoint of the weights as they are now. Raises TrainerLost, and NotSaved when it cannot be written."""
+        """Save the current weights in a checkpoint. Raises TrainerLost, and NotSaved when it cannot be written."""
         name = f"c{next(self._numbers)}"
         command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
         with self._doing(TrainerState.SAVING):
@@ -194,7 +194,7 @@ class TrainerRanks:
 
     @contextmanager
     def _doing(self, state: TrainerState) -> Iterator[None]:
-        """Account for the trainer's time. What is saved in the middle of an update is the update's time."""
+        """Account for the trainer's time. Saving in the middle of an update counts as the update's time."""
         self._work[state] += 1
         self._account()
         try:
@@ -223,7 +223,7 @@ class TrainerRanks:
             try:
                 reply = await self._ranks[rank].call(*commands(rank))
             except CommandFailed as failure:
-                # The others give up with it, each in its own words, and one of them may know why.
+                # The others give up too, each with its own message, and one of them may know why.
                 patience.reschedule(asyncio.get_running_loop().time() + REFUSAL_SECONDS)
                 return failure
             self._ranks[rank].end_assignment(assignment_id, attempt)
@@ -235,7 +235,7 @@ class TrainerRanks:
         except* (InfrastructureError, KeyError) as errors:
             raise _stopped(f"a rank is gone ({errors.exceptions[0]})") from errors.exceptions[0]
         except* TimeoutError:
-            pass  # those that answered have refused; the others do not answer
+            pass  # some ranks have refused, and the others do not answer
         replies = [task.result() for task in tasks if not task.cancelled()]
         failures = {reply.code: reply for reply in reversed(replies) if isinstance(reply, CommandFailed)}
         if asks_screenshots and pb.FAILURE_CODE_UNKNOWN_IMAGE in failures:
@@ -273,8 +273,8 @@ def _stopped(why: str) -> TrainerLost:
 
 
 def _named(batch: Sequence[ReleasedGroup], trajectories: Collection[str], why: str) -> ReleasedGroup | None:
-    """The first group that the trainer blames: by its ids, or, where it is older than those, by its words ("sample
-    g000007-3/2 has ...")."""
+    """The first group that the trainer blames: by trajectory ids, or, for a trainer too old to send them, by its
+    message ("sample g000007-3/2 has ...")."""
     for group in batch:
         if any(member.id in trajectories or f"sample {member.id}/" in why for member in group.trajectories):
             return group
@@ -282,5 +282,5 @@ def _named(batch: Sequence[ReleasedGroup], trajectories: Collection[str], why: s
 
 
 def timed(trained: pb.Trained, begun: float) -> dict[str, float]:
-    """An update's metrics with its times: in the trainer, and seen from here (seconds)."""
+    """An update's metrics with its times in seconds: in the trainer, and as measured here."""
     return {**trained.metrics, "seconds": trained.seconds, "round_trip_seconds": time.monotonic() - begun}

@@ -1,10 +1,10 @@
 """Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
-`dart.core.fleet.replicas.Replicas` decides who is updated next; whenever it has changed, `WeightSync.run` starts the
-transfers that it allows. Over gloo a replica receives while it serves, and is out of the rotation only while it takes
-what it has received into the model; over NCCL, from the moment its transfer starts. Training and the other replicas go
-on; with `schedule.sync: all` none serves until all have answered. A transfer that breaks costs that replica a retry
-with a new transfer group, never the trainer.
+`dart.core.fleet.replicas.Replicas` decides which replica is updated next; whenever it has changed, `WeightSync.run`
+starts the transfers that it allows. Over gloo a replica receives while it serves, and is out of the rotation only while
+it loads the received weights into the model; over NCCL, from the moment its transfer starts. Training and the other
+replicas continue; with `schedule.sync: all` none serves until all have answered. A transfer that fails is repeated for
+that replica with a new transfer group, and does not affect the trainer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MODES = {
 }
 RETRY_SECONDS = 0.5
 SETTLE_TIMEOUTS = 3
-"""`sync.timeout_seconds` that the last weights may take to reach everybody."""
+"""How many `sync.timeout_seconds` the last weights may take to reach every replica."""
 
 
 class WeightSync:
@@ -75,7 +75,7 @@ class WeightSync:
     async def settle_or_exclude(self) -> None:
         """Wait until every replica has the newest version; take those that cannot get it out of the rotation.
 
-        Raises UserError when none can get it.
+        Raises UserError if no replica can get it.
         """
         try:
             async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
@@ -129,7 +129,7 @@ class WeightSync:
         )
 
     async def _transfer(self, replica: Replica[Worker], version: int) -> pb.WeightsLoaded:
-        """From rank 0 into the replica's model. Raises InfrastructureError when either end fails."""
+        """Transfer weights from rank 0 into the replica's model. Raises InfrastructureError when either end fails."""
         worker = replica.session
         name = f"w{next(self._numbers)}"
         work = pb.Assignment(assignment_id=name, attempt=1)
@@ -163,7 +163,7 @@ class WeightSync:
         return answer.result()
 
     def _group(self, replica: Replica[Worker]) -> weights_pb2.TransferGroup:
-        """The replica's transfer group: made once per replica instance, and anew after a failure."""
+        """The replica's transfer group: made once per replica instance, and again after a failure."""
         if replica not in self._groups:
             self._groups = {known: group for known, group in self._groups.items() if not known.gone}
             self._groups[replica] = weights_pb2.TransferGroup(
@@ -177,7 +177,7 @@ class WeightSync:
 
 
 async def _call(worker: Worker, command: pb.ReceiveWeights | pb.LoadWeights) -> pb.WeightsLoaded:
-    """The answer to ReceiveWeights is of another kind, and nobody reads it."""
+    """The answer to ReceiveWeights is of another type than annotated, but nothing reads it."""
     reply: pb.WeightsLoaded = await worker.call(command)
     return reply
 

@@ -1,4 +1,4 @@
-"""The training phase: sampling and updates side by side until a stop condition holds, or a drain is asked for.
+"""The training phase: sampling and updates run side by side until a stop condition holds or a drain is requested.
 
 Sampling never waits for the trainer, nor updates for sampling to end, unless `schedule.training` says so; what couples
 them is the data manager's budget and its batches. `Training` owns the count of updates, the time spent and the
@@ -36,10 +36,10 @@ from dart.v1 import session_pb2 as pb
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the stop conditions while no batch comes together."""
+"""The time between two checks of the stop conditions while no batch is complete."""
 STARVED_SECONDS = 60.0
 MOST_REMARKS = 20
-"""Of the trainer on one update, in words."""
+"""The most remarks of the trainer that are recorded for one update."""
 
 
 class Training:
@@ -73,12 +73,12 @@ class Training:
         self._seconds = 0.0
         self._since: float | None = None
         self.usage: Usage | None = None
-        """Over the whole phase, when it has ended; likewise `times`."""
+        """Over the whole phase; None until it has ended. The same holds for `times`."""
         self.times: Times | None = None
 
     @property
     def seconds(self) -> float:
-        """Time in this phase, earlier processes of the run included."""
+        """Seconds spent in this phase, including earlier processes of the run."""
         live = time.monotonic() - self._since if self._since is not None else 0.0
         return self._seconds + live
 
@@ -87,7 +87,7 @@ class Training:
         self._drained = True
 
     async def run(self) -> None:
-        """Until it is over; then the weights are saved. Raises TrainerLost."""
+        """Run the phase to its end, then save the weights. Raises TrainerLost."""
         await self._take_up()
         now = time.monotonic()
         self._accounting.restart(now)
@@ -116,15 +116,15 @@ class Training:
                 sampling.cancel()
 
     async def cut_off(self) -> None:
-        """Save what an interruption leaves. Raises TrainerLost, NotSaved."""
+        """Save the weights after an interruption. Raises TrainerLost, NotSaved."""
         _, saved = await self.save()
         if self._in_flight and saved > self._progress.counts.version:
-            # The trainer finished the update that was cut off here before it saved: its batch is trained.
+            # The trainer finished the interrupted update before it saved, so its batch counts as trained on.
             await self._updated(self._in_flight, saved, {})
 
     async def save(self) -> tuple[str, int]:
-        """(folder, version) of a checkpoint of the weights as they are. Raises TrainerLost, NotSaved."""
-        # A save waits for the update in flight, and holds it.
+        """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
+        # A save waits for the update in progress, and includes it.
         version = self._progress.counts.version + (self._in_flight is not None)
         path = self._checkpoints / f"v{version:06d}"
         saved = await self._ranks.save(path.resolve())
@@ -135,16 +135,16 @@ class Training:
         self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
             if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
-                continue  # a replica that starts again begins with it
+                continue  # replicas that restart load it
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
             await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
         return str(path), saved.weight_version
 
     async def _take_up(self) -> None:
-        """Counters, statistics and groups of the process that this one resumes."""
+        """Load counters, statistics and groups of the earlier process that this one resumes."""
         for checkpoint in await self._database.checkpoints():
-            if checkpoint.version > self._start.version:  # of a line that ends here: the next resume must not take it
+            if checkpoint.version > self._start.version:  # abandoned: the next resume must not use it
                 await self._database.drop_checkpoint(checkpoint.path)
         for broken in self._start.broken:
             self._journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
@@ -172,9 +172,9 @@ class Training:
                 await self._save_or_later(number)
 
     async def _train(self, number: int, batch: list[ReleasedGroup]) -> pb.Trained | None:
-        """The trainer's reply; None where what it refuses of the batch has been dropped, and it made no update.
+        """The trainer's reply; None if it refused groups of the batch, which are then dropped, and made no update.
 
-        Raises TrainerLost, after noting what it was lost with.
+        Raises TrainerLost, after recording the batch that it was lost with.
         """
         self._in_flight = batch
         try:
@@ -192,7 +192,7 @@ class Training:
         return None
 
     async def _save_or_later(self, number: int) -> None:
-        """A checkpoint that cannot be written costs the run nothing yet: it is tried again after the next update."""
+        """Save a checkpoint. If it cannot be written, the run continues, and tries again after the next update."""
         try:
             await self.save()
         except NotSaved as error:
@@ -203,14 +203,14 @@ class Training:
             self._next_save = (number // every + 1) * every
 
     async def _settled(self) -> None:
-        """Wait until every replica serves the newest weights, or the phase is over: transfers are retried endlessly."""
+        """Wait until every replica serves the newest weights or the phase is over; transfers are retried until then."""
         while not self._done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     return await self._sync.settled()
 
     async def _next_batch(self) -> list[ReleasedGroup] | None:
-        """None when the phase is over before there is one: groups may be dropped for as long as it lasts."""
+        """The next batch; None when the phase ends before there is one, because every group may be dropped."""
         told = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(self._data.next_batch(self._progress.counts.version))
@@ -249,7 +249,7 @@ class Training:
         )
 
     def figures(self) -> Figures:
-        """The run in numbers, as of now; of usage, as of the end of the phase once it has ended."""
+        """The run in numbers, as of now; once the phase has ended, usage is as of its end."""
         progress, seconds = self._progress, self.seconds
         usage = self.usage or self._accounting.usage(progress.counts, seconds, time.monotonic())
         return Figures(progress.counts, usage, progress.success_rate, progress.success_by_task, seconds)
