@@ -253,7 +253,7 @@ class _Life:
 
     def _twin(self, link: Link) -> None:
         """A worker with a live one's name must not take its place."""
-        if link.worker is None or not link.up:
+        if link.worker is None or not link.up or link.worker.state == "lost":
             return
         live = link.worker.hello
         hello = pb.Hello(

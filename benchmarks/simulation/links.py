@@ -20,6 +20,8 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.session import WorkerEnd, assignment_of
 
 HEARTBEAT_SECONDS = 5.0
+REDIAL_SECONDS = (0.1, 2.0)
+"""How long a worker waits before it dials again because the coordinator has hung up."""
 Mutate = Callable[[pb.SessionRequest, random.Random], pb.SessionRequest]
 
 
@@ -170,7 +172,11 @@ class Link:
             self._travel(self._stream, self._told, message)
 
     def _told(self, message: pb.SessionRequest, stream: int) -> None:
-        if stream == self._stream and self.up and self.worker is not None and self.worker.state != "lost":
+        if stream != self._stream or not self.up or self.worker is None:
+            return
+        if self.worker.state == "lost":
+            self.cut(self._chance.uniform(*REDIAL_SECONDS))  # the coordinator has hung up
+        else:
             self._fleet.receive(self.worker, message)
 
     def _arrived(self, message: pb.SessionResponse, stream: int) -> None:

@@ -94,9 +94,15 @@ def test_nothing_works_after_long_enough_and_often_enough() -> None:
     assert groups.failures_in_a_row == 0
 
 
-def test_an_outage_is_waited_out_in_a_run_that_has_worked() -> None:
-    groups = machine()
-    groups.finished(trajectory(groups.next(1)[0]))
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None:
+    groups = machine(first=2)
+    if resumed:
+        before = machine().next(1)[0]
+        groups.restore_open(before.group_id, before.task, 4, [trajectory(before)])
+        groups.next(1)
+    else:
+        groups.finished(trajectory(groups.next(1)[0]))
     order = groups.next(0)[0]
     for number in range(100):
         assert groups.failed(hopeless(order), now=number * FAILING_SECONDS) is (

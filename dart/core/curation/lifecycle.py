@@ -397,6 +397,8 @@ class Lifecycle:
         limit = self._plan(task).step_limit
         group = Group(group_id, task, planned, limit, why, started=planned, finished=list(finished))
         done = {trajectory.id for trajectory in finished}
+        if done:
+            self._failures.finished()
         names = (f"{group_id}-{number}" for number in range(1, planned + 1))
         group.retry.extend(Order(name, group_id, task, group.step_limit, 2) for name in names if name not in done)
         self._enter(group)
@@ -411,6 +413,7 @@ class Lifecycle:
         """Restore a group that waited for the trainer in an earlier process. `unusable`: why it cannot be trained
         on."""
         size, finished = len(group.trajectories), list(group.trajectories)
+        self._failures.finished()
         restored = Group(group.id, task, size, 0, why, started=size, finished=finished, released=group)
         restored.unusable = unusable
         self._enter(restored)

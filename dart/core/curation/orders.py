@@ -58,7 +58,7 @@ class Attempt(Enum):
 class Failures:
     """Attempts that failed in a row, with none finished in between.
 
-    In a run that has worked, all of them failing is an outage. It is waited out, because it ends sooner than somebody
+    In a run that has worked, here or before it was resumed, all of them failing is an outage. It is waited out, because it ends sooner than somebody
     comes to resume the run; `core.watchdog` reports it, and ends the run if it is configured to.
     """
 
