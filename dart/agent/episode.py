@@ -122,7 +122,7 @@ def _parse(generation: Generation, grammar: Grammar, image: Image) -> tuple[Acti
 
 
 def _termination(action: Action, observation: Observation, at_limit: bool) -> Termination | None:
-    """Why the episode is over after `action`; None when it goes on."""
+    """Why the episode is over after `action`; None if it continues."""
     if isinstance(action, Finish):
         return Termination.FINISHED
     if at_limit:

@@ -123,7 +123,7 @@ class BlobStore:
             if not self._files.holds(name):
                 raise self._missing(image.sha256)
             return
-        # Also where the digest is held: other bytes under it would go on to whoever gets them from memory.
+        # Checked even if the digest is held: wrong bytes would be passed on from memory under it.
         if hashlib.sha256(image.data).digest() != image.sha256:
             raise _other_bytes(image)
         if self._files.holds(name, len(image.data)):

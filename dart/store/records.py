@@ -24,7 +24,7 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 from dart.store import tables
 
 PENDING = "pending"
-"""The fate of a trajectory or group that has not been decided about."""
+"""The fate of a trajectory or group that is still undecided."""
 TRAINED = "trained"
 COLLECTED = "collected"
 """The fate of successes from elsewhere, which are for the pool."""
@@ -204,7 +204,7 @@ def _more(*sources: tuple[object, tuple[str, ...]]) -> str | None:
 
 
 def _from_more(row: RowMapping, names: tuple[str, ...]) -> Mapping[str, Any]:
-    """Those of the fields that the row has; null stands for a number that was not finite."""
+    """The values of those fields that the row has. A null was a number that is not finite, and is left out."""
     text = row["more_json"] if names else None
     values = json.loads(text) if text else {}
     return {name: values[name] for name in names if values.get(name) is not None}

@@ -119,7 +119,7 @@ trajectories = Table(
 screenshots = Table(
     "screenshots",
     metadata,
-    # One row for each screenshot of each trajectory: bytes that no row names can be removed (`dart.store.retention`).
+    # One row for each screenshot of each trajectory: bytes that no row names can be removed (`dart.store.upkeep`).
     Column("sha256", LargeBinary, primary_key=True),
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
     Index("screenshots_by_trajectory", "trajectory_id"),
