@@ -97,8 +97,11 @@ class _Account:
         self.balances[state] = self.balances.get(state, 0.0) - slots * now
 
     def move(self, old: State, new: State, slots: int, now: float) -> None:
-        self.add(old, -slots, now)
-        self.add(new, slots, now)
+        counts, balances, weight = self.counts, self.balances, slots * now
+        counts[old] = counts.get(old, 0) - slots
+        balances[old] = balances.get(old, 0.0) + weight
+        counts[new] = counts.get(new, 0) + slots
+        balances[new] = balances.get(new, 0.0) - weight
 
     def seconds(self, now: float) -> dict[State, float]:
         return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}

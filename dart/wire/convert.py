@@ -175,8 +175,8 @@ def task_from_proto(message: tpb.Task) -> t.Task:
     return t.Task(message.suite, message.name, message.seed)
 
 
-def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
-    """All parts, with screenshots without their bytes.
+def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
+    """All parts, with screenshots without their bytes. Returns their size in bytes.
 
     By definition of the encoding, concatenated messages parse as one, with their lists concatenated. So a block is
     encoded once, and a prompt of many turns takes one join and one parse.
@@ -187,7 +187,9 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> None:
             for part in block.parts:
                 _write_part(alone.prompt.add(), part, with_data=False)
             block.encoded = alone.SerializeToString()
-    into.MergeFromString(b"".join([block.encoded for block in prompt.blocks if block.encoded]))
+    encoded = b"".join([block.encoded for block in prompt.blocks if block.encoded])
+    into.MergeFromString(encoded)
+    return len(encoded)
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:

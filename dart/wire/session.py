@@ -72,6 +72,9 @@ class Owed(Protocol):
     """A command that the worker owes a reply to."""
 
     @property
+    def key(self) -> Key: ...
+
+    @property
     def kind(self) -> str: ...
 
     @property
@@ -149,14 +152,15 @@ class CoordinatorEnd:
         """
         messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
         kind = messages[0].WhichOneof("body") or ""
-        assignments: list[pb.Assignment] = [getattr(message, kind).assignment for message in messages]
-        work = (assignments[0].assignment_id, assignments[0].attempt)
+        first: pb.Assignment = getattr(messages[0], kind).assignment
+        work = first.assignment_id, first.attempt
         if (state := self._work.get(work)) is None:
             state = self._work[work] = _Work()
-        for assignment in assignments:
+        for message in messages:
             state.sequence += 1
+            assignment = getattr(message, kind).assignment
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
-        key = (*work, state.sequence)
+        key = *work, state.sequence
         if kind == "abort":
             self.outbox.put(messages[0])  # no reply, and it concerns the command it would have to wait for
             return key
@@ -191,9 +195,15 @@ class CoordinatorEnd:
     def owed(self, assignment: pb.Assignment) -> Owed | None:
         """The open command that a reply with this assignment answers."""
         state = self._work.get((assignment.assignment_id, assignment.attempt))
-        if state is None or state.open is None or not self._answers(assignment, state.open):
+        command = None if state is None else state.open
+        if command is None or assignment.sequence != command.key[2] or assignment.epoch != self.epoch:
             return None
-        return state.open
+        return command
+
+    def settle(self, owed: Owed) -> None:
+        """The reply has come: close the command."""
+        work = owed.key[:2]
+        self._close(work, self._work[work])
 
     def ask_again(self, command: pb.SessionResponse, most: int) -> bool:
         """Send an open command again; False when it has been sent again `most` times already.
@@ -216,14 +226,11 @@ class CoordinatorEnd:
 
     def answered(self, assignment: pb.Assignment) -> Key | None:
         """Close the command that a reply answers, and return it; None if the reply is stale, which is counted."""
-        work = (assignment.assignment_id, assignment.attempt)
-        state = self._work.get(work)
-        if state is None or state.open is None or not self._answers(assignment, state.open):
+        if (owed := self.owed(assignment)) is None:
             self.stale += 1
             return None
-        key = state.open.key
-        self._close(work, state)
-        return key
+        self.settle(owed)
+        return owed.key
 
     def refused(self, message: pb.SessionResponse) -> Key | None:
         """The stream cannot carry this message: close its command, and return it; None if it is not open."""
@@ -245,7 +252,8 @@ class CoordinatorEnd:
             work = command.key[:2]
             state = self._work[work]
             if state.wanted:
-                self._put(command)
+                for message in command.messages:
+                    outbox.put(message)
             else:
                 self._close(work, state)
 
@@ -285,16 +293,10 @@ class CoordinatorEnd:
     def _open(self) -> list[_Command]:
         return [state.open for state in self._work.values() if state.open is not None]
 
-    def _answers(self, assignment: pb.Assignment, command: _Command) -> bool:
-        return assignment.sequence == command.key[2] and assignment.epoch == self.epoch
-
     def _send(self, state: _Work, command: _Command) -> None:
         self._sent += 1
         command.place = self._sent
         state.open = command
-        self._put(command)
-
-    def _put(self, command: _Command) -> None:
         for message in command.messages:
             self.outbox.put(message)
 

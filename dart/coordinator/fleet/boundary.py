@@ -22,7 +22,9 @@ from dart.core.types import Image
 from dart.screenshots import header
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
+from dart.wire.convert import generation_from_proto
 from dart.wire.rules import Limits, Malformed, Violation
+from dart.wire.session import Owed
 
 if TYPE_CHECKING:
     from dart.coordinator.fleet.sessions import Worker
@@ -86,14 +88,21 @@ class Boundary:
         assignment = answer.assignment
         owed = worker.end.owed(assignment)
         if owed is None:
-            worker.answered(assignment, answer)  # counted as stale
+            worker.end.stale += 1
             return self._late(worker)
-        command = owed.messages[-1]
-        broken = rules.violation_of(kind, answer, owed.kind, command, self.limits)
-        if broken is None or broken.mended:
-            worker.answered(assignment, answer)
-        if broken is not None:
-            self._refuse(worker, assignment, command, broken)
+        broken = rules.violation_of(kind, answer, owed.kind, owed.messages[-1], self.limits)
+        if broken is None and kind == "generated":
+            # Its tokens are read here once: reading them again to check them would cost as much as all other rules.
+            answer = generation_from_proto(answer)
+            broken = rules.unknown_token(answer, self.limits)
+        if broken is None:
+            worker.answered(owed, answer)
+            return None
+        if broken.mended:
+            worker.answered(owed, answer)
+        else:
+            self._refuse(worker, owed, broken)
+        self.broke(worker, broken)
         return None
 
     def ready(self, ready: pb.Ready, role: pb.Role) -> Violation | None:
@@ -126,20 +135,18 @@ class Boundary:
         """Note bytes that could not be read as a message. Returns a quarantine if the worker is to be lost."""
         assignment = message.assignment
         owed = worker.end.owed(assignment) if assignment is not None else None
-        if assignment is not None and owed is not None:
-            self._refuse(worker, assignment, owed.messages[-1], message.violation)
+        if owed is not None:
+            self._refuse(worker, owed, message.violation)
+            self.broke(worker, message.violation)
             return None
         if worker.role == pb.ROLE_TRAIN:
             worker.end.remind(REMINDERS)
         return self.broke(worker, message.violation)
 
-    def _refuse(
-        self, worker: Worker, assignment: pb.Assignment, command: pb.SessionResponse, broken: Violation
-    ) -> None:
-        """Reject the answer, unless it was repaired."""
-        if not broken.mended and (worker.role != pb.ROLE_TRAIN or not worker.end.ask_again(command, ASK_AGAIN)):
-            worker.refuse(assignment, broken)
-        self.broke(worker, broken)
+    def _refuse(self, worker: Worker, owed: Owed, broken: Violation) -> None:
+        """Reject the answer; ask a trainer for another one."""
+        if worker.role != pb.ROLE_TRAIN or not worker.end.ask_again(owed.messages[-1], ASK_AGAIN):
+            worker.refuse(owed, broken)
 
     def _late(self, worker: Worker) -> Quarantine | None:
         """No call waits for the answer: for example, the call was cancelled, or its answer has come before."""

@@ -29,18 +29,18 @@ class PromptTooLarge(Exception):
 
 
 async def fill_screenshots(
-    request: pb.Generate, prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
+    request: pb.Generate, prompt: Prompt, words: int, worker: Worker, screenshots: StoredScreenshots, with_data: bool
 ) -> None:
     """Add the bytes of the screenshots that the replica does not hold; with `with_data`, of all.
 
-    The request has its prompt and its assignment already, and must then be sent without an await in between. Raises
-    ScreenshotLost, PromptTooLarge, and what `Worker.call` raises when screenshots are sent ahead.
+    The request has its prompt, of `words` bytes, and its assignment already, and must then be sent without an await in
+    between. Raises ScreenshotLost, PromptTooLarge, and what `Worker.call` raises when screenshots are sent ahead.
     """
     stored: dict[bytes, bytes] = {}
-    if _needs_no_care(request, prompt, worker, with_data):
+    words += len(request.forced_text)
+    if _needs_no_care(prompt, words, worker, with_data):
         _write(request, prompt, worker, stored, with_data)
         return
-    words = _words(request, prompt)
     for _ in range(ROUNDS):
         lacking = await _lacking(stored, prompt, worker, screenshots, with_data)
         if words + sum(map(len, lacking.values())) <= MOST_BYTES:
@@ -54,14 +54,8 @@ async def fill_screenshots(
     )
 
 
-def _words(request: pb.Generate, prompt: Prompt) -> int:
-    """Bytes of all but the screenshots."""
-    return sum([len(block.encoded or b"") for block in prompt.blocks]) + len(request.forced_text)
-
-
-def _needs_no_care(request: pb.Generate, prompt: Prompt, worker: Worker, with_data: bool) -> bool:
+def _needs_no_care(prompt: Prompt, size: int, worker: Worker, with_data: bool) -> bool:
     """All bytes are at hand, and fit even if the replica lacks every screenshot. So it is with nearly all prompts."""
-    size = _words(request, prompt)
     reads = with_data or not worker.shares_blobs
     for image in prompt.images:
         if reads and not image.data:
@@ -94,18 +88,37 @@ async def _lacking(
 
 def _write(request: pb.Generate, prompt: Prompt, worker: Worker, stored: dict[bytes, bytes], with_data: bool) -> None:
     """The bytes that the replica lacks, each where it comes to it. `with_data`: of all."""
-    start, held = 0, worker.screenshots
+    held = worker.screenshots
     sent: set[bytes] = set()
-    for block in prompt.blocks:
-        for place, image in block.images:
-            digest = image.sha256
-            if digest not in held or (with_data and digest not in sent):
-                sent.add(digest)
-                if data := image.data or stored.get(digest):
-                    request.prompt[start + place].image.data = data
-            # A worker that shares the store keeps what it reads there, as if it had been sent.
-            held.note(digest, True)
-        start += len(block.parts)
+    occurrences = []
+    for occurrence, image in enumerate(prompt.images):
+        digest = image.sha256
+        if digest not in held or (with_data and digest not in sent):
+            sent.add(digest)
+            occurrences.append(occurrence)
+        # A worker that shares the store keeps what it reads there, as if it had been sent.
+        held.note(digest, True)
+    if not occurrences:
+        return
+    places = _places(prompt, len(request.prompt), occurrences[0])
+    for occurrence in occurrences:
+        image = prompt.images[occurrence]
+        if data := image.data or stored.get(image.sha256):
+            request.prompt[places[occurrence]].image.data = data
+
+
+def _places(prompt: Prompt, parts: int, first: int) -> dict[int, int]:
+    """Where the prompt's screenshots from the `first` on are among its `parts`. What must be sent is mostly the last
+    one, so the blocks are searched from the end."""
+    places, occurrence = {}, len(prompt.images)
+    for block in reversed(prompt.blocks):
+        parts -= len(block.parts)
+        for place, _ in reversed(block.images):
+            occurrence -= 1
+            places[occurrence] = parts + place
+        if occurrence <= first:
+            break
+    return places
 
 
 async def _send_ahead(

@@ -23,7 +23,7 @@ from dart.core.types import Generation, Prompt
 from dart.core.usage import EnvState
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import generation_from_proto, write_prompt
+from dart.wire.convert import write_prompt
 
 GENERATE_ATTEMPTS = 5
 OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
@@ -119,9 +119,8 @@ class RolloutPool:
         turn.attempt += 1
         blame, served, declined = "", False, False
         try:
-            reply = await worker.call(await self._message(turn, worker))
+            generation: Generation = await worker.call(await self._message(turn, worker))
             self.requests += 1
-            generation = generation_from_proto(reply)
             served = True
             return generation
         except InfrastructureError as error:
@@ -153,8 +152,8 @@ class RolloutPool:
         request.sampling.temperature, request.sampling.max_tokens = turn.temperature, turn.max_tokens
         if turn.forced_text is not None:
             request.forced_text = turn.forced_text
-        write_prompt(request, turn.prompt)
-        await fill_screenshots(request, turn.prompt, worker, self.screenshots, turn.with_data)
+        size = write_prompt(request, turn.prompt)
+        await fill_screenshots(request, turn.prompt, size, worker, self.screenshots, turn.with_data)
         return message
 
     # ---- the queue ----

@@ -29,7 +29,7 @@ from dart.wire.capabilities import BATCHES, has
 from dart.wire.outbox import Outbox, too_large
 from dart.wire.role import Command
 from dart.wire.rules import Malformed, Violation
-from dart.wire.session import CoordinatorEnd, Key
+from dart.wire.session import CoordinatorEnd, Key, Owed
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,8 @@ class Worker:
         return bool(self.ready.shares_blobs)
 
     async def call(self, *commands: Command | pb.SessionResponse) -> Any:
-        """Send a command (or the pages of one) and return the reply to it, or to its last page.
+        """Send a command (or the pages of one) and return the reply to it, or to its last page: its message, or, to
+        Generate, a `Generation`.
 
         The assignment's epoch and sequence are filled in. A command with screenshots must already be in its message
         (`dart.wire.convert` says why). Raises CommandFailed when the worker answers with a Failure, WorkerLost when it
@@ -150,20 +151,19 @@ class Worker:
         """No more commands of this assignment will come."""
         self.end.finish((assignment_id, attempt))
 
-    def answered(self, assignment: pb.Assignment, reply: object) -> None:
-        """Wake the call that waits for the reply, or count it as stale."""
-        if (key := self.end.answered(assignment)) is None:
-            return
+    def answered(self, owed: Owed, reply: object) -> None:
+        """Wake the call that waits for the reply to this command."""
+        self.end.settle(owed)
         if isinstance(reply, pb.Failure):
             told, refused = f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)
-            self._fail(key, CommandFailed(reply.code, told, self.id, refused))
-        elif (waiting := self._waiting.get(key)) is not None and not waiting.done():
+            self._fail(owed.key, CommandFailed(reply.code, told, self.id, refused))
+        elif (waiting := self._waiting.get(owed.key)) is not None and not waiting.done():
             waiting.set_result(reply)
 
-    def refuse(self, assignment: pb.Assignment, broken: Violation) -> None:
+    def refuse(self, owed: Owed, broken: Violation) -> None:
         """Fail the call that waits for a reply which breaks a rule."""
-        if (key := self.end.answered(assignment)) is not None:
-            self._fail(key, RuleBroken(self.id, broken))
+        self.end.settle(owed)
+        self._fail(owed.key, RuleBroken(self.id, broken))
 
     def resume(self) -> None:
         """The same instance is back: send all unanswered commands again."""

@@ -58,8 +58,9 @@ class Attempt(Enum):
 class Failures:
     """Attempts that failed in a row, with none finished in between.
 
-    In a run that has worked, here or before it was resumed, all of them failing is an outage. It is waited out, because it ends sooner than somebody
-    comes to resume the run; `core.watchdog` reports it, and ends the run if it is configured to.
+    In a run that has worked, here or before it was resumed, all of them failing is an outage. It is waited out, because
+    it ends sooner than somebody comes to resume the run; `core.watchdog` reports it, and ends the run if it is
+    configured to.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,17 @@
 Everything here is pure. What follows from a violation is decided in `dart.core.fleet.conduct`.
 """
 
-from dart.wire.rules.answers import ANSWERED_WITH, ANSWERS, UNASKED, Limits, hello, ready, violation, violation_of
+from dart.wire.rules.answers import (
+    ANSWERED_WITH,
+    ANSWERS,
+    UNASKED,
+    Limits,
+    hello,
+    ready,
+    unknown_token,
+    violation,
+    violation_of,
+)
 from dart.wire.rules.crowds import Malformed, parsed
 from dart.wire.rules.fields import BODIES, REQUESTS
 from dart.wire.rules.kinds import Violation, clean, shortened
@@ -28,6 +38,7 @@ __all__ = [
     "parsed",
     "ready",
     "shortened",
+    "unknown_token",
     "violation",
     "violation_of",
 ]

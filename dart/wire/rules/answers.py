@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
+from dart.core.types import Generation
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.convert import generation_from_proto
 from dart.wire.rules.fields import BODIES
 from dart.wire.rules.kinds import Violation, shortened
 from dart.wire.rules.table import TOKEN_IDS
@@ -50,11 +52,17 @@ def violation(answer: pb.SessionRequest, command: pb.SessionResponse, limits: Li
     """What is wrong with an answer to this command. What can be mended in it is (`Violation.mended`)."""
     kind = answer.WhichOneof("body") or ""
     body: Message = getattr(answer, kind, answer)
-    return violation_of(kind, body, command.WhichOneof("body") or "", command, limits)
+    broken = violation_of(kind, body, command.WhichOneof("body") or "", command, limits)
+    if broken is None and isinstance(body, pb.Generated):
+        return unknown_token(generation_from_proto(body), limits)
+    return broken
 
 
 def violation_of(kind: str, body: Message, asked: str, command: pb.SessionResponse, limits: Limits) -> Violation | None:
-    """The same for the body of an answer, and of which kind both are: finding that out again would cost as much."""
+    """The same for the body of an answer, and of which kind both are: finding that out again would cost as much.
+
+    `unknown_token` checks what the tokens of a Generated are.
+    """
     if kind != "failure" and kind != ANSWERS.get(asked):
         wanted = f"{ANSWERS.get(asked)} or failure, in answer to {asked}"
         return Violation("SessionRequest.body", kind or "empty", wanted)
@@ -112,23 +120,30 @@ def _suggested(suggested: pb.Suggested) -> Violation | None:
 
 
 def _generated(generated: pb.Generated, asked: pb.Generate, limits: Limits) -> Violation | None:
-    tokens, limit = generated.token_ids, asked.sampling.max_tokens
-    count, vocabulary = len(tokens), limits.vocabulary or TOKEN_IDS.most_id + 1
+    count, limit = len(generated.token_ids), asked.sampling.max_tokens
     if not 1 <= count <= (limit or TOKEN_IDS.most):
         return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {limit or TOKEN_IDS.most:,} entries")
     wanted = 0 if asked.HasField("forced_text") else count
     if len(generated.logprobs) != wanted:
         # Training would take sampled tokens without log-probabilities for on-policy ones.
         return Violation("Generated.logprobs", f"{len(generated.logprobs):,} entries", f"{wanted:,} entries")
-    if not generated.prompt_token_ids:
+    prompt = len(generated.prompt_token_ids)
+    if not prompt:
         return Violation("Generated.prompt_token_ids", "0 entries", "1 entry at least")
-    for name, ids in (("token_ids", tokens), ("prompt_token_ids", generated.prompt_token_ids)):
-        if len(ids) > TOKEN_IDS.most:
-            return Violation(f"Generated.{name}", f"{len(ids):,} entries", TOKEN_IDS.says)
-        if (largest := max(ids[:], default=0)) >= vocabulary:
+    for name, number in (("token_ids", count), ("prompt_token_ids", prompt)):
+        if number > TOKEN_IDS.most:
+            return Violation(f"Generated.{name}", f"{number:,} entries", TOKEN_IDS.says)
+    return _spans(generated.versions, count, limits)
+
+
+def unknown_token(generation: Generation, limits: Limits) -> Violation | None:
+    """A token of the prompt or of the answer that the model does not have."""
+    vocabulary = limits.vocabulary or TOKEN_IDS.most_id + 1
+    for name, ids in (("token_ids", generation.token_ids), ("prompt_token_ids", generation.prompt_token_ids)):
+        if (largest := max(ids)) >= vocabulary:
             shown = f"{len(ids):,} entries, the largest {largest}"
             return Violation(f"Generated.{name}", shown, f"ids below {vocabulary:,}")
-    return _spans(generated.versions, count, limits)
+    return None
 
 
 def _spans(spans: Sequence[tpb.VersionSpan], tokens: int, limits: Limits) -> Violation | None:
