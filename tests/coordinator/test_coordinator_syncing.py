@@ -110,6 +110,18 @@ async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[
 TENSORS = [wpb.TensorInfo(name="w", dtype="float32", shape=[2])]
 
 
+async def test_a_transfer_that_finds_no_trainer_has_failed(tmp_path: Path) -> None:
+    """The run is ending then, with an error that says so; a second one from here would hide it."""
+    async with stage(tmp_path, "gloo", capable=True) as made:
+        trainer = next(worker for worker in made.fleet.workers.values() if worker.role == pb.ROLE_TRAIN)
+        made.fleet.lose(trainer, "killed")
+        made.sync.publish(1, TENSORS)
+        while '"sync_failed"' not in (tmp_path / "metrics.jsonl").read_text():
+            await asyncio.sleep(0.01)
+        assert "the trainer is gone" in (tmp_path / "metrics.jsonl").read_text()
+        assert made.seen == [] and made.serves
+
+
 async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Path) -> None:
     async with stage(tmp_path, "gloo", capable=True) as made:
         made.sync.publish(1, TENSORS)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker, WorkerLost
 from dart.coordinator.training.pages import TooLarge, pages_of
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
@@ -89,6 +89,9 @@ class TrainerRanks:
 
     @property
     def rank0(self) -> Worker:
+        """Raises WorkerLost while there is none."""
+        if 0 not in self._ranks:
+            raise WorkerLost("the trainer is gone", TRAINER)
         return self._ranks[0]
 
     @property

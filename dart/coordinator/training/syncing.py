@@ -156,8 +156,6 @@ class WeightSync:
             raise InfrastructureError(
                 f"no end of the transfer, or of the pause that it needs, within {self._settings.timeout_seconds:.0f} s"
             ) from None
-        except* KeyError:
-            raise InfrastructureError("the trainer is gone") from None
         finally:
             worker.end_assignment(name, 1)
         return answer.result()
