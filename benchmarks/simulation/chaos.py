@@ -141,6 +141,8 @@ class _Life:
                 raise _Killed from None
             except UserError as error:
                 self.outcome.wrong.append(f"the run ended: {error}")
+            except Exception as error:
+                self.outcome.wrong.append(f"the run broke: {error!r}")
 
         try:
             async with asyncio.TaskGroup() as tasks:
