@@ -141,7 +141,7 @@ class _Life:
                 raise _Killed from None
             except UserError as error:
                 self.outcome.wrong.append(f"the run ended: {error}")
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it should not happen
                 self.outcome.wrong.append(f"the run broke: {error!r}")
 
         try:
