@@ -96,13 +96,6 @@ class _Account:
         self.counts[state] = self.counts.get(state, 0) + slots
         self.balances[state] = self.balances.get(state, 0.0) - slots * now
 
-    def move(self, old: State, new: State, slots: int, now: float) -> None:
-        counts, balances, weight = self.counts, self.balances, slots * now
-        counts[old] = counts.get(old, 0) - slots
-        balances[old] = balances.get(old, 0.0) + weight
-        counts[new] = counts.get(new, 0) + slots
-        balances[new] = balances.get(new, 0.0) - weight
-
     def seconds(self, now: float) -> dict[State, float]:
         return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}
 
@@ -160,9 +153,12 @@ class Ledger:
         """`slots` of the worker change from `old` to `new`. Slots of a worker that is gone do not move."""
         if old is new or (account := self._workers.get(worker)) is None:
             return
-        at = now - self._origin
-        self._all.move(old, new, slots, at)
-        account.move(old, new, slots, at)
+        weight = slots * (now - self._origin)
+        for counts, balances in ((self._all.counts, self._all.balances), (account.counts, account.balances)):
+            counts[old] = counts.get(old, 0) - slots
+            balances[old] = balances.get(old, 0.0) + weight
+            counts[new] = counts.get(new, 0) + slots
+            balances[new] = balances.get(new, 0.0) - weight
 
     def resize(self, worker: str, state: State, slots: int, now: float) -> None:
         """Set how many slots the worker has in `state`; slots are added or removed as needed."""

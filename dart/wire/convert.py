@@ -181,15 +181,17 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
     By definition of the encoding, concatenated messages parse as one, with their lists concatenated. So a block is
     encoded once, and a prompt of many turns takes one join and one parse.
     """
-    for block in prompt.blocks:
-        if block.encoded is None:
-            alone = spb.Generate()
-            for part in block.parts:
-                _write_part(alone.prompt.add(), part, with_data=False)
-            block.encoded = alone.SerializeToString()
-    encoded = b"".join([block.encoded for block in prompt.blocks if block.encoded])
+    encoded = b"".join([block.encoded or _encode(block) for block in prompt.blocks])
     into.MergeFromString(encoded)
     return len(encoded)
+
+
+def _encode(block: t.Block) -> bytes:
+    alone = spb.Generate()
+    for part in block.parts:
+        _write_part(alone.prompt.add(), part, with_data=False)
+    block.encoded = alone.SerializeToString()
+    return block.encoded
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:

@@ -203,7 +203,11 @@ class CoordinatorEnd:
     def settle(self, owed: Owed) -> None:
         """The reply has come: close the command."""
         work = owed.key[:2]
-        self._close(work, self._work[work])
+        state = self._work[work]
+        if state.held or state.finished:
+            self._close(work, state)
+        else:
+            state.open = None
 
     def ask_again(self, command: pb.SessionResponse, most: int) -> bool:
         """Send an open command again; False when it has been sent again `most` times already.

@@ -91,26 +91,22 @@ class Worker:
     connections: int = 0
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     """When set, the newest stream of this worker is to end. Each stream has its own event (`connected`)."""
+    id: str = field(init=False)
+    role: pb.Role = field(init=False)
+    """Both are the Hello's, read once: every command and every answer asks for them."""
     outbox: Outbox[pb.SessionResponse] = field(init=False)
     """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
     _waiting: dict[Key, asyncio.Future[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.id, self.role = self.hello.worker_id, self.hello.role
         self.outbox = self._new_outbox()
         self.end = CoordinatorEnd(self.epoch, self.outbox)
 
     @property
     def stale_replies(self) -> int:
         return self.end.stale
-
-    @property
-    def id(self) -> str:
-        return self.hello.worker_id
-
-    @property
-    def role(self) -> pb.Role:
-        return self.hello.role
 
     @property
     def slots(self) -> int:
