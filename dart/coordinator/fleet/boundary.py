@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN = 2
+ASK_AGAIN = 8
 """How often a trainer is asked for another answer to one command."""
 REMINDERS = 8
 """Times that a trainer is sent a command again because its answer may be among what could not be used."""
