@@ -152,11 +152,11 @@ async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, ob
             await process.wait()
     updates = Witness(next(runs.glob("*/run.db"))).updates()
     write_json(folder / "samples.json", {name: [one.at, one.values] for name, one in series.items()})
-    series["disk MB per update"] = per_update(series["disk MB"], series.pop("updates"))
+    series["disk MB per update"] = per_update(series["disk MB"], series.pop("updates", Series()))
     return {
         "machine": machine(), "hours": round((time.monotonic() - began) / 3600, 3), "updates": updates,
         "exit": process.returncode,
-        "series": {name: described(one, name.rsplit(" ", 1)[-1]) for name, one in sorted(series.items())},
+        "series": {name: described(one, name.rsplit(" ", 1)[-1]) for name, one in sorted(series.items()) if one.at},
     }  # fmt: skip
 
 

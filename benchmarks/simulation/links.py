@@ -73,6 +73,7 @@ class Link:
         """The number of the stream that is up; 0: none."""
         self._streams = itertools.count(1)
         self._timers: set[asyncio.TimerHandle] = set()
+        self._dialling: asyncio.TimerHandle | None = None
         self._held: list[pb.SessionResponse] = []
         """Commands that arrived while it hung."""
         self._over = False
@@ -90,13 +91,16 @@ class Link:
         hello = pb.Hello()
         hello.CopyFrom(self._hello)
         hello.last_epoch = self.end.epoch
+        if seconds := self._fleet.refused(hello):
+            self._dial_in(seconds)
+            return
         try:
             if self._fleet.rival(hello) is not None:
                 raise Rejected("a live worker has this place", "end it first")
             worker, resumed = self._fleet.admit(hello)
         except Rejected:
             self.rejections += 1
-            self._later(HEARTBEAT_SECONDS, self.dial)
+            self._dial_in(HEARTBEAT_SECONDS)
             return
         self.worker = worker
         if self.end.welcomed(pb.Welcome(epoch=worker.epoch, resumed=resumed), self):
@@ -116,7 +120,13 @@ class Link:
         if self.up and self.worker is not None:
             self.worker.connections -= 1
         self._stream = 0
-        self._later(seconds, self.dial)
+        self._dial_in(seconds)
+
+    def _dial_in(self, seconds: float) -> None:
+        """Dial then, and not before: a later fault outlasts an earlier one."""
+        if self._dialling is not None:
+            self._dialling.cancel()
+        self._dialling = self._later(seconds, self.dial)
 
     def die(self, seconds: float, name: str) -> None:
         """End the process; another instance comes `seconds` from now."""
@@ -212,9 +222,9 @@ class Link:
             else:
                 self._loop.call_soon(arrive, message, stream)
 
-    def _later(self, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    def _later(self, seconds: float, call: Callable[..., None], *arguments: object) -> asyncio.TimerHandle | None:
         if self._over:
-            return
+            return None
 
         def go() -> None:
             self._timers.discard(timer)
@@ -223,6 +233,7 @@ class Link:
 
         timer = self._loop.call_later(seconds, go)
         self._timers.add(timer)
+        return timer
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from dart.core.status import Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Tasks, or workers of one role, that are shown one by one; more are shown together."""
-SHOWN_ABOVE = ("updates", "version", "trajectories", "env_steps")
-"""Counters that `headline` and `details` have sentences for."""
+SHOWN_ABOVE = ("updates", "trajectories")
+"""Counters that `headline` has words for."""
 MOST_CHARACTERS = 300
 """Characters shown of one text from a worker."""
 

@@ -98,8 +98,7 @@ def test_nothing_works_after_long_enough_and_often_enough() -> None:
 def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None:
     groups = machine(first=2)
     if resumed:
-        before = machine().next(1)[0]
-        groups.restore_open(before.group_id, before.task, 4, [trajectory(before)])
+        groups.restore_worked()
         groups.next(1)
     else:
         groups.finished(trajectory(groups.next(1)[0]))
@@ -109,6 +108,9 @@ def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None
             Attempt.GIVEN_UP if number < LEAST_FAILURES else Attempt.AGAIN
         ), "while others may still succeed, a roll-out is given up; when none does, no roll-out is to blame"
         order = groups.next(0)[0]
+    groups.finished(trajectory(groups.next(0)[0]))
+    assert order.excused and not order.hopeless
+    assert groups.failed(order.failed("a"), now=1e6) is Attempt.AGAIN, "nor is one that fails once more afterwards"
 
 
 # ---- batches ----

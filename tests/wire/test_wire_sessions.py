@@ -307,9 +307,10 @@ async def test_nobody_is_lost_because_the_coordinator_stood_still(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
     reaping = asyncio.create_task(fleet.reap())
     await asyncio.sleep(0.1)
-    ahead = 20.0
+    ahead, heard = 20.0, worker.last_heard
     await asyncio.sleep(0.5)
     assert worker.state == "ready"
+    assert worker.last_heard == heard, "a rival's Hello would take it for a sign of life"
     reaping.cancel()
 
 

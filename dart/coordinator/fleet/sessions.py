@@ -16,6 +16,7 @@ import itertools
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 STALLED_SECONDS = 2.0
 LOOKS = 4
 """How often the fleet looks for silent workers in the time after which one counts as lost."""
+STALLS_KEPT = 64
 
 
 class InfrastructureError(Exception):
@@ -235,6 +237,8 @@ class Fleet:
         self._lost_after, self._answer_within = lost_after, answer_within
         self._looked = time.monotonic()
         """When `reap` last looked for silent workers."""
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
+        """(when it ended, seconds) of the newest times in which this process stood still."""
         self.boundary = Boundary()
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
@@ -249,10 +253,17 @@ class Fleet:
 
     def rival(self, hello: pb.Hello) -> Worker | None:
         """Another instance with the name or trainer rank of this Hello, if its stream was heard from recently."""
-        # While this process stands still it hears nobody, so that time does not count as silence.
         awake = min(time.monotonic(), self._looked + self._lost_after / LOOKS)
-        long_ago = awake - self._lost_after / 2
-        return next((one for one in self._same_place(hello) if one.connections and one.last_heard >= long_ago), None)
+        bound = self._lost_after / 2
+        return next(
+            (one for one in self._same_place(hello) if one.connections and self._silent(one, awake) <= bound), None
+        )
+
+    def _silent(self, worker: Worker, now: float) -> float:
+        """Seconds since the worker was heard, without the time in which this process stood still: it hears nobody
+        then, and reads what came meanwhile only later."""
+        stood = sum(seconds for ended, seconds in self._stalls if ended > worker.last_heard)
+        return now - worker.last_heard - stood
 
     def refused(self, hello: pb.Hello) -> float:
         """Seconds for which this worker is not admitted, because it is in quarantine. A session that goes on is."""
@@ -353,17 +364,15 @@ class Fleet:
             for worker in list(self.workers.values()):
                 if why := worker.fail_overdue(now, self._answer_within):
                     self.lose(worker, why)
-            for worker in [w for w in self.workers.values() if now - w.last_heard >= self._lost_after]:
+            for worker in [w for w in self.workers.values() if self._silent(w, now) >= self._lost_after]:
                 self.lose(worker, f"silent for {self._lost_after:.0f} s")
             heard = min((worker.last_heard for worker in self.workers.values()), default=now)
             wake = max(min(heard + self._lost_after, now + self._lost_after / LOOKS), now + 0.5)
             await asyncio.sleep(wake - now)
             if (late := time.monotonic() - wake) > STALLED_SECONDS:
-                # This process was stopped for a while (its machine was paused, a disk hung). Messages that came
-                # meanwhile are not read yet, so no worker counts as silent.
+                # Its machine was paused, say, or a disk hung.
                 log.warning("the coordinator was stopped for %.1f s", late)
-                for worker in self.workers.values():
-                    worker.last_heard = time.monotonic()
+                self._stalls.append((time.monotonic(), late))
 
     def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
         for worker in list(self.workers.values()) if workers is None else workers:

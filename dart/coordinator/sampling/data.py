@@ -285,6 +285,7 @@ class DataManager:
         window = max(self._planner.number.window, self._planner.length.window or 1)
         for past in await self._database.task_histories(window):
             self._planner.restore(past.name, past.results, past.lengths, past.longest)
+            self._lifecycle.restore_worked()
         for success in await self._database.newest_successes(pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))

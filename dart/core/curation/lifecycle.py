@@ -190,7 +190,7 @@ class Lifecycle:
         if attempt is Attempt.AGAIN and not group.unusable:
             if not group.has_next:
                 self._with_next.appendleft(group)
-            group.retry.append(order.again())
+            group.retry.append(order.again(outage=self._failures.outage))
         else:
             self._without(group, 1)
             if len(group.finished) == group.planned:
@@ -387,6 +387,10 @@ class Lifecycle:
 
     # ---- restarts ----
 
+    def restore_worked(self) -> None:
+        """Episodes finished in an earlier process of this run."""
+        self._failures.finished()
+
     def restore_open(
         self, group_id: str, task: Task, planned: int, finished: Sequence[Trajectory], why: str = ""
     ) -> None:
@@ -397,8 +401,6 @@ class Lifecycle:
         limit = self._plan(task).step_limit
         group = Group(group_id, task, planned, limit, why, started=planned, finished=list(finished))
         done = {trajectory.id for trajectory in finished}
-        if done:
-            self._failures.finished()
         names = (f"{group_id}-{number}" for number in range(1, planned + 1))
         group.retry.extend(Order(name, group_id, task, group.step_limit, 2) for name in names if name not in done)
         self._enter(group)
@@ -410,10 +412,8 @@ class Lifecycle:
             self._close(group)
 
     def restore_released(self, group: ReleasedGroup, task: Task, why: str = "", unusable: str = "") -> None:
-        """Restore a group that waited for the trainer in an earlier process. `unusable`: why it cannot be trained
-        on."""
+        """Restore a group that waited for the trainer. `unusable`: why it cannot be trained on."""
         size, finished = len(group.trajectories), list(group.trajectories)
-        self._failures.finished()
         restored = Group(group.id, task, size, 0, why, started=size, finished=finished, released=group)
         restored.unusable = unusable
         self._enter(restored)

@@ -29,18 +29,23 @@ class Order:
     step_limit: int
     attempt: int = 1
     failed_on: frozenset[str] = frozenset()
+    excused: int = 0
+    """Attempts that failed while every other failed, too."""
 
     @property
     def hopeless(self) -> bool:
         """Whether to give up: so many attempts failed, on more than one machine, that the next would fail as well."""
-        return self.attempt >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
+        return self.attempt - self.excused >= (MOST_ATTEMPTS_ON_ONE if len(self.failed_on) == 1 else MOST_ATTEMPTS)
 
     def failed(self, worker: str) -> Order:
         """Record the worker that ended this attempt."""
         return replace(self, failed_on=self.failed_on | {worker})
 
-    def again(self) -> Order:
-        """The order for the same roll-out, after infrastructure ended this attempt."""
+    def again(self, *, outage: bool = False) -> Order:
+        """The order for the same roll-out, after infrastructure ended this attempt. `outage`: as it ended all others;
+        the roll-out is not to blame for that."""
+        if outage:
+            return replace(self, attempt=self.attempt + 1, excused=self.attempt, failed_on=frozenset())
         return replace(self, attempt=self.attempt + 1)
 
 
@@ -69,6 +74,11 @@ class Failures:
         self._since = 0.0
         self._most_environments = 0
 
+    @property
+    def outage(self) -> bool:
+        """So many attempts have failed in a row that no roll-out is to blame, nor a lost machine."""
+        return self.in_a_row >= self._most_environments + LEAST_FAILURES
+
     def environments(self, number: int) -> None:
         """Note how many environments there are now; the run's size is the most there have been."""
         self._most_environments = max(self._most_environments, number)
@@ -84,7 +94,7 @@ class Failures:
         enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
         if not self._worked and self.in_a_row >= enough and now - self._since >= FAILING_SECONDS:
             return Attempt.NOTHING_WORKS
-        if order.hopeless and self.in_a_row < self._most_environments + LEAST_FAILURES:
+        if order.hopeless and not self.outage:
             # Others succeed meanwhile, so this roll-out is to blame: a task with a page that does not load, say.
             return Attempt.GIVEN_UP
         return Attempt.AGAIN
