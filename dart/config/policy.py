@@ -57,6 +57,11 @@ class Rollout(Section):
     max_model_len: Positive = Field(32768, description="The most tokens of prompt and answer together.")
     tensor_parallel: Positive = Field(1, description="GPUs per replica.")
     kv_cache_bytes: int | None = Field(None, description="Size of the KV cache; none: vLLM decides.")
+    processor_cache_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="Memory for preprocessed screenshots in each of vLLM's processes; it fills up over hours.",
+    )
     enforce_eager: bool = Field(False, description="true: run vLLM without CUDA graphs.")
     image_cache_entries: Positive = Field(4096, description="Screenshots that a replica caches by digest.")
     environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")

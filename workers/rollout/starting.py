@@ -77,6 +77,7 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
             tensor_parallel_size=rollout.tensor_parallel,
             enforce_eager=rollout.enforce_eager,
             kv_cache_memory_bytes=rollout.kv_cache_bytes,
+            mm_processor_cache_gb=rollout.processor_cache_bytes / (1 << 30),
             limit_mm_per_prompt={"image": config.max_images, "video": 0},
             block_size=32 if environment.on_cpu() else None,
             generation_config="vllm",  # Otherwise the folder's own sampling defaults and extra stop tokens apply.
