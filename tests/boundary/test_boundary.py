@@ -22,7 +22,7 @@ from benchmarks.simulation import virtual_time
 from benchmarks.simulation.timings import EnvTimes, Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica
 from dart import config
-from dart.coordinator.fleet.boundary import broken_screenshot
+from dart.coordinator.fleet.boundary import ASK_AGAIN, broken_screenshot
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.roster import Roster
@@ -115,7 +115,9 @@ async def test_millions_of_empty_entries_do_not_hold_the_coordinator() -> None:
             await asyncio.sleep(0.01)
         assert worker.state == "ready", "it may dial again"
         assert at.loop_was_held < 1.0
-        assert "broke a rule once, the last: SessionRequest is 15,000,000 bytes" in at.fleet.boundary.told("env-1")
+        assert "broke a rule once, the last: SessionRequest is 15,000,000 bytes" in at.fleet.boundary.told(
+            (pb.ROLE_ENV, "env-1")
+        )
 
 
 async def test_a_worker_that_keeps_sending_rubbish_is_refused_for_a_while_and_told_so() -> None:
@@ -178,7 +180,8 @@ async def test_an_odd_answer_fails_its_command_alone_and_is_an_event(tmp_path: P
             await bad.reset(Task("s", "a", 13))
         assert raised.value.worker == "env"
         assert (await good.reset(Task("s", "a", 2))).instruction == "click left"
-        assert envs._fleet.boundary.told("env").startswith("broke a rule once, the last: Observed.reward is nan")
+        told = envs._fleet.boundary.told((pb.ROLE_ENV, "env"))
+        assert told.startswith("broke a rule once, the last: Observed.reward is nan")
     journal.close()
     lines = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"violation"' in line]
     assert len(lines) == 1
@@ -199,14 +202,15 @@ async def trainer_asked(answers: list[dict[str, Any]]) -> Any:
             asked = (await worker.outbox.get()).train_batch
         trained = pb.Trained(assignment=asked.assignment, **{"update": 5, "weight_version": 5} | answer)
         made.receive(worker, pb.SessionRequest(trained=trained))
-    return await call
+    async with asyncio.timeout(5):
+        return await call
 
 
 async def test_a_trainer_is_asked_again_before_its_update_has_failed() -> None:
     """Point 3: a weight_version that repeats ended the run."""
     assert (await trainer_asked([{"weight_version": 4}, {"seconds": float("inf")}, {}])).weight_version == 5
     with pytest.raises(CommandFailed, match=r"train broke a rule: Trained\.weight_version is 9, and must be 5, as it"):
-        await trainer_asked([{"weight_version": 4}, {"weight_version": 6}, {"weight_version": 9}])
+        await trainer_asked([*[{"weight_version": 4}] * ASK_AGAIN, {"weight_version": 9}])
 
 
 async def test_a_replica_that_calls_a_request_wrong_is_believed_when_another_agrees() -> None:
@@ -362,7 +366,7 @@ def test_an_environment_that_lies_is_quarantined_and_let_back_after_probes() -> 
         liar = Lying(made, "liar", 4, timings, ["task-0"], 0)
         sampling = asyncio.create_task(sample(source, envs, policy, run_settings()))
         await asyncio.sleep(3600)
-        failed, told = source.failures["liar"], made.boundary.told("liar")
+        failed, told = source.failures["liar"], made.boundary.told((pb.ROLE_ENV, "liar"))
         liar.mended = True
         await asyncio.sleep(3600)
         sampling.cancel()

@@ -96,6 +96,8 @@ class Boundary:
             answer = generation_from_proto(answer)
             broken = rules.unknown_token(answer, self.limits)
         if broken is None:
+            if not self.conduct.spotless and worker.role != pb.ROLE_ENV:  # environments are probed by `EnvPool`
+                self.conduct.answered_well(worker.name, time.monotonic())
             worker.answered(owed, answer)
             return None
         if broken.mended:
@@ -115,21 +117,21 @@ class Boundary:
         While a worker is in quarantine its violations are not reported: they could fill the disk.
         """
         now = time.monotonic()
-        told = not self.conduct.seconds_left(worker.id, now)
-        quarantine = None if broken.mended else self.conduct.broke(worker.id, str(broken), now)
+        told = not self.conduct.seconds_left(worker.name, now)
+        quarantine = None if broken.mended else self.conduct.broke(worker.name, str(broken), now)
         if told:
             log.warning("worker %s broke a rule: %s", worker.id, broken)
             for listener in self.on_violation:
                 listener(worker.id, broken, quarantine)
         return None if worker.role == pb.ROLE_TRAIN else quarantine
 
-    def told(self, worker_id: str) -> str:
-        """What this worker has done wrong, for people; empty for one that has done nothing."""
-        return self.conduct.told(worker_id, time.monotonic())
+    def told(self, name: tuple[int, str]) -> str:
+        """What the worker of this role and name has done wrong, for people; empty for one that has done nothing."""
+        return self.conduct.told(name, time.monotonic())
 
-    def refused(self, worker_id: str) -> float:
-        """Seconds for which a worker of this name is still refused."""
-        return self.conduct.seconds_left(worker_id, time.monotonic())
+    def refused(self, name: tuple[int, str]) -> float:
+        """Seconds for which a worker of this role and name is still refused."""
+        return self.conduct.seconds_left(name, time.monotonic())
 
     def malformed(self, worker: Worker, message: Malformed) -> Quarantine | None:
         """Note bytes that could not be read as a message. Returns a quarantine if the worker is to be lost."""

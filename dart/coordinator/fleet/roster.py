@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.core.fleet.conduct import Quarantine
 from dart.v1 import session_pb2 as pb
 from dart.wire.rules import Violation
+
+BETWEEN_REASONS = 60.0
+"""Seconds."""
 
 
 class Roster:
@@ -19,6 +23,8 @@ class Roster:
         self._journal = journal
         self.versions: dict[str, str] = {}
         """Names and versions of the software that workers run on, as they reported them in Ready."""
+        self._next: dict[str, float] = {}
+        """Worker → when another reason of it may be recorded."""
         self._missing: dict[str, str] = {}
         """Worker → why it has fewer environments than it wants, as last recorded."""
         self._changed = asyncio.Event()
@@ -38,8 +44,11 @@ class Roster:
         self._notify()
 
     def _slots(self, worker: Worker, slots: pb.Slots) -> None:
-        """Environments come and go with every episode; only a new reason why some are missing is recorded."""
-        if slots.reason and slots.reason != self._missing.get(worker.id):
+        """Environments come and go with every episode; only a new reason why some are missing is recorded, and not more
+        than one a minute: a worker could fill the disk with reasons."""
+        now = time.monotonic()
+        if slots.reason and slots.reason != self._missing.get(worker.id) and now >= self._next.get(worker.id, 0.0):
+            self._next[worker.id] = now + BETWEEN_REASONS
             self._journal.event("environments", worker=worker.id, environments=slots.count, wanted=worker.ready.slots,
                                 reason=slots.reason)  # fmt: skip
         self._missing[worker.id] = slots.reason

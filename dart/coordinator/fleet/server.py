@@ -140,7 +140,7 @@ class CoordinatorService:
 
     def _check(self, hello: pb.Hello) -> str:
         if seconds := self._fleet.refused(hello):
-            told = self._fleet.boundary.told(hello.worker_id)
+            told = self._fleet.boundary.told((hello.role, hello.worker_id))
             raise Rejected(f"worker {hello.worker_id} is {told}", "look at its log", seconds)
         if broken := rules.hello(hello):
             raise Rejected(str(broken), "give the worker another name with --id, or update dart on its machine")

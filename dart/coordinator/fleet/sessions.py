@@ -96,6 +96,8 @@ class Worker:
     id: str = field(init=False)
     role: pb.Role = field(init=False)
     """Both are the Hello's, read once: every command and every answer asks for them."""
+    name: tuple[int, str] = field(init=False)
+    """(role, id), which outlive the instance."""
     outbox: Outbox[pb.SessionResponse] = field(init=False)
     """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
@@ -103,6 +105,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.id, self.role = self.hello.worker_id, self.hello.role
+        self.name = self.role, self.id
         self.outbox = self._new_outbox()
         self.end = CoordinatorEnd(self.epoch, self.outbox)
 
@@ -267,7 +270,7 @@ class Fleet:
 
     def refused(self, hello: pb.Hello) -> float:
         """Seconds for which this worker is not admitted, because it is in quarantine. A session that goes on is."""
-        return 0.0 if hello.instance_id in self.workers else self.boundary.refused(hello.worker_id)
+        return 0.0 if hello.instance_id in self.workers else self.boundary.refused((hello.role, hello.worker_id))
 
     def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:
         """The worker of this Hello, and whether it resumes a session that is still remembered.
@@ -309,7 +312,18 @@ class Fleet:
         else:
             quarantine = self.boundary.answered(worker, message, kind)
         if quarantine is not None:
-            self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
+            self._refuse(worker, quarantine)
+
+    def broke(self, worker: Worker, broken: Violation) -> None:
+        """A message that kept the rules of its fields contradicts what the worker said before: it is lost, and must
+        begin anew."""
+        quarantine = self.boundary.broke(worker, broken)
+        if quarantine is not None:
+            self._refuse(worker, quarantine)
+        self.lose(worker, f"it broke a rule: {broken}")
+
+    def _refuse(self, worker: Worker, quarantine: Quarantine) -> None:
+        self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
 
     def became_ready(self, worker: Worker, ready: pb.Ready) -> Quarantine | None:
         """Take the worker into service. If its Ready breaks a rule, it gets a Bye that says why."""

@@ -1,9 +1,10 @@
 """How each worker behaves: a worker that keeps breaking rules is quarantined, and comes back after good probes.
 
-`Conduct` counts the rules that each worker broke. It keeps them by worker name, which outlives the process. A broken
-rule is a strike; strikes are forgiven one by one as time passes. A worker with `STRIKES` of them is quarantined: it
-gets no work, and each quarantine lasts twice as long as the one before. Then it is on probation: one piece of work at a
-time, until `PROBES` in a row have ended well; a strike before that starts the next quarantine.
+`Conduct` counts the rules that each worker broke. It keeps them by role and name, which outlive the process: workers of
+two roles may have the same name. A broken rule is a strike; strikes are forgiven one by one as time passes. A worker
+with `STRIKES` of them is quarantined: it gets no work, and each quarantine lasts twice as long as the one before. Then
+it is on probation: one piece of work at a time, until `PROBES` in a row have ended well; a strike before that starts
+the next quarantine.
 
 Decisions are plain values and time (seconds, any origin) is an argument. Callers act on the decisions: `EnvPool` gives
 no episodes to a quarantined worker's environments, and the fleet refuses a worker that sends unreadable messages.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 STRIKES = 3
 FORGIVEN_SECONDS = 60.0
@@ -21,6 +23,8 @@ FORGIVEN_SECONDS = 60.0
 FIRST_SECONDS, MOST_SECONDS = 10.0, 640.0
 """A worker's first quarantine, and the longest."""
 PROBES = 4
+Name: TypeAlias = tuple[int, str]
+"""(role, name) of a worker."""
 MOST_NAMES = 4_096
 """The most workers to remember, newest offenders first: a peer can make up any number of names."""
 
@@ -59,9 +63,9 @@ class Conduct:
     """The record of every worker that ever broke a rule."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._records: OrderedDict[Name, _Record] = OrderedDict()
 
-    def broke(self, worker: str, what: str, now: float) -> Quarantine | None:
+    def broke(self, worker: Name, what: str, now: float) -> Quarantine | None:
         """The worker broke a rule. Returns a quarantine if that was one strike too many."""
         record = self._record(worker)
         record.strikes = max(0.0, record.strikes - (now - record.at) / FORGIVEN_SECONDS) + 1
@@ -76,7 +80,7 @@ class Conduct:
         record.until, record.probes_left, record.probing, record.strikes = now + seconds, PROBES, False, 0.0
         return Quarantine(seconds, record.total, what)
 
-    def ended(self, worker: str, *, well: bool) -> bool:
+    def ended(self, worker: Name, *, well: bool) -> bool:
         """A piece of its work has ended. Returns True when that brings it back into good standing."""
         record = self._records.get(worker)
         if record is None or not record.probing:
@@ -90,7 +94,19 @@ class Conduct:
         record.quarantines = 0
         return True
 
-    def may_work(self, worker: str, now: float) -> bool:
+    @property
+    def spotless(self) -> bool:
+        """No worker has ever broken a rule."""
+        return not self._records
+
+    def answered_well(self, worker: Name, now: float) -> None:
+        """A worker that gets its work without `may_work` has answered well: on probation, that was a probe."""
+        record = self._records.get(worker)
+        if record is not None and record.probes_left and now >= record.until:
+            record.probing = True
+            self.ended(worker, well=True)
+
+    def may_work(self, worker: Name, now: float) -> bool:
         """Whether it may have a piece of work now; on probation, that is its probe."""
         record = self._records.get(worker)
         if record is None:
@@ -100,12 +116,12 @@ class Conduct:
         record.probing = record.probes_left > 0
         return True
 
-    def seconds_left(self, worker: str, now: float) -> float:
+    def seconds_left(self, worker: Name, now: float) -> float:
         """Seconds left of its quarantine; 0 when it is not in one."""
         record = self._records.get(worker)
         return max(0.0, record.until - now) if record else 0.0
 
-    def standing(self, worker: str, now: float) -> Standing:
+    def standing(self, worker: Name, now: float) -> Standing:
         record = self._records.get(worker)
         if record is None:
             return Standing.GOOD
@@ -113,7 +129,7 @@ class Conduct:
             return Standing.QUARANTINED
         return Standing.PROBATION if record.probes_left else Standing.GOOD
 
-    def told(self, worker: str, now: float) -> str:
+    def told(self, worker: Name, now: float) -> str:
         """For people: "quarantined for 12 s more: broke a rule 4 times, the last: …"; empty for a worker that never
         broke a rule."""
         record = self._records.get(worker)
@@ -129,7 +145,7 @@ class Conduct:
             case _:
                 return story
 
-    def _record(self, worker: str) -> _Record:
+    def _record(self, worker: Name) -> _Record:
         record = self._records.setdefault(worker, _Record())
         self._records.move_to_end(worker)
         if len(self._records) > MOST_NAMES:
