@@ -2,9 +2,10 @@
 
 Each run is the real coordinator with its real store on a virtual clock: forty environments, four replicas, a trainer,
 and a fault about every twenty seconds, of any class in `benchmarks.simulation.faults`. What must hold: a run ends only
-through a fault that ends its coordinator, and then `--resume` makes an update within an hour; nothing that was stored
-is lost, doubled or trained on twice; a run that stalls reports it. One seed is run twice, and must make the same
-decisions. Writes results/chaos.json: the faults by class, and the seconds from a fault's end to the next update.
+through a fault that ends its coordinator; after the last of them `--resume` makes an update within an hour; nothing
+that was stored is lost, doubled or trained on twice, whichever process looks; a run that stalls reports it; no worker
+takes a live one's place. One seed is run twice, and must make the same decisions. Writes results/chaos.json: the faults
+by class, and the seconds from a fault's end to the next update (none where a restart cut the fault short).
 """
 
 from __future__ import annotations

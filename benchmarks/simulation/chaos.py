@@ -1,7 +1,8 @@
 """One simulated training run under planned faults: the real coordinator, scheduler, store and session machines.
 
 When a coordinator is killed, its directory stays as it is at that moment (a copy is taken, and whatever the dying
-process would still write is thrown away); the next one resumes it. `Outcome.wrong` lists every broken invariant.
+process would still write is thrown away); the next one resumes it. After the planned time the coordinator is killed
+once more, and the last process, under no faults, must make an update. `Outcome.wrong` lists every broken invariant.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.training.ranks import TrainerLost
+from dart.core.types import Trajectory
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
@@ -38,8 +40,7 @@ LOOK_SECONDS = 60.0
 SILENT_SECONDS = 1200.0
 """After this long without a finished trajectory or an update, the watchdog must have reported a stall."""
 RESUMED_SECONDS = 3600.0
-"""A resumed run must have made an update within this time."""
-
+"""The last process must make its update within this time."""
 
 RESTART_SECONDS = 5.0
 """The time between a coordinator's death and the start of the next one."""
@@ -55,6 +56,10 @@ class Outcome:
     resumes: int = 0
     trajectories: int = 0
     updates: int = 0
+    open: list[tuple[Fault, float]] = field(default_factory=list)
+    """Faults that are over but after which no update has come yet, each with the time when it ended."""
+    stored: set[str] = field(default_factory=set)
+    """Trajectories that a coordinator was told are stored: whatever it did next relied on them."""
     decisions: str = ""
     """A digest of every event that the run recorded."""
     wrong: list[str] = field(default_factory=list)
@@ -82,21 +87,24 @@ class _Killed(Exception):
 class _Life:
     """One coordinator process, from its start to its death or to the end of the run."""
 
-    def __init__(self, outcome: Outcome, cluster: Cluster, folder: Path, began: float, until: float) -> None:
-        self.outcome, self.cluster, self.folder, self.until = outcome, cluster, folder, until
+    def __init__(
+        self, outcome: Outcome, cluster: Cluster, folder: Path, began: float, until: float, updates: int | None = None
+    ) -> None:
+        """`updates`: the run ends in order with this update; None: it goes on until it is killed."""
+        self.outcome, self.cluster, self.folder, self.updates = outcome, cluster, folder, updates
         self._began = began
         """When the run began, in virtual seconds."""
         self._events: list[tuple[float, str, str]] = []
         self._progress_at = began
-        self._open: list[tuple[Fault, float]] = []
-        """Faults that are over but after which no update has come yet, each with the time when it ended."""
         self.killed_at = until
+        self.dead = False
 
     async def live(self, planned: list[Planned], timings: Timings, resume: bool) -> None:
         """Run until the run is over, or until a fault ends this process. Raises _Killed."""
         directory = RunDirectory(self.folder)
         async with await Database.open(sqlite_url(directory.database), directory.blobs) as database:
-            settings = _config(self.cluster, self.outcome.seed, (self.until - self._began) / 3600)
+            settings = _config(self.cluster, self.outcome.seed, self.updates)
+            self._note_stored(database)
             if resume:
                 start = await starting_point(database, directory)
                 await database.resume_run()
@@ -107,7 +115,17 @@ class _Life:
             self._listen()
             self.links = Links(self.run.fleet, random.Random(f"links/{self.outcome.seed}/{self.outcome.resumes}"))
             self._workers(settings, timings, start.version)
-            await self._with_faults(planned, resume)
+            await self._with_faults(planned)
+
+    def _note_stored(self, database: Database) -> None:
+        store = database.add_trajectory
+
+        async def stored(trajectory: Trajectory, attempt: int = 1) -> None:
+            await store(trajectory, attempt)
+            if not self.dead:
+                self.outcome.stored.add(trajectory.id)
+
+        database.add_trajectory = stored  # type: ignore[method-assign]
 
     def _workers(self, settings: config.Config, timings: Timings, version: int) -> None:
         names, seed = list(settings.environment.tasks.names), self.outcome.seed
@@ -126,28 +144,31 @@ class _Life:
             if kind in ("group", "update"):
                 self._progress_at = now
             if kind == "update":
-                for fault, ended in self._open:
+                for fault, ended in self.outcome.open:
                     self.outcome.recoveries.setdefault(fault, []).append(now - ended)
-                self._open.clear()
+                self.outcome.open.clear()
             record(kind, **fields)
 
         self.run.journal.event = event  # type: ignore[method-assign]
 
-    async def _with_faults(self, planned: list[Planned], resumed: bool) -> None:
+    async def _with_faults(self, planned: list[Planned]) -> None:
         async def work() -> None:
             try:
-                await self.run.work()
+                async with asyncio.timeout(None if self.updates is None else RESUMED_SECONDS):
+                    await self.run.work()
             except TrainerLost:
                 raise _Killed from None
             except UserError as error:
                 self.outcome.wrong.append(f"the run ended: {error}")
+            except TimeoutError:
+                self.outcome.wrong.append("no update within an hour of the last resume")
             except Exception as error:  # noqa: BLE001 - whatever it is, it should not happen
                 self.outcome.wrong.append(f"the run broke: {error!r}")
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = [tasks.create_task(self._happen(one)) for one in planned]
-                beside.append(tasks.create_task(self._look(resumed)))
+                beside.append(tasks.create_task(self._look()))
                 await work()
                 for task in beside:
                     task.cancel()
@@ -159,9 +180,9 @@ class _Life:
             text = text.replace(str(self.folder.parent), "")  # checkpoint names contain it
             self.outcome.decisions = hashlib.sha256((self.outcome.decisions + text).encode()).hexdigest()
 
-    async def _look(self, resumed: bool) -> None:
+    async def _look(self) -> None:
         """Check the invariants that can be seen from outside at any moment."""
-        loop, began, reported = asyncio.get_running_loop(), asyncio.get_running_loop().time(), False
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
@@ -171,11 +192,6 @@ class _Life:
                 spoke = any(kind == "stalled" and at > now - silent for at, kind, _ in self._events)
                 if not spoke:
                     self.outcome.wrong.append(f"no progress for {silent:.0f} s at {now - self._began:.0f}, unreported")
-            updates = self.run.progress.counts.updates
-            if resumed and not reported and now - began > RESUMED_SECONDS:
-                reported = True
-                if not any(kind == "update" for _, kind, _ in self._events):
-                    self.outcome.wrong.append(f"no update within an hour of a resume, at {updates}")
 
     # ---- faults ----
 
@@ -184,8 +200,12 @@ class _Life:
         await asyncio.sleep(max(0.0, self._began + planned.at - loop.time()))
         self.outcome.faults[planned.fault] += 1
         self._events.append((loop.time(), "fault", planned.fault))
-        await self._do(planned)
-        self._open.append((planned.fault, loop.time()))
+        if planned.fault in ENDS_THE_PROCESS:
+            self.outcome.open.append((planned.fault, loop.time()))
+            self._end(planned.fault)
+        else:
+            await self._do(planned)
+            self.outcome.open.append((planned.fault, loop.time()))
 
     def _link(self, planned: Planned, *roles: str) -> Link:
         names = [name for name in sorted(self.links.of) if name.split("-")[0] in roles]
@@ -200,8 +220,6 @@ class _Life:
             await self._hanging(self._link(planned, _HANGING[fault]), seconds)
         elif fault in (Fault.DUPLICATES, Fault.LATE):
             await self._disturbed(self._link(planned, "env", "rollout", "train"), fault, seconds)
-        elif fault in ENDS_THE_PROCESS:
-            self._end(fault)
         else:
             await self._other(planned)
 
@@ -269,7 +287,7 @@ class _Life:
         if fault is Fault.TRAINER_KILLED:
             self._link(Planned(fault, 0.0, 0.0, 0.0), "train").die(1e9, "gone")
             return  # the coordinator notices its silence and ends in order, and another one resumes the run
-        self.killed_at = asyncio.get_running_loop().time()
+        self.killed_at, self.dead = asyncio.get_running_loop().time(), True
         _copy(self.folder, self.folder.with_name(self.folder.name + "+"))
         raise _Killed
 
@@ -292,23 +310,31 @@ def chaos(
 ) -> Outcome:
     """One run of `hours` virtual hours, in as many coordinator processes as it takes."""
     outcome, began, at = Outcome(seed, hours), virtual_time.START, folder / "run"
-    now, until, killed = began, began + 3600 * hours, True
+    now, until = began, began + 3600 * hours
+    planned = [*planned, Planned(Fault.COORDINATOR_KILLED, 3600 * hours, 0.0, 0.0)]
     at.mkdir(parents=True)
-    while killed and now < until:
-        life = _Life(outcome, cluster, at, began, until)
+    witness = Witness(at / "run.db")
+    while True:
+        calm = now >= until
+        life = _Life(outcome, cluster, at, began, until, witness.updates() + 1 if calm else None)
         left = [one for one in planned if began + one.at > now]
         killed, now = virtual_time.run(_one_life(life, left, timings, now > began), now)
-        outcome.resumes += killed
         if (copied := at.with_name(at.name + "+")).exists():
             at = copied
+        witness.database = at / "run.db"
+        witness.look()
+        outcome.wrong += [f"{name} was stored, and is gone" for name in sorted(outcome.stored - witness.trajectories)]
+        if not killed:
+            break
+        witness.resumed()
+        outcome.resumes += 1
         now += RESTART_SECONDS
-    witness = Witness(at / "run.db")
     outcome.wrong += witness.verdict()
     outcome.trajectories, outcome.updates = len(witness.trajectories), witness.updates()
     return outcome
 
 
-def _config(cluster: Cluster, seed: int, hours: float) -> config.Config:
+def _config(cluster: Cluster, seed: int, updates: int | None) -> config.Config:
     return config.parse(
         {
             "run": {"seed": seed},
@@ -320,7 +346,7 @@ def _config(cluster: Cluster, seed: int, hours: float) -> config.Config:
             "evaluation": {"episodes": 0},
             "checkpoint": {"every_updates": 3},
             "sync": {"timeout_seconds": 60.0},
-            "stop": {"train_seconds": hours * 3600},
+            "stop": {"updates": updates or 1_000_000},
             "server": {"lost_after_seconds": 15.0, "reply_timeout_seconds": 180.0},
             "watchdog": {"start_seconds": 300.0, "sampling_seconds": 300.0, "update_seconds": 300.0},
         }
