@@ -56,7 +56,6 @@ from dart.store.database import Database
 from dart.store.engine import DatabaseFailed
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
-from dart.wire.channel import read_token
 from dart.wire.rules import Limits
 
 GOODBYE_SECONDS = 4.0
@@ -222,10 +221,7 @@ class Run:
 
     async def execute(self, launch: Coroutine[Any, Any, None] | None = None) -> dict[str, Any]:
         """Run to the end and return the summary. `launch`: starts local workers and watches them, until cancelled."""
-        control = self.config.server.tokens.get("control")
-        service = ControlService(
-            self, self.journal, self.database, read_token(control, "server.tokens.control") if control else None
-        )
+        service = ControlService(self, self.journal, self.database)
         sessions = CoordinatorService(self.fleet, self.config.server, self.directory.name, self._welcome)
         try:
             await self.server.start(sessions, service)

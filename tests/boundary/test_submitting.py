@@ -72,7 +72,7 @@ class Levers:
 
 def service(levers: Levers) -> ControlService:
     unused: Any = None
-    return ControlService(levers, unused, unused, None)  # type: ignore[arg-type]
+    return ControlService(levers, unused, unused)  # type: ignore[arg-type]
 
 
 def request(*tasks: dict[str, object]) -> cpb.SubmitTasksRequest:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
 from dart.core.loopback import is_loopback
 from dart.errors import UserError
+from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import MAX_MESSAGE_BYTES, OPTIONS, Dial, authorised
@@ -267,3 +269,50 @@ async def test_what_is_too_large_fails_at_once_and_the_stream_lives(caplog: pyte
         assert worker.hung_up is stream, "one stream from the beginning to the end"
         stop.set()
         assert await serving == "stopped"
+
+
+class Control(control_pb2_grpc.ControlServiceServicer):
+    """Counts what gets through."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    async def SubmitTasks(self, request: cpb.SubmitTasksRequest, context: Any) -> cpb.SubmitTasksResponse:
+        self.asked.append(request)
+        return cpb.SubmitTasksResponse(accepted=len(request.tasks))
+
+    async def WatchEvents(
+        self, request: cpb.WatchEventsRequest, context: Any
+    ) -> AsyncIterator[cpb.WatchEventsResponse]:
+        self.asked.append(request)
+        yield cpb.WatchEventsResponse(sequence=7)
+
+
+async def test_control_asks_for_its_token_and_the_size_before_it_parses(
+    tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTROL_SECRET", "secret")
+    settings = config.Server.model_validate({"tokens": {**tokens, "control": "env:CONTROL_SECRET"}})
+    server, control = Server(settings), Control()
+    await server.start(CoordinatorService(Fleet(2.0), settings, "run", lambda hello: "{}"), control)
+    right, wrong = (("authorization", "Bearer secret"),), (("authorization", "Bearer guess"),)
+    tasks = cpb.SubmitTasksRequest(tasks=[{}] * 3)
+    try:
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            raw = channel.unary_unary("/dart.v1.ControlService/SubmitTasks")
+            refused = [stub.SubmitTasks(tasks), stub.SubmitTasks(tasks, metadata=wrong), raw(b"\xff", metadata=wrong)]
+            for call in refused:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await call
+                assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub.WatchEvents(cpb.WatchEventsRequest(), metadata=wrong).read()
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.SubmitTasks(cpb.SubmitTasksRequest(tasks=[{}] * 1_000_000), metadata=right)
+            assert control.asked == []
+            assert (await stub.SubmitTasks(tasks, metadata=right)).accepted == 3
+            assert (await stub.WatchEvents(cpb.WatchEventsRequest(), metadata=right).read()).sequence == 7
+    finally:
+        await server.stop()

@@ -4,6 +4,8 @@ The checks are in this order, so that an outsider costs as little as possible: t
 before the first message is read; a place among the at most `MOST_WAITING` streams that have not sent Hello yet, where a
 new stream displaces the oldest; a Hello within `HELLO_SECONDS`, of at most `HELLO_BYTES`; and the token again, now for
 the role that Hello names. Refusals are logged as one line every `LOG_SECONDS`, with their number.
+
+`ControlDoor` does the same for the Control service: the token, then the size of the request, then its parsing.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf import message_factory
 
 from dart import config
+from dart.v1 import control_pb2, control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import authorised, read_token
 from dart.wire.outbox import MalformedError, messages
@@ -30,6 +35,8 @@ HELLO_SECONDS = 5.0
 HELLO_BYTES = 64 * 1024
 MOST_WAITING = 1024
 LOG_SECONDS = 10.0
+MOST_REQUEST_BYTES = 1 << 20
+"""Of one request to Control; ten thousand tasks take some 600 KB."""
 
 
 class Refused(Exception):
@@ -116,3 +123,46 @@ def _hello(encoded: bytes) -> pb.Hello:
     if more or not first.HasField("hello"):
         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Hello")
     return first.hello
+
+
+class ControlDoor(grpc.GenericRpcHandler):
+    """Hands calls of Control to `service`. `token`: the one that callers need; None if they need none."""
+
+    def __init__(self, service: control_pb2_grpc.ControlServiceServicer, token: str | None) -> None:
+        self._token = token
+        described = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+        self._handlers: dict[str, Any] = {}
+        self._refusals: dict[str, Any] = {}
+        for method in described.methods:
+            kind, refusal = grpc.unary_unary_rpc_method_handler, _refuse
+            if method.server_streaming:
+                kind, refusal = grpc.unary_stream_rpc_method_handler, _refuse_stream
+            asked, answered = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
+            name = f"/{described.full_name}/{method.name}"
+            self._handlers[name] = kind(getattr(service, method.name), _parser(asked), answered.SerializeToString)
+            self._refusals[name] = kind(refusal, None, None)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The method's handler; None for methods of other services."""
+        metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata or ()}
+        found = self._handlers if authorised(metadata, self._token) else self._refusals
+        return found.get(handler_call_details.method)
+
+
+def _parser(kind: Any) -> Any:
+    def parse(data: bytes) -> Any:
+        """gRPC answers INTERNAL if this raises."""
+        if len(data) > MOST_REQUEST_BYTES:
+            raise ValueError(f"a request of {len(data):,} bytes, and the limit is {MOST_REQUEST_BYTES:,}")
+        return kind.FromString(data)
+
+    return parse
+
+
+async def _refuse(request: bytes, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token for control")
+
+
+async def _refuse_stream(request: bytes, context: Any) -> Any:
+    await _refuse(request, context)
+    yield b""

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dart import config
-from dart.coordinator.fleet.door import Door, Refused
+from dart.coordinator.fleet.door import ControlDoor, Door, Refused
 from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.errors import UserError
 from dart.v1 import control_pb2, control_pb2_grpc
@@ -30,6 +30,7 @@ from dart.wire.channel import (
     OPTIONS,
     PROTOCOL_VERSION,
     read_file,
+    read_token,
 )
 from dart.wire.rules import Malformed
 from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
@@ -191,8 +192,9 @@ class Server:
 
     async def start(self, sessions: CoordinatorService, control: control_pb2_grpc.ControlServiceServicer) -> None:
         """Bind and serve. Raises UserError when the port is taken."""
-        self._server.add_generic_rpc_handlers((_handler(sessions),))
-        control_pb2_grpc.add_ControlServiceServicer_to_server(control, self._server)
+        source = self._settings.tokens.get("control")
+        token = read_token(source, "server.tokens.control") if source else None
+        self._server.add_generic_rpc_handlers((_handler(sessions), ControlDoor(control, token)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [
             pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
