@@ -27,7 +27,9 @@ from dart.wire.channel import MAX_MESSAGE_BYTES
 FULL_BYTES = 1 << 20
 """The most bytes in a batch: larger ones gain nothing, and must not exceed the limit of a message."""
 MOST_ENTRIES = 1 << 16
-"""The most messages accepted in a batch: one of FULL_BYTES has fewer, and each costs time to process."""
+"""The most messages that a worker accepts in a batch: one of FULL_BYTES has fewer, and each costs time to process."""
+FULL_ENTRIES = 1_000
+"""The most messages in a batch that is sent: the coordinator bounds what it accepts (`dart.wire.rules.table`)."""
 
 Message = TypeVar("Message", pb.SessionRequest, pb.SessionResponse)
 
@@ -80,7 +82,7 @@ class Outbox(Generic[Message]):
         message, first = taken
         encoded = [first]
         size = len(first)
-        while self._batches and self._waiting and not _goodbye(message):
+        while self._batches and self._waiting and len(encoded) < FULL_ENTRIES and not _goodbye(message):
             following = self._waiting.popleft()
             content = self._encode(following)
             if content is None:

@@ -352,6 +352,10 @@ def varint(number: int) -> bytes:
 
 def test_a_batch_is_bounded_and_an_honest_one_is_parsed() -> None:
     assert isinstance(rules.parsed(b"\xc2\x02\x00" * (MOST_BATCH + 1)), Malformed)
+    tensors = [{"name": f"model.layers.0.mlp.experts.{n}.up_proj.weight", "dtype": "bfloat16", "shape": [768, 2048]}
+               for n in range(36_000)]  # fmt: skip
+    trained = pb.SessionRequest(trained=pb.Trained(tensors=tensors))  # a mixture of experts, unfused
+    assert rules.parsed(trained.SerializeToString()) == trained
     batch = pb.SessionRequest(batch=[observed(image=image_to_proto(Image.of(bytes(150_000), "image/png", 1, 1)))] * 5)
     assert rules.parsed(batch.SerializeToString()) == batch
 

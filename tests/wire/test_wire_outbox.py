@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dart.v1 import session_pb2 as pb
 from dart.wire import outbox
-from dart.wire.outbox import FULL_BYTES, MOST_ENTRIES, MalformedError, Outbox, messages
+from dart.wire.outbox import FULL_BYTES, FULL_ENTRIES, MOST_ENTRIES, MalformedError, Outbox, messages
+from dart.wire.rules.table import MOST_BATCH
 
 
 def observed(number: int, size: int = 0) -> pb.SessionRequest:
@@ -103,6 +104,15 @@ async def test_a_message_over_the_limit_is_told_and_the_rest_goes_on() -> None:
     encoded, _ = await box.take()
     assert list(messages(encoded, pb.SessionRequest)) == [sent[1], sent[3]]
     assert refused == [(sent[0], sent[0].ByteSize()), (sent[2], sent[2].ByteSize())]
+
+
+async def test_a_batch_has_no_more_messages_than_the_coordinator_takes() -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(True)
+    for number in range(FULL_ENTRIES + 1):
+        box.put(observed(number))
+    sizes = [len(messages((await box.take())[0], pb.SessionRequest)) for _ in range(2)]
+    assert sizes == [FULL_ENTRIES, 1]
+    assert FULL_ENTRIES < MOST_BATCH
 
 
 def test_what_is_no_message_is_malformed() -> None:

@@ -30,7 +30,7 @@ MOST_STORED = 2**63 - 1
 """The largest whole number that the database holds."""
 MOST_U64 = 2**64 - 1
 MOST_BATCH = 10_000
-"""The most messages in a batch. Each busy slot sends one, and a worker has at most `MOST_SLOTS`."""
+"""The most messages in a batch; `dart.wire.outbox` puts at most a tenth as many into one."""
 MOST_SLOTS = 65_536
 MOST_ENGINE_RANKS = 1_024
 MOST_TOKENS = 1 << 20
@@ -38,9 +38,9 @@ MOST_TOKENS = 1 << 20
 MOST_TOKEN_ID = (1 << 24) - 1
 """No vocabulary is larger; if the run's own is known, that is the bound (`answers.Limits`)."""
 MOST_SPANS = 4_096
-MOST_TENSORS = 100_000
+MOST_TENSORS = 45_000
 MOST_SIDE = 32_768
-"""The most pixels of a screenshot's width or height; their product is bounded as well (`answers.MOST_PIXELS`)."""
+"""The most pixels of a screenshot's width or height; `dart.screenshots.header.MAX_PIXELS` bounds their product."""
 MOST_SECONDS = 1e8
 LOGPROB_TOLERANCE = 1e-3
 """A log-probability may exceed 0 by this much, by rounding."""
