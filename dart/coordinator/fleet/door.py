@@ -131,8 +131,8 @@ class ControlDoor(grpc.GenericRpcHandler):
     def __init__(self, service: control_pb2_grpc.ControlServiceServicer, token: str | None) -> None:
         self._token = token
         described = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
-        self._handlers: dict[str, Any] = {}
-        self._refusals: dict[str, Any] = {}
+        self._handlers: dict[str, object] = {}
+        self._refusals: dict[str, object] = {}
         for method in described.methods:
             kind, refusal = grpc.unary_unary_rpc_method_handler, _refuse
             if method.server_streaming:
