@@ -200,6 +200,10 @@ class CoordinatorEnd:
             return None
         return command
 
+    def unexpected(self) -> None:
+        """A reply came that answers no open command."""
+        self.stale += 1
+
     def settle(self, owed: Owed) -> None:
         """The reply has come: close the command."""
         work = owed.key[:2]
@@ -227,14 +231,6 @@ class CoordinatorEnd:
             if one.reminded < most:
                 one.reminded += 1
                 self.outbox.put(one.messages[-1])
-
-    def answered(self, assignment: pb.Assignment) -> Key | None:
-        """Close the command that a reply answers, and return it; None if the reply is stale, which is counted."""
-        if (owed := self.owed(assignment)) is None:
-            self.stale += 1
-            return None
-        self.settle(owed)
-        return owed.key
 
     def refused(self, message: pb.SessionResponse) -> Key | None:
         """The stream cannot carry this message: close its command, and return it; None if it is not open."""

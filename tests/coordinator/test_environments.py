@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
+from dart.coordinator.fleet.roster import Roster
 from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.service.journal import Journal
 from dart.core.curation.orders import Order
 from dart.core.types import Task
 from dart.core.usage import EnvState
@@ -122,6 +125,7 @@ async def test_a_worker_that_grants_more_than_it_has_is_lost_alone() -> None:
     rig.say(count=1, granted=1)
     rig.say(count=1, granted=2)
     assert rig.worker.state == "lost"
+    assert "broke a rule once, the last: Slots is count" in rig.fleet.boundary.told((pb.ROLE_ENV, "env-0"))
     assert rig.pool.slots == 4
     assert [await acquired(rig.pool) for _ in range(5)] == [*[other] * 4, None]
 
@@ -170,3 +174,13 @@ async def test_environments_of_a_worker_whose_attempts_fail_rest(monkeypatch: py
     rig.say(count=1, granted=2)
     assert rig.counts == {"resting": 1}
     assert await rig.pool.acquire() is rig.worker
+
+
+async def test_a_worker_cannot_fill_the_journal_with_reasons(tmp_path: Path) -> None:
+    rig, journal = Rig("slots"), Journal(tmp_path / "metrics.jsonl")
+    Roster(rig.fleet, journal)
+    for number in range(100):
+        rig.say(count=1, granted=1, reason=f"image {number} is missing")
+    journal.close()
+    events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"environments"' in line]
+    assert len(events) == 1 and "image 0 is missing" in events[0]

@@ -38,11 +38,15 @@ def test_what_was_given_out_and_not_begun_comes_back() -> None:
 
 def test_more_than_it_has_is_refused() -> None:
     credits = Credits(elastic=True)
-    with pytest.raises(ValueError, match="grants 3 episodes, 0 of which are over, with 2 environments"):
+    with pytest.raises(
+        ValueError, match="one episode for each of its 2 environments at most, besides the 0 that are over"
+    ):
         credits.offered(2, 3, 0)
     assert credits == Credits(elastic=True)
     credits = Credits(elastic=True, most=2)
-    with pytest.raises(ValueError, match="has 2 environments, and 1 that boot: more than the 2 of its Ready"):
+    with pytest.raises(
+        ValueError, match="in all no more than the 2 environments of its Ready, those that boot included"
+    ):
         credits.offered(2, 2, 1)
 
 

@@ -37,6 +37,15 @@ def key_of(message: pb.SessionRequest | pb.SessionResponse) -> Key:
     return assignment.assignment_id, assignment.attempt, assignment.sequence
 
 
+def answered(end: CoordinatorEnd, assignment: pb.Assignment) -> Key | None:
+    """What the coordinator's boundary does with a reply that keeps the rules."""
+    if (owed := end.owed(assignment)) is None:
+        end.unexpected()
+        return None
+    end.settle(owed)
+    return owed.key
+
+
 class Pair:
     """A coordinator's end, a worker's end, and the stream between them."""
 
@@ -79,7 +88,7 @@ class Pair:
         """The oldest reply on its way arrives."""
         message = self.up.sent.pop(0)
         for _ in range(1 + twice):
-            if closed := self.coordinator.answered(assignment_of(message) or work()):
+            if closed := answered(self.coordinator, assignment_of(message) or work()):
                 assert message.observed.instruction == str(closed)
                 self.closed.append(closed)
 
@@ -166,7 +175,7 @@ def test_abort_overtakes_and_an_abandoned_generation_is_not_sent_again() -> None
     pair.cut()
     assert not pair.down.sent
     pair.settle()
-    assert pair.coordinator.answered(pb.Assignment(assignment_id="q", attempt=1, sequence=1, epoch=7)) is None
+    assert answered(pair.coordinator, pb.Assignment(assignment_id="q", attempt=1, sequence=1, epoch=7)) is None
     assert pair.coordinator.stale == 1
 
 
@@ -185,7 +194,7 @@ def test_the_pages_of_one_call_go_together_and_once() -> None:
         pair.cut()
     assert set(pair.carried_out.values()) == {1}
     pair.worker.reply(pages[2].train_batch.assignment, pb.Trained())
-    assert pair.coordinator.answered(pair.up.sent[0].trained.assignment) == last
+    assert answered(pair.coordinator, pair.up.sent[0].trained.assignment) == last
 
 
 def test_another_epoch_voids_what_was_held() -> None:
@@ -198,7 +207,7 @@ def test_another_epoch_voids_what_was_held() -> None:
     pair.call(pb.Act(assignment=work("b")))
     pair.deliver()
     assert not pair.running, "and so is the command"
-    assert pair.coordinator.answered(pb.Assignment(assignment_id="b", attempt=1, sequence=1, epoch=8)) is None
+    assert answered(pair.coordinator, pb.Assignment(assignment_id="b", attempt=1, sequence=1, epoch=8)) is None
 
 
 def test_a_first_welcome_voids_nothing() -> None:
@@ -253,7 +262,7 @@ def test_a_reply_that_is_too_large_is_a_failure_also_when_it_is_repeated() -> No
     pair.deliver()
     (failure,) = pair.up.sent
     assert failure.failure.message == "the message observed is 20,000,000 bytes, and the limit is 16,777,216"
-    assert pair.coordinator.answered(failure.failure.assignment) == ("a", 1, 1)
+    assert answered(pair.coordinator, failure.failure.assignment) == ("a", 1, 1)
 
 
 def test_replies_are_kept_within_a_bound_and_what_runs_is_not_forgotten() -> None:

@@ -126,21 +126,20 @@ class Connection(asyncio.Protocol):
         self = cls()
         self.frames_on_demand = "headless" in Path(executable).name
         self._profile = await asyncio.to_thread(Profile)
-        try:
-            await self._spawn(executable, self._profile.folder)
-            async with asyncio.timeout(LAUNCH_SECONDS):
-                self.version = str((await self.send("Browser.getVersion", {}))["product"])
-        except (OSError, EnvironmentFailure, TimeoutError) as error:
-            log = self._profile.folder / "stderr"
-            said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
-            await self.close()
-            raise UserError(
-                f"Chromium {executable} did not start ({error or 'no answer'}): "
-                f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
-            ) from error
-        except BaseException:  # a cancellation must not leave Chromium behind either; it is re-raised
-            await self.close()
-            raise
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)  # whatever ends the launch, a cancellation too, leaves no Chromium
+            try:
+                await self._spawn(executable, self._profile.folder)
+                async with asyncio.timeout(LAUNCH_SECONDS):
+                    self.version = str((await self.send("Browser.getVersion", {}))["product"])
+            except (OSError, EnvironmentFailure, TimeoutError) as error:
+                log = self._profile.folder / "stderr"
+                said = await asyncio.to_thread(lambda: log.read_text(errors="replace")[-500:] if log.exists() else "")
+                raise UserError(
+                    f"Chromium {executable} did not start ({error or 'no answer'}): "
+                    f"{said.strip() or 'it printed nothing'}; try it by hand, or `{REMEDY}`"
+                ) from error
+            undo.pop_all()
         return self
 
     @property

@@ -80,7 +80,7 @@ class Boundary:
         self.on_violation: list[Listener] = []
 
     def answered(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
-        """An answer, or what is in the place of one. A quarantine: the worker is to be lost."""
+        """An answer, or what came instead of one. A quarantine: the worker is to be lost."""
         if kind not in rules.ANSWERED_WITH:
             wanted = "an answer, ready, heartbeat or bye" if kind else "a message with a body"
             return self.broke(worker, Violation("SessionRequest.body", kind or "empty", wanted))
@@ -88,7 +88,7 @@ class Boundary:
         assignment = answer.assignment
         owed = worker.end.owed(assignment)
         if owed is None:
-            worker.end.stale += 1
+            worker.end.unexpected()
             return self._late(worker)
         broken = rules.violation_of(kind, answer, owed.kind, owed.messages[-1], self.limits)
         if broken is None and kind == "generated":
@@ -97,7 +97,7 @@ class Boundary:
             broken = rules.unknown_token(answer, self.limits)
         if broken is None:
             if not self.conduct.spotless and worker.role != pb.ROLE_ENV:  # environments are probed by `EnvPool`
-                self.conduct.answered_well(worker.name, time.monotonic())
+                self.conduct.answered_well(worker.role_and_id, time.monotonic())
             worker.answered(owed, answer)
             return None
         if broken.mended:
@@ -117,21 +117,21 @@ class Boundary:
         While a worker is in quarantine its violations are not reported: they could fill the disk.
         """
         now = time.monotonic()
-        told = not self.conduct.seconds_left(worker.name, now)
-        quarantine = None if broken.mended else self.conduct.broke(worker.name, str(broken), now)
+        told = not self.conduct.seconds_left(worker.role_and_id, now)
+        quarantine = None if broken.mended else self.conduct.broke(worker.role_and_id, str(broken), now)
         if told:
             log.warning("worker %s broke a rule: %s", worker.id, broken)
             for listener in self.on_violation:
                 listener(worker.id, broken, quarantine)
         return None if worker.role == pb.ROLE_TRAIN else quarantine
 
-    def told(self, name: tuple[int, str]) -> str:
-        """What the worker of this role and name has done wrong, for people; empty for one that has done nothing."""
-        return self.conduct.told(name, time.monotonic())
+    def told(self, role_and_id: tuple[int, str]) -> str:
+        """What the worker of this role and id has done wrong, for people; empty for one that has done nothing."""
+        return self.conduct.told(role_and_id, time.monotonic())
 
-    def refused(self, name: tuple[int, str]) -> float:
-        """Seconds for which a worker of this role and name is still refused."""
-        return self.conduct.seconds_left(name, time.monotonic())
+    def refused(self, role_and_id: tuple[int, str]) -> float:
+        """Seconds for which a worker of this role and id is still refused."""
+        return self.conduct.seconds_left(role_and_id, time.monotonic())
 
     def malformed(self, worker: Worker, message: Malformed) -> Quarantine | None:
         """Note bytes that could not be read as a message. Returns a quarantine if the worker is to be lost."""

@@ -109,7 +109,7 @@ class EnvPool:
         """Free the environment that `acquire` gave, when no episode was begun on it."""
         if credits := self._credits_of(worker):
             credits.give_back()
-            self._fleet.boundary.conduct.ended(worker.name, well=False)
+            self._fleet.boundary.conduct.ended(worker.role_and_id, well=False)
             self._give(worker)
 
     def begun(self, worker: Worker) -> None:
@@ -126,7 +126,7 @@ class EnvPool:
         if credits := self._credits_of(worker):
             if failed is not None:
                 self._failures[worker.id] = self._failures[worker.id] + 1 if failed else 0
-            restored = self._fleet.boundary.conduct.ended(worker.name, well=failed is False)
+            restored = self._fleet.boundary.conduct.ended(worker.role_and_id, well=failed is False)
             self._unpark(worker, self._parked[worker.id] if restored else 1)
             for _ in range(credits.end()):
                 self._freed(worker)
@@ -174,14 +174,14 @@ class EnvPool:
     # ---- workers that broke rules (`core.fleet.conduct`) ----
 
     def _may_work(self, worker: Worker) -> bool:
-        return self._fleet.boundary.conduct.may_work(worker.name, time.monotonic())
+        return self._fleet.boundary.conduct.may_work(worker.role_and_id, time.monotonic())
 
     def _park(self, worker: Worker) -> None:
         """A free environment whose worker may have no work now, or no more than it has."""
         self._parked[worker.id] += 1
         self._resting[worker.id] += 1
         self.move(worker, EnvState.IDLE, EnvState.RESTING)
-        if seconds := self._fleet.boundary.conduct.seconds_left(worker.name, time.monotonic()):
+        if seconds := self._fleet.boundary.conduct.seconds_left(worker.role_and_id, time.monotonic()):
             asyncio.get_running_loop().call_later(seconds, self._unpark, worker, 1)
 
     def _unpark(self, worker: Worker, environments: int) -> None:
@@ -246,7 +246,7 @@ class EnvPool:
             self.slots -= credits.count
             del self._live[worker.id], self._credits[worker.id]
             del self._failures[worker.id], self._resting[worker.id], self._parked[worker.id]
-            self._fleet.boundary.conduct.ended(worker.name, well=False)
+            self._fleet.boundary.conduct.ended(worker.role_and_id, well=False)
             self.usage.lost(worker.id, EnvState.LOST, time.monotonic(), for_good=worker.said_goodbye)
         self._free = deque(w for w in self._free if w is not worker)
 

@@ -96,8 +96,8 @@ class Worker:
     id: str = field(init=False)
     role: pb.Role = field(init=False)
     """Both are the Hello's, read once: every command and every answer asks for them."""
-    name: tuple[int, str] = field(init=False)
-    """(role, id), which outlive the instance."""
+    role_and_id: tuple[int, str] = field(init=False)
+    """What outlives the instance, and conduct is kept by."""
     outbox: Outbox[pb.SessionResponse] = field(init=False)
     """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
@@ -105,7 +105,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.id, self.role = self.hello.worker_id, self.hello.role
-        self.name = self.role, self.id
+        self.role_and_id = self.role, self.id
         self.outbox = self._new_outbox()
         self.end = CoordinatorEnd(self.epoch, self.outbox)
 

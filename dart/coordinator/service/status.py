@@ -107,7 +107,7 @@ class StatusBoard:
 
     def _doing(self, worker: Worker) -> str:
         doing, failed, replica = self._accounting.doing(worker), worker.last_failure, self._replicas.get(worker.id)
-        if conduct := self._fleet.boundary.told(worker.name):
+        if conduct := self._fleet.boundary.told(worker.role_and_id):
             return f"{doing}; {conduct}"
         resting = worker.role == pb.ROLE_ENV and failed and self._envs.failures(worker.id)
         if resting:

@@ -4,7 +4,8 @@
 two roles may have the same name. A broken rule is a strike; strikes are forgiven one by one as time passes. A worker
 with `STRIKES` of them is quarantined: it gets no work, and each quarantine lasts twice as long as the one before. Then
 it is on probation: one piece of work at a time, until `PROBES` in a row have ended well; a strike before that starts
-the next quarantine.
+the next quarantine. A replica or a trainer, which gets its work in another way, proves itself by the answers that it
+gives anyway (`answered_well`).
 
 Decisions are plain values and time (seconds, any origin) is an argument. Callers act on the decisions: `EnvPool` gives
 no episodes to a quarantined worker's environments, and the fleet refuses a worker that sends unreadable messages.

@@ -65,13 +65,10 @@ class Credits:
         has.
         """
         if count + booting > self.most:
-            raise ValueError(
-                f"it has {count} environments, and {booting} that boot: more than the {self.most} of its Ready"
-            )
+            raise ValueError(f"in all no more than the {self.most} environments of its Ready, those that boot included")
         if granted - self.ended > count:
             raise ValueError(
-                f"it grants {granted} episodes, {self.ended} of which are over, with {count} environments: more than "
-                "it has"
+                f"one episode for each of its {count} environments at most, besides the {self.ended} that are over"
             )
         more = granted - self.granted
         self.count, self.granted, self.booting = count, granted, booting
