@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -17,11 +14,7 @@ import killed_run
 import pytest
 
 from dart import manifest
-from dart.failpoints import VARIABLE
 from dart.rundir import RunDirectory
-
-ROOT = Path(__file__).parents[2]
-HANG_SECONDS = 240
 
 FAILPOINTS = [
     "screenshots-put:20",
@@ -38,15 +31,6 @@ FAILPOINTS = [
     "screenshots-forgotten:2",
     "screenshot-aside:3",
 ]
-
-
-def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
-    return subprocess.run(
-        [sys.executable, killed_run.__file__, str(run.path), str(updates)],
-        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=HANG_SECONDS, check=False,
-    )  # fmt: skip
 
 
 def told(run: RunDirectory) -> list[dict[str, Any]]:
@@ -69,12 +53,12 @@ def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     more = failpoint.startswith("screenshot") and not failpoint.startswith("screenshots-put")
-    killed = process(run, 60 if more else 8, failpoint)
+    killed = killed_run.process(run, 60 if more else 8, failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
     last = max((line["trained"] for line in told(run) if "trained" in line), default=0)
     with closing(sqlite3.connect(run.database)) as connection:
         (stored,) = connection.execute("SELECT count(*) FROM trajectories WHERE pooled_from = ''").fetchone()
-    went_on = process(run, last + 2)
+    went_on = killed_run.process(run, last + 2)
     assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
     summary = json.loads(went_on.stdout.splitlines()[-1])
     assert summary["updates"] == last + 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.service import housekeeping
 from dart.coordinator.start import Start, starting_point
 from dart.core.types import Image, Trajectory
+from dart.failpoints import VARIABLE
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.directory import ScreenshotDirectory
 from dart.screenshots.shared import SharedScreenshots
@@ -32,6 +34,8 @@ from dart.store.database import Database
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_to_proto
 
+ROOT = Path(__file__).parents[2]
+HANG_SECONDS = 240
 TASKS = ["task-0", "task-1", "task-2"]
 TIMINGS = Timings(
     EnvTimes((0.0, 0.002), (0.0, 0.002), (0.0, 0.002), (0.0, 0.001)),
@@ -149,6 +153,16 @@ def _note_stored(database: Database, ledger: Ledger) -> None:
         ledger.note(stored=trajectory.id)
 
     database.add_trajectory = add_trajectory  # type: ignore[method-assign]
+
+
+def process(run: RunDirectory, updates: int, failpoint: str = "") -> subprocess.CompletedProcess[str]:
+    """This script in a process of its own, which is killed at the failpoint if one is named."""
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
+    return subprocess.run(
+        [sys.executable, __file__, str(run.path), str(updates)],
+        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ None of it may end a run, nor come back after each restart to end it again.
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import signal
 import sqlite3
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import killed_run
 import pytest
 from test_coordinator_data import CONFIG, Rig, rolled_out
 
@@ -27,6 +31,7 @@ from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.orders import Order
 from dart.core.types import Task
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.records import GroupState
 from dart.v1 import session_pb2 as pb
@@ -188,38 +193,35 @@ def test_what_the_trainer_was_lost_with_is_noted(monkeypatch: pytest.MonkeyPatch
 
 # ---- poison in the database ----
 
-
-def sql(statement: str, *values: object) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        with sqlite3.connect(directory / "run.db") as connection:
-            assert connection.execute(statement, values).rowcount > 0
-
-    return apply
-
-
 POISON = {
-    "a reward of inf": sql("update trajectories set reward = 9e999 where id = 'g000001-1'"),
-    "a reward of 1e308": sql("update trajectories set reward = 1e308 where id = 'g000001-1'"),
-    "versions with a gap": sql("update steps set versions_json = '[[0, 0, 1]]' where trajectory_id = 'g000001-2'"),
-    "no versions": sql("update steps set versions_json = '[]' where trajectory_id = 'g000001-2'"),
-    "no tokens": sql(
-        "update steps set token_ids = x'', logprobs = x'', versions_json = '[]' where trajectory_id = 'g000001-3'"
-    ),
-    "no steps": sql("delete from steps where trajectory_id = 'g000001-3'"),
-    "a token beyond the vocabulary": sql("update steps set token_ids = x'ffffff00ffffff00'"
-                                         " where trajectory_id = 'g000001-4'"),
-    "log-probabilities of NaN": sql("update steps set logprobs = x'0000c07f0000c07f'"
-                                    " where trajectory_id = 'g000001-4'"),
-    "no advantage": sql("update trajectories set advantage = null where group_id = 'g000001'"),
+    "a reward of inf": "update trajectories set reward = 9e999 where id = :id",
+    "a reward of 1e308": "update trajectories set reward = 1e308 where id = :id",
+    "versions with a gap": "update steps set versions_json = '[[0, 0, 1]]' where trajectory_id = :id",
+    "no versions": "update steps set versions_json = '[]' where trajectory_id = :id",
+    "no tokens": "update steps set token_ids = x'', logprobs = x'', versions_json = '[]' where trajectory_id = :id",
+    "no steps": "delete from steps where trajectory_id = :id",
+    "a token beyond the vocabulary": "update steps set token_ids = cast(x'ffffff00' || substr(token_ids, 5) as blob)"
+                                     " where trajectory_id = :id",
+    "log-probabilities of NaN": "update steps set logprobs = cast(x'0000c07f' || substr(logprobs, 5) as blob)"
+                                " where trajectory_id = :id",
+    "no advantage": "update trajectories set advantage = null"
+                    " where group_id = (select group_id from trajectories where id = :id)",
 }  # fmt: skip
+"""What a run may have stored, as changes of the trajectory `:id`. With each of them, `--resume` used to end."""
 
 
-@pytest.mark.parametrize("poison", POISON)
-async def test_a_restart_drops_a_poisoned_group_and_trains_on(poison: str, tmp_path: Path) -> None:
+def poison(directory: Path, kind: str, *trajectories: str) -> None:
+    with closing(sqlite3.connect(directory / "run.db")) as connection, connection:
+        for trajectory in trajectories:
+            assert connection.execute(POISON[kind], {"id": trajectory}).rowcount > 0
+
+
+@pytest.mark.parametrize("kind", POISON)
+async def test_a_restart_drops_a_poisoned_group_and_trains_on(kind: str, tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         for _ in range(3):
             await rig.group(True, False, True, False)
-    POISON[poison](tmp_path)
+    poison(tmp_path, kind, "g000001-2")
     async with Rig(tmp_path) as again:
         assert (await again.database.group("g000001")).state is GroupState.DROPPED  # type: ignore[union-attr]
         assert again.events("group")[-1]["reason"].startswith("cannot be trained on: ")
@@ -230,22 +232,63 @@ async def test_a_restart_drops_a_poisoned_group_and_trains_on(poison: str, tmp_p
         assert third.data.waiting_groups == 0, "it does not come back"
 
 
-@pytest.mark.parametrize("poison", [name for name in POISON if name != "no advantage"])
-async def test_a_restart_drops_an_open_group_that_is_poisoned(poison: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [name for name in POISON if name != "no advantage"])
+async def test_a_restart_drops_an_open_group_that_is_poisoned(kind: str, tmp_path: Path) -> None:
     five = CONFIG.model_copy(update={"curation": CONFIG.curation.model_copy(update={"rollouts": 5})})
     async with Rig(tmp_path, five) as rig:
         await rig.group(True, False, True, False)
-    POISON[poison](tmp_path)
+    poison(tmp_path, kind, "g000001-2")
     async with Rig(tmp_path, five) as again:
         group = await again.database.group("g000001")
         assert group is not None and group.state is GroupState.DROPPED
         assert (await again.order()).group_id == "g000002"
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed when its trainer had made its third update and nothing had recorded that."""
+    run = RunDirectory(tmp_path_factory.mktemp("killed"))
+    process = killed_run.process(run, 8, "batch-trained:3")
+    assert process.returncode == -signal.SIGKILL, process.stderr[-2000:]
+    return run.path
+
+
+def waiting(run: Path, kind: str) -> dict[str, str]:
+    """The first trajectory of each group that waits for the trainer, or for more roll-outs."""
+    states = ("released",) if kind == "no advantage" else ("released", "open")
+    query = "select g.id, min(t.id) from groups g join trajectories t on t.group_id = g.id "
+    query += f"where t.pooled_from = '' and g.state in ({', '.join('?' * len(states))}) "
+    query += "and (g.state = 'open' or t.advantage is not null) group by g.id"
+    with closing(sqlite3.connect(run / "run.db")) as connection:
+        return dict(connection.execute(query, states).fetchall())
+
+
+@pytest.mark.parametrize("kind", POISON)
+async def test_a_resumed_run_makes_updates_though_all_that_waits_is_poisoned(
+    kind: str, killed: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory(shutil.copytree(killed, tmp_path / "run"))
+    poisoned = waiting(run.path, kind)
+    assert len(poisoned) >= 2, "at least the batch of the third update"
+    poison(run.path, kind, *poisoned.values())
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        summary = await killed_run.work(run, updates=4)
+    assert summary["updates"] == 4
+    lines = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    (resumed,) = [number for number, line in enumerate(lines) if "resumed" in line]
+    made = {line["trained"]: line["groups"] for line in lines[resumed:] if "trained" in line}
+    assert list(made) == [3, 4], "after version 2, of which the newest checkpoint is"
+    assert not poisoned.keys() & {group for groups in made.values() for group in groups}
+    with closing(sqlite3.connect(run.database)) as connection:
+        fates = connection.execute("select id, state, fate from groups").fetchall()
+    dropped = {group: fate for group, state, fate in fates if state == "dropped"}
+    assert all(dropped.get(group, "").startswith("dropped: cannot be trained on: ") for group in poisoned)
+
+
 async def test_a_poisoned_success_leaves_the_pool(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.group(True, False, False, False)
-    sql("update steps set versions_json = '[]' where trajectory_id = 'g000001-1'")(tmp_path)
+    poison(tmp_path, "no versions", "g000001-1")
     async with Rig(tmp_path) as again:
         await again.group(False, False, False, False)
         (lost,) = again.events("pool_entry_lost")
