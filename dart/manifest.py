@@ -25,7 +25,7 @@ _THREADS = 4
 
 
 def seal(folder: Path) -> None:
-    """Force everything in the folder onto the disk, then the manifest of it, then the folder itself."""
+    """Force every file in the folder onto the disk, then their manifest, then the folder and all folders in it."""
     files = _files(folder)
     for file in files:
         to_disk(file)
@@ -38,7 +38,7 @@ def seal(folder: Path) -> None:
     manifest = folder / NAME
     manifest.write_text(json.dumps({"files": listed}, indent=1) + "\n", encoding="utf-8")
     to_disk(manifest)
-    for directory in {file.parent for file in files} | {folder}:
+    for directory in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         to_disk(directory)
 
 

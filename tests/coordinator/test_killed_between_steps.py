@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 from collections import Counter
@@ -25,12 +26,19 @@ FAILPOINTS = [
     "batch-consumed:3",
     "folder-written:2",
     "folder-sealed:2",
+    "folder-aside:1",
     "checkpoint-saved:2",
     "checkpoint-recorded:2",
     "checkpoint-dropped:1",
     "screenshots-forgotten:2",
     "screenshot-aside:3",
 ]
+
+
+def test_every_failpoint_is_tried() -> None:
+    code = [path.read_text(encoding="utf-8") for path in (killed_run.ROOT / "dart").rglob("*.py")]
+    there = {name for text in code for name in re.findall(r'^ +failpoint\("([^"]+)"\)$', text, re.MULTILINE)}
+    assert there == {failpoint.partition(":")[0] for failpoint in FAILPOINTS}
 
 
 def told(run: RunDirectory) -> list[dict[str, Any]]:
@@ -58,12 +66,14 @@ def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
     last = max((line["trained"] for line in told(run) if "trained" in line), default=0)
     with closing(sqlite3.connect(run.database)) as connection:
         (stored,) = connection.execute("SELECT count(*) FROM trajectories WHERE pooled_from = ''").fetchone()
+        (saved,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints WHERE kept").fetchone()
     went_on = killed_run.process(run, last + 2)
     assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
     summary = json.loads(went_on.stdout.splitlines()[-1])
     assert summary["updates"] == last + 2
     lines = told(run)
     resumed = next(number for number, line in enumerate(lines) if "resumed" in line)
+    assert lines[resumed]["resumed"] == saved, "no checkpoint that was recorded is lost"
     assert summary["trajectories"] == stored + sum("stored" in line for line in lines[resumed:]), "each counted once"
     check(run, lines, summary["trained"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import zipfile
@@ -88,3 +89,53 @@ def test_a_folder_that_was_moved_aside_gets_its_name_again(folder: Path) -> None
     other.mkdir()
     manifest.put_back(folder.parent)
     assert other.exists(), "the name is taken"
+
+
+@pytest.fixture
+def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is forced onto the disk, by the name that it has at that moment, and what is renamed, in their order."""
+    made: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        number = os.fstat(descriptor).st_ino
+        (path,) = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_ino == number]
+        made.append(f"sync {path.relative_to(tmp_path)}")
+
+    def renamed(path: Path, target: Path) -> Path:
+        made.append(f"{path.relative_to(tmp_path)} becomes {target.relative_to(tmp_path)}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", renamed)
+    return made
+
+
+def write(folder: Path) -> None:
+    with manifest.written(folder) as into:
+        (into / "tokenizer" / "words").mkdir(parents=True)
+        (into / "model.safetensors").write_text("weights")
+        (into / "tokenizer" / "words" / "a.txt").write_text("a")
+
+
+def test_a_written_folder_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, done: list[str]) -> None:
+    """A power failure leaves what was synced: the files, the directories that name them, then the new name."""
+    new, old = f".v1.{os.getpid()}.tmp", f".v1.{os.getpid()}.old"
+    sealed = [
+        {f"sync {new}/model.safetensors", f"sync {new}/tokenizer/words/a.txt"},
+        {f"sync {new}/manifest.json"},
+        {f"sync {new}", f"sync {new}/tokenizer", f"sync {new}/tokenizer/words"},
+    ]
+
+    def steps() -> list[set[str]]:
+        return [set(done[:2]), set(done[2:3]), set(done[3:6])]
+
+    write(tmp_path / "v1")
+    assert steps() == sealed
+    assert done[6:] == [f"{new} becomes v1", "sync ."]
+    done.clear()
+    write(tmp_path / "v1")
+    assert steps() == sealed
+    assert done[6:] == [f"v1 becomes {old}", f"{new} becomes v1", "sync ."], "the old one is there until then"
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
