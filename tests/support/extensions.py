@@ -1,10 +1,23 @@
-"""The extensions of docs/extending.md, as edits that a test makes in a copy of the tree."""
+"""The extensions of docs/extending.md, as edits that a test makes in a copy of the tree.
+
+A world and a loss of the user's own are the docs' own text.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def first_python(page: str) -> str:
+    """The first block of Python on a page of the docs."""
+    found = re.search(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,19 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Replace the only place with this text."""
+
+    old: str
+    new: str
+
+    def apply(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        assert text.count(self.old) == 1, f"{path}: {self.old}"
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A new file; or, for documentation, text at the end of one."""
 
@@ -33,7 +59,9 @@ class Write:
             file.write(self.text)
 
 
-Edits = Mapping[str, tuple[Insert | Write, ...]]
+Edits = Mapping[str, tuple[Insert | Replace | Write, ...]]
+
+WORLD: Edits = {"counter_world.py": (Write(first_python("extending.md")),)}
 
 COUNTER: Edits = {
     "dart/core/progress.py": (
@@ -69,7 +97,7 @@ TRAJECTORY_FIELD: Edits = {
         Insert("evidence_json", "  uint64 page_errors = 1001;", "message Trajectory {"),
     ),
     "dart/wire/rules/table.py": (Insert('"evidence_json"', '        "page_errors": STORED,', '"Observed": {'),),
-    "workers/env/role.py": (Insert("def _reset(", "        page_errors = 0  # the code that counts them"),),
+    "workers/env/role.py": (Replace("verdict.evidence_json())", "verdict.evidence_json(), page_errors=7)"),),
 }
 
 COMMAND: Edits = {
@@ -83,6 +111,21 @@ COMMAND: Edits = {
         ),
     ),
     "README.md": (Insert("| `dart doctor", "| `dart greet NAME` | a greeting |"),),
+}
+
+LOSS: Edits = {"my_losses.py": (Write(first_python("losses.md")),)}
+
+NAMED_LOSS: Edits = {
+    "dart/algo/objectives.py": (
+        Replace(
+            "\n\nOBJECTIVES: dict[str, Objective] = {",
+            "\n\ndef reinforce(tokens: Tokens, clip_low: float, clip_high: float) -> torch.Tensor:\n"
+            "    return tokens.advantages * tokens.new\n\n\n"
+            'OBJECTIVES: dict[str, Objective] = {"reinforce": reinforce, ',
+        ),
+    ),
+    "dart/config/trainer.py": (Replace("LOSS_KINDS = (", 'LOSS_KINDS = ("reinforce", '),),
+    "docs/losses.md": (Write("\n*reinforce*: A · log π.\n"),),
 }
 
 CURATION_RULE: Edits = {
@@ -100,9 +143,12 @@ CURATION_RULE: Edits = {
 }
 
 ALL: Mapping[str, Edits] = {
+    "a world": WORLD,
     "a counter": COUNTER,
     "a field of a turn": TURN_FIELD,
     "a field of a trajectory": TRAJECTORY_FIELD,
     "a command": COMMAND,
+    "a loss": LOSS,
+    "a named loss": NAMED_LOSS,
     "a curation rule": CURATION_RULE,
 }

@@ -1,13 +1,14 @@
 """docs/extending.md says which files an extension touches: here the extensions are made, in a copy of the tree.
 
-The copy gets exactly the edits of `extensions`, whose files must be those of the table. Worlds are in
-tests/worlds/test_worlds_of_ones_own.py, from the docs' own text.
+The copy gets exactly the edits of `extensions`, whose files must be those of the table, and then each extension is used
+there. A whole run with a world of one's own is in tests/worlds/test_worlds_of_ones_own.py.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extensions import ALL
@@ -68,14 +70,13 @@ def test_every_file_of_the_table_exists() -> None:
     assert not [path for path in named if not (ROOT / path).is_file()]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_extension_that_is_tried_touches_the_files_of_the_table(name: str) -> None:
-    assert set(ALL[name]) == documented()[name].files
+def test_the_extensions_that_are_tried_touch_the_files_of_the_table() -> None:
+    assert {name: set(edits) for name, edits in ALL.items()} == {name: row.files for name, row in documented().items()}
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, object]]:
-    """What came of all extensions, made together in one copy."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with all extensions in it."""
     copy = tmp_path_factory.mktemp("extended")
     ignore = shutil.ignore_patterns("__pycache__", "*.safetensors")
     for folder in ("dart", "workers", "proto", "docs"):
@@ -91,12 +92,22 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str,
     protos = [f"proto/dart/v1/{name}.proto" for name in changed]
     out = ["-I", "proto", "--python_out=.", "--grpc_python_out=."]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *out, *protos], cwd=copy, check=True)
+    return copy
+
+
+def use(tree: Path, script: str) -> Any:
+    """What a script of tests/support prints when it is run with the copy."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / "extended_tree.py")],
-        cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, str(ROOT / "tests" / "support" / script)], cwd=tree, env={"PYTHONPATH": str(tree)},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told: Mapping[str, Mapping[str, object]] = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tried(tree: Path) -> Mapping[str, Mapping[str, object]]:
+    told: Mapping[str, Mapping[str, object]] = use(tree, "extended_tree.py")
     return told
 
 
@@ -107,11 +118,13 @@ def test_a_counter_is_in_the_status_the_view_and_the_events(tried: Mapping[str, 
     }  # fmt: skip
 
 
-def test_a_field_that_a_worker_makes_is_stored_and_shown(tried: Mapping[str, Mapping[str, object]]) -> None:
+def test_a_world_is_judged_and_a_field_that_a_worker_makes_is_stored_and_shown(
+    tried: Mapping[str, Mapping[str, object]],
+) -> None:
     assert tried["fields"] == {
         "of the turn, stored": 0.25, "of the turn, shown": 0.25,
         "of the trajectory, stored": 7, "of the trajectory, shown": "7",
-        "the reward": [1.0, '{"seen": 1}'],
+        "the reward": [1.0, '{"count": 4, "goal": 4}'],
     }  # fmt: skip
 
 
@@ -125,16 +138,11 @@ def test_a_curation_rule_decides(tried: Mapping[str, Mapping[str, object]]) -> N
 
 
 @pytest.mark.torch
-def test_a_loss_of_one_file_is_what_the_trainer_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dart.config import Loss
-    from dart.workers.train.trainer import loss_recipe
-
-    (tmp_path / "extending_losses.py").write_text(
-        "def reinforce(tokens, clip_low, clip_high):\n    return tokens.advantages * tokens.new\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    objective = loss_recipe(Loss(kind="extending_losses:reinforce")).objective
-    assert (objective.__module__, objective.__qualname__) == ("extending_losses", "reinforce")
+def test_the_trainer_computes_a_loss_of_ones_own_and_a_named_one(tree: Path) -> None:
+    """Per step, the mean of w · A · log π, of the numbers in `loss_samples`."""
+    objective = ((math.log(0.3) + 0.5 * math.log(0.2)) / 2 - 2 * math.log(0.5)) / 2
+    told = use(tree, "extended_losses.py")
+    assert told == pytest.approx({"reinforce": -objective, "my_losses:reinforce": -objective}, rel=1e-6)
 
 
 def defined(path: Path) -> set[str]:
