@@ -20,7 +20,7 @@ from dart.store import lines
 from dart.store.database import Database
 from dart.store.records import Event
 
-KEPT_EVENTS = 10_000
+KEPT_EVENTS = 2_000
 
 
 def ends_within_a_line(path: Path) -> bool:
