@@ -230,10 +230,12 @@ class Run:
             return await self._beside(launch) if launch else await self.work()
         finally:
             self.address.cancel()
-            with contextlib.suppress(UserError, OSError):  # a full disk has been reported already
-                await self.journal.flush(self.database)
-                self.journal.close()
-            await self.server.stop()
+            try:
+                await self.server.stop()
+            finally:  # what a worker says until then is still an event
+                with contextlib.suppress(UserError, OSError):  # a full disk has been reported already
+                    await self.journal.flush(self.database)
+                    self.journal.close()
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
         """The run with its launcher, which ends after the run has sent the workers Bye."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from dart.errors import UserError
+from dart.errors import UserError, first_of
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import BATCHES, has
 from dart.wire.channel import PROTOCOL_VERSION, Dial
@@ -170,10 +170,7 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
                 task.cancel()
         return reason
     except* UserError as errors:
-        leaf: BaseException = errors
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        raise leaf from None
+        raise first_of(errors) from None
     finally:
         await role.close()
 

@@ -243,3 +243,17 @@ async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
                 raise
     said = await asyncio.to_thread(ended, tmp_path, capsys)
     assert "failed while it was starting" in said and "it ended because: no progress for" in said
+
+
+async def test_what_a_worker_says_while_the_server_stops_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, settings()) as scene:
+        stop = scene.run.server.stop
+
+        async def late() -> None:
+            scene.run.journal.event("late")
+            await stop()
+
+        monkeypatch.setattr(scene.run.server, "stop", late)
+    assert events(tmp_path)[-1]["event"] == "late"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
+from dart.errors import UserError
 from dart.screenshots.holder import Holder
 from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
 from dart.screenshots.shared import SharedScreenshots
@@ -47,8 +48,15 @@ _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
 
-class EngineDiedError(Exception):
-    """The engine process is gone, or its weights are neither the old nor the new ones."""
+class EngineDiedError(UserError):
+    """The engine process is gone, or its weights are neither the old nor the new ones. The worker ends with it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"vLLM's engine has failed, and this worker ends with it: {why}; the engine's own lines above say more. "
+            "Start the worker again (dart train does so by itself)",
+            exit_code=1,
+        )
 
 
 class ContextFullError(ValueError):
