@@ -38,7 +38,9 @@ from dart.wire.channel import PROTOCOL_VERSION
 
 LOOK_SECONDS = 60.0
 SILENT_SECONDS = 1200.0
-"""After this long without a finished trajectory or an update, the watchdog must have reported a stall."""
+"""After this long without a finished group or an update, and `WATCHDOG_FACTOR` times the duration of the slowest
+trajectory or update of late, the watchdog must have reported a stall."""
+WATCHDOG_FACTOR = 2.0
 RESUMED_SECONDS = 3600.0
 """The last process must make its update within this time."""
 
@@ -187,8 +189,9 @@ class _Life:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
             self.run.replicas.validate()
-            silent = now - max(self._progress_at, began)
-            if silent > SILENT_SECONDS:
+            silent, progress = now - max(self._progress_at, began), self.run.progress
+            slowest = max(progress.slowest_trajectory, progress.slowest_update)
+            if silent > SILENT_SECONDS + WATCHDOG_FACTOR * slowest:
                 spoke = any(kind == "stalled" and at > now - silent for at, kind, _ in self._events)
                 if not spoke:
                     self.outcome.wrong.append(f"no progress for {silent:.0f} s at {now - self._began:.0f}, unreported")
@@ -348,6 +351,11 @@ def _config(cluster: Cluster, seed: int, updates: int | None) -> config.Config:
             "sync": {"timeout_seconds": 60.0},
             "stop": {"updates": updates or 1_000_000},
             "server": {"lost_after_seconds": 15.0, "reply_timeout_seconds": 180.0},
-            "watchdog": {"start_seconds": 300.0, "sampling_seconds": 300.0, "update_seconds": 300.0},
+            "watchdog": {
+                "start_seconds": 300.0,
+                "sampling_seconds": 300.0,
+                "update_seconds": 300.0,
+                "factor": WATCHDOG_FACTOR,
+            },
         }
     )

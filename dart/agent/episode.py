@@ -8,7 +8,6 @@ policy gives a trajectory with reward 0, and so does a history that outgrows the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,11 +60,13 @@ class EpisodeSpec:
     agent: config.Agent
 
 
-async def run_episode(
-    env: Env, policy: Policy, spec: EpisodeSpec, grammar: Grammar, clock: Callable[[], float] = time.time
-) -> Trajectory:
-    """Run the episode that `spec` describes to its end. `clock` gives Unix seconds."""
-    started = clock()
+async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Grammar) -> Trajectory:
+    """Run the episode that `spec` describes to its end.
+
+    It began at `Trajectory.started` by the wall clock. `finished` is later by the time that it took, even if the wall
+    clock was set meanwhile: the watchdog's bounds and the evaluation's figures are made from the difference.
+    """
+    started, began = time.time(), time.monotonic()
     observation = await env.reset(spec.task)
     instruction = observation.instruction
     conversation = Conversation(spec.agent, instruction)
@@ -106,7 +107,7 @@ async def run_episode(
         success=judged and verdict.reward >= spec.success_threshold,
         step_limit=spec.step_limit,
         started=started,
-        finished=clock(),
+        finished=started + time.monotonic() - began,
         **{name: getattr(verdict, name) for name in VERDICT},
     )
 

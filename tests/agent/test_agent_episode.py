@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,8 +74,15 @@ class Script:
 
 
 async def run(world: World, script: Script, spec: EpisodeSpec = SPEC) -> Trajectory:
-    times = iter((100.0, 107.5))
-    return await run_episode(world, script, spec, make_grammar(AGENT), clock=lambda: next(times))
+    return await run_episode(world, script, spec, make_grammar(AGENT))
+
+
+@pytest.fixture(autouse=True)
+def _clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each episode takes 7.5 s. The wall clock says 100 s, and goes back by an hour whenever it is read."""
+    walls, ticks = itertools.count(100.0, -3600.0), itertools.count(1.0, 7.5)
+    clocks = SimpleNamespace(time=lambda: next(walls), monotonic=lambda: next(ticks))
+    monkeypatch.setattr("dart.agent.episode.time", clocks)
 
 
 async def test_the_environment_ends_it() -> None:

@@ -106,7 +106,7 @@ class WeightSync:
             self._settled.clear()
 
     async def _update(self, replica: Replica[Worker], version: int) -> None:
-        started = time.time()
+        started, began = time.time(), time.monotonic()
         self._journal.event("sync_started", replica=replica.name, version=version, versions=self._replicas.versions)
         try:
             loaded = await self._transfer(replica, version)
@@ -120,12 +120,13 @@ class WeightSync:
         if not self._replicas.updated(replica, version, time.monotonic()):
             return
         self._progress.weights_synced()
+        seconds = time.monotonic() - began  # the wall clock may have been set meanwhile
         self._journal.event(
-            "sync", replica=replica.name, version=version, seconds=round(time.time() - started, 4),
+            "sync", replica=replica.name, version=version, seconds=round(seconds, 4),
             pause_seconds=round(loaded.pause_seconds, 4), bytes=loaded.bytes, versions=self._replicas.versions,
         )  # fmt: skip
         await self._database.add_sync(
-            SyncRecord(version, replica.name, started, time.time(), loaded.pause_seconds, loaded.bytes)
+            SyncRecord(version, replica.name, started, started + seconds, loaded.pause_seconds, loaded.bytes)
         )
 
     async def _transfer(self, replica: Replica[Worker], version: int) -> pb.WeightsLoaded:
