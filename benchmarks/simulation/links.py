@@ -113,6 +113,7 @@ class Link:
         else:
             worker.end.outbox = down
         self._tell(pb.SessionRequest(ready=self._ready))
+        self._simulated.said_ready()
         self._beat(self._stream)
 
     def cut(self, seconds: float) -> None:
@@ -171,10 +172,12 @@ class Link:
         self._tell(message)
 
     def reply(self, message: pb.SessionRequest) -> None:
-        """Called when the simulated worker has carried out a command."""
+        """Called when the simulated worker has carried out a command, or has something to say unasked."""
         body = message.WhichOneof("body") or ""
         assignment = assignment_of(message)
-        if assignment is not None:
+        if assignment is None:
+            self._tell(message)
+        else:
             self.end.reply(assignment, getattr(message, body))
 
     def _tell(self, message: pb.SessionRequest) -> None:

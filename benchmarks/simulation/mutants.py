@@ -19,6 +19,7 @@ from benchmarks.simulation.workers import SimulatedWorker
 from dart.coordinator.fleet.sessions import Fleet
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
+from dart.wire.role import ROLE_NAMES
 from dart.wire.rules import Malformed
 
 MUTATED = "bad-"
@@ -26,16 +27,51 @@ MUTATED = "bad-"
 REDIAL_SECONDS, RENAMED_SHARE = 2.0, 0.9
 READY_SHARE = 0.1
 """Of a mutant's Ready messages, and of its Hellos, so many are mutated; the rest say nothing new."""
+TRAINERS_READY_SHARE = 1.0
+"""The same for the trainer, which says hardly any."""
+LEAVES_AFTER_SECONDS = (30.0, 300.0)
+"""A mutant ends with a Bye after so long, and another process takes its place; the trainer stays."""
+FAILS_SHARE = 0.02
+"""Of the commands of a mutant other than the trainer, so many fail."""
+FAILURES: dict[int, tuple[pb.FailureCode, ...]] = {
+    pb.ROLE_ENV: (pb.FAILURE_CODE_ENVIRONMENT,),
+    pb.ROLE_ROLLOUT: (
+        pb.FAILURE_CODE_ENGINE, pb.FAILURE_CODE_ABORTED, pb.FAILURE_CODE_UNKNOWN_IMAGE, pb.FAILURE_CODE_TRANSFER,
+    ),
+}  # fmt: skip
+NEVER_FAIL = frozenset({"reset", "release", "abort"})
+FORCED = "generated, forced"
+"""The answer to a Generate with a forced text: it has other rules than one that was sampled."""
+_ALL = frozenset({"hello", "ready", "heartbeat", "bye", "failure"})
+SAYS: dict[str, frozenset[str]] = {
+    "env": _ALL | {"observed", "released", "suggested", "slots"},
+    "rollout": _ALL | {"generated", FORCED, "screenshots_held", "receiving_weights", "weights_loaded"},
+    "train": _ALL | {"trained", "weights_sent", "checkpoint_saved"},
+}
+"""What the workers of each role say, and so what is mutated."""
+EXEMPT: dict[tuple[str, str], str] = {
+    ("train", "failure"): "a trainer that says it has failed is believed: its optimiser's state may be half an update "
+    "ahead, so the run ends, and continues from the last checkpoint with --resume",
+    ("train", "bye"): "a trainer that says goodbye is gone, with its optimiser's state: the run ends, and continues "
+    "from the last checkpoint with --resume",
+}
+"""(role, kind) of the messages that are not mutated and whose place no mutation takes, and why."""
 
 
 class Tally:
     """What has been sent so far, over all mutants of a run."""
 
     def __init__(self) -> None:
-        self.mutations: Counter[str] = Counter()
-        """By the kind of the message that was mutated."""
+        self.mutations: Counter[tuple[str, str]] = Counter()
+        """By the role of the worker, and the kind of the message that was mutated."""
         self.longest_seconds = 0.0
         """The processor's time that the coordinator took for what came in one piece, at most."""
+
+
+def missing(mutations: Counter[tuple[str, str]]) -> list[str]:
+    """The messages of which none was mutated, as "role kind"; those that are exempt are left out."""
+    wanted = {(role, kind) for role, kinds in SAYS.items() for kind in kinds} - set(EXEMPT)
+    return sorted(f"{role} {kind}" for role, kind in wanted if not mutations[role, kind])
 
 
 class Mutants(Links):
@@ -70,6 +106,8 @@ class Mutant(Link):
         self._tally, self._share = tally, share
         self._honest = hello.worker_id, ready
         self._names = itertools.count(1)
+        if share and not self._trains:
+            self._later(chance.uniform(*LEAVES_AFTER_SECONDS), self._leave)
 
     @property
     def _trains(self) -> bool:
@@ -80,43 +118,66 @@ class Mutant(Link):
             return
         hello = pb.Hello()
         hello.CopyFrom(self._hello)
-        if self._due(READY_SHARE) and not self._trains:
+        if self._due(self._dialling_share):
             mutated_message(hello, self._chance)
-            self._tally.mutations["hello"] += 1
+            self._count("hello")
             if rules.hello(hello) is not None:  # the server tells it so; it comes back as it is
                 self._later(REDIAL_SECONDS, self.dial)
                 return
         if seconds := self._fleet.refused(self._hello):
             self.rejections += 1
-            if self._chance.random() < RENAMED_SHARE:
+            if self._chance.random() < RENAMED_SHARE and not self._trains:
                 self._come_back(f"{self._honest[0]}-{next(self._names)}")
             else:
                 self._later(seconds, self.dial)
             return
         self._ready = pb.Ready()
         self._ready.CopyFrom(self._honest[1])
-        if self._due(READY_SHARE) and not self._trains:
+        if self._due(self._dialling_share):
             mutated_message(self._ready, self._chance)
-            self._tally.mutations["ready"] += 1
+            self._count("ready")
         super().dial()
+
+    @property
+    def _dialling_share(self) -> float:
+        return TRAINERS_READY_SHARE if self._trains else READY_SHARE
 
     def _due(self, share: float) -> bool:
         return self._chance.random() < share * self._share
 
-    def _come_back(self, name: str) -> None:
-        """As another process, under this name."""
-        self._hello.worker_id = name
-        self.die(REDIAL_SECONDS, f"{name}/{self._chance.getrandbits(32):x}")
+    def _count(self, kind: str) -> None:
+        self._tally.mutations[ROLE_NAMES[self._hello.role], kind] += 1
+
+    def _come_back(self, name: str = "") -> None:
+        """As another process, under this name; a trainer keeps its own, and so does one that is given none."""
+        if name and not self._trains:
+            self._hello.worker_id = name
+        self.die(REDIAL_SECONDS, f"{self._hello.worker_id}/{self._chance.getrandbits(32):x}")
+
+    def _leave(self) -> None:
+        """Say goodbye and end, whatever becomes of the goodbye."""
+        self._tell(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+        self._later(0.1, self._come_back)
+        self._later(self._chance.uniform(*LEAVES_AFTER_SECONDS), self._leave)
+
+    def _carry_out(self, message: pb.SessionResponse, assignment: pb.Assignment) -> None:
+        body = message.WhichOneof("body")
+        fails = not self._trains and body not in NEVER_FAIL and self._share > 0.0
+        if fails and self._chance.random() < FAILS_SHARE:
+            code = self._chance.choice(FAILURES[self._hello.role])
+            self.end.reply(assignment, pb.Failure(code=code, message="it did not work this time"))
+        else:
+            super()._carry_out(message, assignment)
 
     def _told(self, message: pb.SessionRequest, stream: int) -> None:
         kind = message.WhichOneof("body") or ""
         sent: list[Sent] = [message]
         if kind != "ready" and self._chance.random() < self._share:
             sent = mutated(message, self._chance)
-            if self._trains and _ends_a_trainer(sent):
+            if self._trains and _exempt(sent):
                 sent = [message]
             else:
-                self._tally.mutations[kind] += 1
+                self._count(FORCED if kind == "generated" and not message.generated.logprobs else kind)
         for one in sent:
             if stream == self._stream:
                 self._arrives(one)
@@ -157,12 +218,12 @@ class Mutant(Link):
             self.cut(REDIAL_SECONDS)
 
 
-def _ends_a_trainer(sent: list[Sent]) -> bool:
-    """A trainer that says goodbye, or that it has failed, is believed: its state went with it."""
+def _exempt(sent: list[Sent]) -> bool:
+    """Whether a trainer must not say this (`EXEMPT`)."""
     for one in sent:
         message = rules.parsed(one) if isinstance(one, bytes) else one
         if isinstance(message, Malformed):
             continue
-        if any(each.HasField("bye") or each.HasField("failure") for each in message.batch or (message,)):
+        if any(("train", each.WhichOneof("body")) in EXEMPT for each in message.batch or (message,)):
             return True
     return False

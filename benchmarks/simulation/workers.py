@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ from benchmarks.simulation.timings import Timings, success_rate
 from dart import manifest
 from dart.coordinator.fleet.sessions import Fleet
 from dart.core.types import Image
+from dart.v1 import image_pb2, weights_pb2
 from dart.v1 import session_pb2 as pb
-from dart.v1 import weights_pb2
 from dart.wire.capabilities import RESCORE
 from dart.wire.convert import image_to_proto
 
@@ -30,7 +30,6 @@ _TOKENS = list(range(200, 224))
 """The number of tokens in an answer and in a prompt: fewer than in a real run, because the timings have the cost."""
 
 
-_OBSERVED = pb.SessionRequest(observed=pb.Observed(image=_SCREEN))
 _GENERATED = pb.SessionRequest(
     generated=pb.Generated(
         prompt_token_ids=_TOKENS,
@@ -52,12 +51,15 @@ class SimulatedWorker:
     """`fleet` may also be a `Connects`, which sits between the worker and its fleet."""
 
     role: pb.Role
+    capabilities: Sequence[str] = (RESCORE,)
+    shares_blobs = True
+    """Screenshots need not be sent to it (`Ready.shares_blobs`)."""
 
     def __init__(self, fleet: Fleet | Connects, name: str, slots: int, **ready: Any) -> None:
-        hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=[RESCORE])
+        hello = pb.Hello(worker_id=name, instance_id=name, role=self.role, world_size=1, capabilities=self.capabilities)
         self._loop = asyncio.get_running_loop()
         self._reply: Callable[[pb.SessionRequest], None]
-        message = pb.Ready(slots=slots, shares_blobs=True, **ready)
+        message = pb.Ready(slots=slots, shares_blobs=self.shares_blobs, **ready)
         if isinstance(fleet, Fleet):
             self._admit(fleet, hello, message)
         else:
@@ -69,6 +71,7 @@ class SimulatedWorker:
         self.worker.end.outbox = self
         self._reply = partial(fleet.receive, self.worker)
         fleet.became_ready(self.worker, ready)
+        self.said_ready()
 
     def put(self, message: pb.SessionResponse, /) -> None:
         # It lives as long as the simulation, so heartbeats would only cost a timer per worker and second.
@@ -81,6 +84,9 @@ class SimulatedWorker:
 
     def forget(self) -> None:
         """The coordinator has given up this worker: start afresh, with nothing in progress."""
+
+    def said_ready(self) -> None:
+        """A Ready is on its way, on this stream. The constructor may not have ended yet."""
 
     def carry_out(self, message: pb.SessionResponse) -> None:
         """Begin a command; its answer comes by `send`."""
@@ -119,11 +125,14 @@ class SimulatedEnvs(SimulatedWorker):
     def forget(self) -> None:
         self._episodes.clear()
 
+    def screenshot(self) -> image_pb2.Image:
+        return _SCREEN
+
     def reset(self, command: pb.Reset) -> None:
         success = self._chance.random() < self._rates[command.task.name]
         steps = self._timings.lengths.sample(self._chance, success)
         self._episodes[command.assignment.assignment_id] = steps, success
-        observed = pb.Observed(image=_SCREEN, instruction=f"do {command.task.name}")
+        observed = pb.Observed(image=self.screenshot(), instruction=f"do {command.task.name}")
         self.answer(command, self._timings.env.reset(self._chance), observed=observed)
 
     def act(self, command: pb.Act) -> None:
@@ -137,7 +146,7 @@ class SimulatedEnvs(SimulatedWorker):
             self.answer(command, seconds, failure=failure)
             return
         message = pb.SessionRequest()
-        message.CopyFrom(_OBSERVED)
+        message.observed.image.CopyFrom(self.screenshot())
         message.observed.done, message.observed.reward = done, float(success and steps == 1)
         self.send(message, command, seconds)
 
@@ -153,6 +162,7 @@ class SimulatedReplica(SimulatedWorker):
     """
 
     role = pb.ROLE_ROLLOUT
+    image_cache_entries = 4096
 
     def __init__(self, fleet: Fleet | Connects, name: str, timings: Timings, seed: int, version: int = 0) -> None:
         self._timings, self._chance = timings, random.Random(f"{name}/{seed}")
@@ -163,7 +173,12 @@ class SimulatedReplica(SimulatedWorker):
         self._version = version
         self._load: Callable[[], None] | None = None
         super().__init__(
-            fleet, name, timings.replica.slots, image_cache_entries=4096, engine_ranks=1, weight_version=version
+            fleet,
+            name,
+            timings.replica.slots,
+            image_cache_entries=self.image_cache_entries,
+            engine_ranks=1,
+            weight_version=version,
         )
 
     def forget(self) -> None:
@@ -216,6 +231,9 @@ class SimulatedReplica(SimulatedWorker):
         message = pb.SessionRequest()
         message.CopyFrom(_GENERATED)
         message.generated.versions[0].version = self._version
+        if command.HasField("forced_text"):
+            message.generated.text = command.forced_text
+            del message.generated.logprobs[:]
         self.send(message, command, 0.0)
         if self._load and not self._line:
             self._load()
@@ -232,6 +250,7 @@ class SimulatedTrainer(SimulatedWorker):
         """When each link will have finished sending weights, earliest first."""
         self.checkpoints = False
         """Whether checkpoint folders are written, which a resume looks for."""
+        self.saving_seconds = 60.0
         super().__init__(fleet, "train", 1, transfer_host="127.0.0.1")
 
     def train_batch(self, command: pb.TrainBatch) -> None:
@@ -257,4 +276,8 @@ class SimulatedTrainer(SimulatedWorker):
         if self.checkpoints:
             with manifest.written(Path(command.path)) as folder:
                 (folder / "weights").write_text(str(self._version), encoding="utf-8")
-        self.answer(command, 60.0, checkpoint_saved=pb.CheckpointSaved(path=command.path, weight_version=self._version))
+        self.answer(
+            command,
+            self.saving_seconds,
+            checkpoint_saved=pb.CheckpointSaved(path=command.path, weight_version=self._version),
+        )

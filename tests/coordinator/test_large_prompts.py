@@ -15,6 +15,7 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.core.types import Block, Image, Markup, Prompt
+from dart.screenshots.held import Held
 from dart.screenshots.holder import Holder
 from dart.screenshots.lookup import UnknownScreenshot
 from dart.screenshots.stored import StoredScreenshots
@@ -177,3 +178,34 @@ async def test_the_same_over_real_grpc() -> None:
     finally:
         await server.stop()
     assert role.taken.misses == 0 and len(role.taken.sizes) == 5
+
+
+async def test_a_prompt_that_is_too_large_for_one_replica_goes_to_another() -> None:
+    """A replica that says it keeps few screenshots ends no attempt where another keeps enough."""
+    screens = [screen(number) for number in range(20)]
+    small, large = Replica(keeps=24), Replica(keeps=24)
+    async with fleet(rollout_a=small, rollout_b=large, capabilities=[HOLD_SCREENSHOTS], keeps=24) as (_, pool):
+        (first, _) = [replica.session for replica in pool.replicas]
+        first.screenshots = Held(3)
+        for _ in range(3):
+            await pool.generate(prompt(*screens), 1.0, 40, None)
+        assert not small.sizes and [name for name, _ in large.sizes].count("Generate") == 3
+        await pool.generate(prompt(screen(0, 100)), 1.0, 40, first.id)
+        assert len(small.sizes) == 1, "it serves what fits"
+
+
+async def test_what_one_replica_lacked_is_not_sent_again_to_another() -> None:
+    """A screenshot that one replica says it lacks is sent again to that replica alone."""
+    screens = [screen(number, 1000) for number in range(5)]
+
+    def forgetful(command: Any) -> Any:
+        return pb.Failure(code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="I lack it")
+
+    taken = Replica(keeps=24)
+    async with fleet(rollout_a=forgetful, rollout_b=taken, keeps=24) as (_, pool):
+        await pool.generate(prompt(*screens), 1.0, 40, "rollout_b")
+        before = taken.sizes[-1][1]
+        for _ in range(2):  # the forgetful one is asked, twice; then the other
+            await pool.generate(prompt(*screens), 1.0, 40, "rollout_a")
+    assert [name for name, _ in taken.sizes] == ["Generate"] * 3
+    assert before > 5000 and all(size < 1000 for _, size in taken.sizes[1:]), "it has them all"

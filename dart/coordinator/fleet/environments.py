@@ -261,6 +261,11 @@ class EnvSession:
         self._begun = self._closed = False
         self._assignment = pb.Assignment(assignment_id=order.trajectory_id, attempt=order.attempt)
 
+    @property
+    def worker(self) -> str:
+        """The name of the worker that it is on."""
+        return self._worker.id
+
     async def reset(self, task: Task) -> Observation:
         if not self._begun:
             self._begun = True

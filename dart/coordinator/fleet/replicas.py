@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.prompts import PromptTooLarge, fill_screenshots
@@ -34,7 +34,8 @@ OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
 class _Turn:
     """What a replica is asked for. `forced_text`: the turn's text, so that nothing is sampled.
 
-    `with_data`: send the bytes of every screenshot, because a replica lacked one that it was thought to have.
+    `with_data`: the replicas to send the bytes of every screenshot, because they lacked one that they were thought to
+    have.
     """
 
     id: str
@@ -43,9 +44,11 @@ class _Turn:
     max_tokens: int
     forced_text: str | None
     attempt: int = 0
-    with_data: bool = False
+    with_data: set[str] = field(default_factory=set)
     declined: bool = False
     """A replica has said that the request itself is wrong."""
+    too_large: set[str] = field(default_factory=set)
+    """The replicas that the prompt is too large for."""
 
 
 class RolloutPool:
@@ -82,7 +85,8 @@ class RolloutPool:
         `forced_text`: the turn's text; nothing is sampled, and there are no log-probabilities. `enter` is called with
         QUEUED when the request has to wait for a replica, and with GENERATING when it has got one.
 
-        A replica that says the request itself is wrong is believed when a second one, if there is one, agrees.
+        A replica that says the request itself is wrong is believed when a second one, if there is one, agrees. A prompt
+        that is too large for one replica goes to the others.
 
         Raises ContextFull, and InfrastructureError: after `GENERATE_ATTEMPTS` attempts have failed, with the name of
         the replica that failed last, or without a name when the request itself is invalid.
@@ -107,10 +111,15 @@ class RolloutPool:
                     raise InfrastructureError(str(error)) from error
                 if code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
                     replica.session.screenshots.forget()
-                    turn.with_data = True
+                    turn.with_data.add(replica.name)
                 if turn.attempt >= GENERATE_ATTEMPTS:
                     raise
-            except (ScreenshotLost, PromptTooLarge) as error:
+            except PromptTooLarge as error:  # another one may keep more screenshots, or take them in parts
+                asked_before = replica.name in turn.too_large
+                turn.too_large.add(replica.name)
+                if asked_before or all(one.name in turn.too_large for one in self.replicas):
+                    raise InfrastructureError(str(error)) from error
+            except ScreenshotLost as error:
                 raise InfrastructureError(str(error)) from error
 
     async def _attempt(self, turn: _Turn, request: Request[Worker], replica: Replica[Worker]) -> Generation:
@@ -127,6 +136,9 @@ class RolloutPool:
             declined = isinstance(error, CommandFailed) and error.code in OWN_FAULT
             if not _excused(error, turn, replica, version):
                 blame = str(error)
+            raise
+        except PromptTooLarge:
+            declined = True
             raise
         except asyncio.CancelledError:
             worker.tell(pb.Abort(assignment=pb.Assignment(assignment_id=turn.id, attempt=turn.attempt)))
@@ -153,7 +165,7 @@ class RolloutPool:
         if turn.forced_text is not None:
             request.forced_text = turn.forced_text
         size = write_prompt(request, turn.prompt)
-        await fill_screenshots(request, turn.prompt, size, worker, self.screenshots, turn.with_data)
+        await fill_screenshots(request, turn.prompt, size, worker, self.screenshots, worker.id in turn.with_data)
         return message
 
     # ---- the queue ----
@@ -228,5 +240,5 @@ def _excused(error: InfrastructureError, turn: _Turn, replica: Replica[Worker], 
     if error.code == pb.FAILURE_CODE_ABORTED:
         return replica.target is not None or not replica.serving or replica.version != version
     if error.code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
-        return not turn.with_data
+        return replica.name not in turn.with_data
     return error.code in OWN_FAULT

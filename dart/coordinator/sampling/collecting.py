@@ -8,6 +8,7 @@ the turns. Whatever it is, episodes are as in training: the same prompts and gra
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,13 +22,15 @@ from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.sampling.episodes import Writer
-from dart.core.curation.orders import Order
+from dart.core.curation.orders import FAILING_SECONDS, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import COLLECTED, GroupKind, GroupState
 from dart.wire.capabilities import FORCED_TEXT, ORACLE
+
+log = logging.getLogger(__name__)
 
 CAPABILITIES: dict[Teacher, dict[str, str]] = {
     "oracle": {"env": ORACLE, "rollout": FORCED_TEXT},
@@ -51,6 +54,8 @@ class Collection:
         self._again: list[Order] = []
         self._opened: set[str] = set()
         self._changed = asyncio.Event()
+        self._failing_since: float | None = None
+        """When the first attempt failed since the last one that finished."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -77,6 +82,7 @@ class Collection:
         return None
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        self._failing_since = None
         if self._quota.finished(order.task.name, trajectory.success):
             if order.group_id not in self._opened:
                 self._opened.add(order.group_id)
@@ -87,12 +93,20 @@ class Collection:
         self._changed.set()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        if order.hopeless:
+        """Raises UserError when attempts fail and nothing has finished for `FAILING_SECONDS`."""
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if order.hopeless and now - self._failing_since >= FAILING_SECONDS:
             raise UserError(
                 f"collect: {order.trajectory_id} failed {order.attempt} times, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
-        self._again.append(order.again())
+        if order.hopeless and self.finished_attempts:
+            # Others finish meanwhile, so this one is to blame: a task with a page that does not load, say.
+            log.warning("%s is given up after %d attempts: %s", order.trajectory_id, order.attempt, error)
+            self._quota.given_up(order.task.name)
+        else:
+            self._again.append(order.again())
         self._changed.set()
 
     async def close(self) -> dict[str, Any]:
@@ -110,6 +124,7 @@ class Collection:
                     "attempts": tally.finished,
                     "successes": tally.successes,
                     "failures": tally.finished - tally.successes,
+                    "given_up": tally.given_up,
                 }
                 for name, tally in self._quota.tallies.items()
             },
@@ -143,9 +158,11 @@ class OracleTurns:
             try:
                 text = self._grammar.format(action, seen.width, seen.height)
             except ValueError as error:
-                raise UserError(
+                # This environment may be wrong about it; if all are, no attempt at this task ever ends.
+                raise InfrastructureError(
                     f"agent.grammar: the oracle's next action has no words ({error}): "
-                    "choose another grammar, or leave the task out of environment.tasks.names"
+                    "choose another grammar, or leave the task out of environment.tasks.names",
+                    self._env.worker,
                 ) from None
         generation, self._replica = await self._policy.generate(prompt, 0.0, self._max_tokens, self._replica, text)
         return generation

@@ -16,16 +16,20 @@ from dart.core.types import Task
 
 @dataclass(slots=True)
 class Tally:
-    """One task's attempts. `kept`: successes, up to the wanted number; successes beyond that are not kept."""
+    """One task's attempts. `kept`: successes, up to the wanted number; successes beyond that are not kept.
+
+    `given_up`: attempts that infrastructure ended again and again.
+    """
 
     begun: int = 0
     finished: int = 0
     successes: int = 0
     kept: int = 0
+    given_up: int = 0
 
     @property
     def running(self) -> int:
-        return self.begun - self.finished
+        return self.begun - self.finished - self.given_up
 
     @property
     def rate(self) -> float:
@@ -69,6 +73,10 @@ class Quota:
         keep = success and tally.kept < self._wanted
         tally.kept += keep
         return keep
+
+    def given_up(self, name: str) -> None:
+        """Count an attempt that could not be brought to an end."""
+        self.tallies[name].given_up += 1
 
     def _may_begin(self, tally: Tally) -> bool:
         missing = self._wanted - tally.kept

@@ -33,7 +33,7 @@ from dart.coordinator.sampling.collecting import Collection, OracleTurns, teache
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.action import Click, Point
-from dart.core.curation.orders import Order
+from dart.core.curation.orders import FAILING_SECONDS, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError
@@ -130,18 +130,40 @@ async def test_one_concrete_task_may_give_several_successes_of_the_policy(tmp_pa
         assert await database.group_count(GroupKind.COLLECTED) == 2
 
 
-async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_ever(tmp_path: Path) -> None:
+async def failed_five_times(source: Collection, order: Order | None) -> Order | None:
+    """The order after its fifth failure: its next attempt, or another one."""
+    for attempt in range(1, 6):
+        assert order is not None and order.attempt == attempt
+        source.failed(order, InfrastructureError("the page died"))
+        order = await source.next()
+    return order
+
+
+async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("dart.coordinator.sampling.collecting.time.monotonic", lambda: now)
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         source = Collection(ORACLE, CONFIG, database)
-        order = await source.next()
-        for attempt in range(2, 6):
-            assert order is not None
+        order = await failed_five_times(source, await source.next())
+        assert order is not None and order.attempt == 6, "nothing has finished yet: it is not known who is to blame"
+        now += FAILING_SECONDS
+        with pytest.raises(UserError, match="failed 6 times, the last with: the page died: look at"):
             source.failed(order, InfrastructureError("the page died"))
-            order = await source.next()
-            assert order is not None
-            assert order.attempt == attempt
-        with pytest.raises(UserError, match="failed 5 times, the last with: the page died: look at"):
-            source.failed(order, InfrastructureError("the page died"))
+
+
+async def test_an_attempt_that_fails_while_others_finish_is_given_up(tmp_path: Path) -> None:
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "c", {}, started=0.0)
+        source = Collection(ORACLE, CONFIG, database)
+        good, bad = await source.next(), await source.next()
+        assert good is not None and bad is not None
+        await source.finished(good, trajectory(good.trajectory_id, good.group_id))
+        following = await failed_five_times(source, bad)
+        assert following is not None and following.trajectory_id != bad.trajectory_id
+        counts = (await source.close())["per_task"][bad.task.name]
+        assert (counts["given_up"], counts["attempts"], counts["failures"]) == (1, 0, 0)
 
 
 async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None:
@@ -157,15 +179,16 @@ async def test_workers_that_cannot_do_it_are_turned_away(tmp_path: Path) -> None
         run.journal.close()
 
 
-async def test_what_the_grammar_has_no_words_for_is_told() -> None:
+async def test_what_the_grammar_has_no_words_for_fails_the_attempt_and_names_the_worker() -> None:
     def env(command: Any) -> Any:
         return pb.Suggested(action=action_to_proto(Click(Point(0.5, 0.5), "middle")))
 
     async with fleet(env=env, rollout=replica) as (envs, pool):
         session = EnvSession(envs, await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
         turns = OracleTurns(session, pool, make_grammar(CONFIG.agent), 40)
-        with pytest.raises(UserError, match=r"agent\.grammar: the oracle's next action has no words"):
+        with pytest.raises(InfrastructureError, match=r"agent\.grammar: the oracle's next action has no words") as told:
             await turns.generate(Prompt((Block((screen(),)),), (screen(),)))
+        assert told.value.worker == "env", "this environment may be wrong about it, and others right"
 
 
 async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
