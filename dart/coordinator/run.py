@@ -40,6 +40,7 @@ from dart.coordinator.summary import machine, software, training_summary, write_
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
+from dart.core.curation.orders import Failures
 from dart.core.curation.submitted import Submissions
 from dart.core.evaluation.documents import Success
 from dart.core.fleet.health import Condition
@@ -99,6 +100,7 @@ class Run:
         self.progress = Progress(config.stop.window)
         self.journal = Journal(directory.metrics, start.first_event)
         self.sync = WeightSync(config.sync, self.replicas, self.ranks, database, self.progress, self.journal)
+        self._failures = Failures()
         self.data = self._data_source()
         self.replicas.on_change.append(self._note_version)
         self.replicas.on_change.append(self._blame_queue)
@@ -135,8 +137,9 @@ class Run:
         if config.algorithm == "sft":
             return Demonstrations(config, self.progress, self.journal)
         return DataManager(
-            config, self.database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs
-        )
+            config, self.database, self.progress, self.journal, config.environment.kind, start.first_group, self.envs,
+            self._failures,
+        )  # fmt: skip
 
     def _make_watch(self) -> Watch:
         config, ranks = self.config, self.config.trainer.ranks if self._trains else 0
@@ -342,7 +345,7 @@ class Run:
         self._phase("evaluating")
         # Named by version: an evaluation that was cut off continues only with the same weights.
         name = f"{label}-v{self.progress.counts.version}" if self._trains else label
-        source = Evaluation(name, self.config, self.database, episodes, samples)
+        source = Evaluation(name, self.config, self.database, self.envs, self._failures, episodes, samples)
         self.evaluation = source
         await source.open()
         await sample(source, self.envs, self.policy, self.config, writer)
@@ -353,7 +356,7 @@ class Run:
 
     async def _collected(self, collect: Collect) -> dict[str, Any]:
         self._phase("collecting")
-        source = Collection(collect, self.config, self.database)
+        source = Collection(collect, self.config, self.database, self.envs, self._failures)
         self.collection = source
         async with teacher(collect, self.policy, self.config) as writer:
             await sample(source, self.envs, self.policy, self.config, writer)

@@ -11,7 +11,7 @@ from lifecycle_samples import ENVIRONMENTS, begin, hopeless, machine, released, 
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage
-from dart.core.curation.orders import FAILING_SECONDS, LEAST_FAILURES, Attempt, Order
+from dart.core.curation.orders import FAILING_SECONDS, LEAST_FAILURES, MOST_ATTEMPTS, Attempt, Failures, Order
 from dart.core.curation.usable import usable
 from dart.core.types import Task, Trajectory, VersionSpan
 
@@ -82,7 +82,8 @@ def test_a_group_of_which_nothing_can_be_made_is_dropped() -> None:
 
 
 def test_nothing_works_after_long_enough_and_often_enough() -> None:
-    groups = machine()
+    failures = Failures()
+    groups = machine(failures=failures)
     order = groups.next(1)[0]
     for number in range(LEAST_FAILURES - 1):
         assert groups.failed(order, now=float(number)) is Attempt.AGAIN
@@ -91,14 +92,15 @@ def test_nothing_works_after_long_enough_and_often_enough() -> None:
     order = groups.next(0)[0]
     assert groups.failed(order, now=FAILING_SECONDS) is Attempt.NOTHING_WORKS
     groups.finished(trajectory(order))
-    assert groups.failures_in_a_row == 0
+    assert failures.in_a_row == 0
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None:
-    groups = machine(first=2)
+    failures = Failures()
+    groups = machine(first=2, failures=failures)
     if resumed:
-        groups.restore_worked()
+        failures.finished("a")
         groups.next(1)
     else:
         groups.finished(trajectory(groups.next(1)[0]))
@@ -111,6 +113,39 @@ def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None
     groups.finished(trajectory(groups.next(0)[0]))
     assert order.excused and not order.hopeless
     assert groups.failed(order.failed("a"), now=1e6) is Attempt.AGAIN, "nor is one that fails once more afterwards"
+
+
+def failing(failures: Failures, order: Order, times: int) -> Order | None:
+    """The order after so many failed attempts on two workers, one a second; None if it is given up."""
+    for number in range(times):
+        again = failures.again(order.failed(f"env-{number % 2}"), now=float(number))
+        if not isinstance(again, Order):
+            assert again is Attempt.GIVEN_UP
+            return None
+        order = again
+    return order
+
+
+def test_where_every_roll_out_is_needed_an_outage_is_waited_out_for_tasks_that_have_worked() -> None:
+    a, b = (Order(f"t-{name}", f"g-{name}", Task("s", name, 1), 5) for name in ("a", "b"))
+    assert failing(Failures(), a, MOST_ATTEMPTS - 1) and not failing(Failures(), a, MOST_ATTEMPTS)
+    failures = Failures()
+    failures.finished("a")
+    assert not failing(failures, a, MOST_ATTEMPTS), "so few failures in a row are no outage"
+    for _ in range(LEAST_FAILURES):
+        failing(failures, a, 1)
+    waiting = failing(failures, a, 1000)
+    assert waiting and waiting.attempt == 1001
+    assert not failing(failures, b, MOST_ATTEMPTS), "b may be broken itself: it has never worked"
+    failures.finished("a")
+    assert failing(failures, waiting, 1), "the outage is over, and its attempts are excused"
+
+
+def test_where_every_roll_out_is_needed_a_run_ends_when_nothing_has_ever_worked() -> None:
+    failures = Failures()
+    orders = [Order(f"t{number}", "g", Task("s", "a", 1), 5) for number in range(LEAST_FAILURES)]
+    assert all(isinstance(failures.again(order, now=0.0), Order) for order in orders)
+    assert failures.again(orders[0], now=FAILING_SECONDS) is Attempt.NOTHING_WORKS
 
 
 # ---- batches ----

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dart.core.curation.judging import Verdict
 from dart.core.curation.lifecycle import Lifecycle, Rules
-from dart.core.curation.orders import Order
+from dart.core.curation.orders import Failures, Order
 from dart.core.curation.planning import Plan
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Sampling, Schedule
@@ -25,11 +25,17 @@ def trajectory(order: Order, reward: float = 0.0, version: int = 0) -> Trajector
 
 
 def machine(
-    rollouts: int = 3, size: int = 6, sampling: Sampling = "rollout", *, synchronous: bool = False, first: int = 1
+    rollouts: int = 3,
+    size: int = 6,
+    sampling: Sampling = "rollout",
+    *,
+    synchronous: bool = False,
+    first: int = 1,
+    failures: Failures | None = None,
 ) -> Lifecycle:
     sampler = TaskSampler("s", ["a", "b", "c"], (0, 100), random.Random(0))
     rules = Rules(Schedule(sampling, synchronous, rollouts, size), max_staleness=1)
-    return Lifecycle(rules, sampler, lambda task: Plan(rollouts, 5, "because"), first)
+    return Lifecycle(rules, sampler, lambda task: Plan(rollouts, 5, "because"), first, failures)
 
 
 def begin(groups: Lifecycle, number: int) -> list[Order]:

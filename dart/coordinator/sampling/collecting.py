@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from dart.agent.grammar import Grammar, make_grammar
 from dart.config import Config
-from dart.coordinator.fleet.environments import EnvSession
+from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.sampling.episodes import Writer
-from dart.core.curation.orders import FAILING_SECONDS, Order
+from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
@@ -43,19 +44,17 @@ CAPABILITIES: dict[Teacher, dict[str, str]] = {
 class Collection:
     """The source of orders (`coordinator.sampling.episodes.EpisodeSource`). Only successes are stored."""
 
-    def __init__(self, collect: Collect, config: Config, database: Database) -> None:
-        self._collect, self._database = collect, database
+    def __init__(self, collect: Collect, config: Config, database: Database, envs: EnvPool, failures: Failures) -> None:
+        self._collect, self._database, self._envs, self._failures = collect, database, envs, failures
         self._step_limit = config.curation.step_limit
         names = list(dict.fromkeys(config.environment.tasks.names))
         self._quota = Quota(
             config.environment.kind, names, collect.seeds, collect.per_task, collect.most_attempts, collect.samples
         )
         self.temperature = collect.temperature
-        self._again: list[Order] = []
+        self._again: deque[Order] = deque()
         self._opened: set[str] = set()
         self._changed = asyncio.Event()
-        self._failing_since: float | None = None
-        """When the first attempt failed since the last one that finished."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -69,20 +68,22 @@ class Collection:
 
     async def next(self) -> Order | None:
         while True:
-            if self._again:
-                return self._again.pop()
-            if self._quota.done:
-                return None
+            self._failures.environments(self._envs.slots)
+            # New attempts come first, so that an outage is met by many of them and not by one again and again.
             if begun := self._quota.next():
                 task, sample = begun
                 group = f"collect-{task.name}-{task.seed}"
                 return Order(f"{group}-{sample}", group, task, self._step_limit)
+            if self._again:
+                return self._again.popleft()
+            if self._quota.done:
+                return None
             self._changed.clear()
             await self._changed.wait()
         return None
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
-        self._failing_since = None
+        self._failures.finished(order.task.name)
         if self._quota.finished(order.task.name, trajectory.success):
             if order.group_id not in self._opened:
                 self._opened.add(order.group_id)
@@ -93,20 +94,19 @@ class Collection:
         self._changed.set()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        """Raises UserError when attempts fail and nothing has finished for `FAILING_SECONDS`."""
-        now = time.monotonic()
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        if order.hopeless and now - self._failing_since >= FAILING_SECONDS:
+        """Raises UserError when nothing works."""
+        again = self._failures.again(order, time.monotonic())
+        if again is Attempt.NOTHING_WORKS:
             raise UserError(
-                f"collect: {order.trajectory_id} failed {order.attempt} times, the last with: {error}: "
+                f"collect: {self._failures.in_a_row} attempts in a row failed, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
-        if order.hopeless and self.finished_attempts:
+        if isinstance(again, Attempt) and self.finished_attempts:
             # Others finish meanwhile, so this one is to blame: a task with a page that does not load, say.
             log.warning("%s is given up after %d attempts: %s", order.trajectory_id, order.attempt, error)
             self._quota.given_up(order.task.name)
         else:
-            self._again.append(order.again())
+            self._again.append(again if isinstance(again, Order) else order.again())
         self._changed.set()
 
     async def close(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.group import Group
 from dart.core.curation.judging import REPLACED, Judging, Verdict, staleness
 from dart.core.curation.lifecycle import Lifecycle, Rules
-from dart.core.curation.orders import Attempt, Order
+from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.curation.planning import LengthRule, NumberRule, Plan, Planner, spread
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.sampling import TaskSampler
@@ -70,7 +70,9 @@ class DataManager:
         suite: str,
         first_group: int,
         envs: EnvPool,
+        failures: Failures | None = None,
     ) -> None:
+        """`failures`: the run's, if attempts are also made outside of training."""
         self._config, self._database, self._envs = config, database, envs
         self._progress, self._journal = progress, journal
         self.temperature = config.rollout.temperature
@@ -80,7 +82,8 @@ class DataManager:
         self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
         rng = random.Random(config.run.seed + first_group)
         sampler = TaskSampler(suite, tasks.names, tasks.train_seeds, rng, self._weight)
-        self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group)
+        self._failures = failures or Failures()
+        self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group, self._failures)
         self._resumed = first_group > 1
         self._refused = 0
         """Trajectories that the trainer has refused since its last update."""
@@ -149,7 +152,7 @@ class DataManager:
         self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
         if attempt is Attempt.NOTHING_WORKS:
             raise UserError(
-                f"{self._lifecycle.failures_in_a_row} attempts in a row failed, the last with: {error}: "
+                f"{self._failures.in_a_row} attempts in a row failed, the last with: {error}: "
                 "look at the workers' logs in the run directory, and run `dart doctor`"
             )
         if attempt is Attempt.GIVEN_UP:
@@ -285,7 +288,7 @@ class DataManager:
         window = max(self._planner.number.window, self._planner.length.window or 1)
         for past in await self._database.task_histories(window):
             self._planner.restore(past.name, past.results, past.lengths, past.longest)
-            self._lifecycle.restore_worked()
+            self._failures.finished(past.name)
         for success in await self._database.newest_successes(pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))

@@ -1,7 +1,7 @@
 """Held-out evaluation: the same workers and episodes as in training, on seeds that training never sees.
 
 Instances go round the tasks in turn, each with the next held-out seed. Every episode counts, however it ends; an
-attempt that infrastructure ended is made again.
+attempt that infrastructure ended is made again, and an outage is waited out (`core.curation.orders.Failures`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from dart.config import Config
+from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError
-from dart.core.curation.orders import Order
+from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.evaluation.documents import Document, Interval, Rate, Success
 from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
@@ -42,7 +43,17 @@ class Evaluation:
     `number` instances, `samples` episodes of each. Only outcomes are kept here; trajectories are in the database.
     """
 
-    def __init__(self, label: str, config: Config, database: Database, number: int, samples: int = 1) -> None:
+    def __init__(
+        self,
+        label: str,
+        config: Config,
+        database: Database,
+        envs: EnvPool,
+        failures: Failures,
+        number: int,
+        samples: int = 1,
+    ) -> None:
+        self._envs, self._failures = envs, failures
         self._database, self._config, self._samples = database, config, samples
         self.temperature = evaluation_temperature(config)
         self._instances = instances(config, number)
@@ -71,6 +82,8 @@ class Evaluation:
             if stored.state is GroupState.OPEN:
                 self._open.append(group)
             self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in stored.trajectories]
+        for outcome in self.outcomes:
+            self._failures.finished(outcome.task.name)
         there = {outcome.trajectory_id for outcome in self.outcomes}
         self._orders = deque(order for order in self._orders if order.trajectory_id not in there)
 
@@ -82,6 +95,7 @@ class Evaluation:
         if not self._orders:
             return None
         self._running += 1
+        self._failures.environments(self._envs.slots)
         return self._orders.popleft()
 
     def _ended(self) -> None:
@@ -90,16 +104,19 @@ class Evaluation:
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
+        self._failures.finished(order.task.name)
         self.outcomes.append(Outcome.of(trajectory, order.attempt))
         self._ended()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        if order.hopeless:
+        again = self._failures.again(order, time.monotonic())
+        if isinstance(again, Attempt):
             raise UserError(
-                f"evaluation: {order.task.id} failed {order.attempt} times, the last with: {error}: look at what "
-                "failed; for workers their logs are in the run directory, and `dart doctor` knows what is missing"
+                f"evaluation: {order.task.id} failed {order.attempt} times, the last with: {error} "
+                f"({self._failures.in_a_row} attempts in a row have failed): look at what failed; for workers their "
+                "logs are in the run directory, and `dart doctor` knows what is missing"
             )
-        self._orders.append(order.again())
+        self._orders.append(again)
         self._ended()
 
     async def close(self) -> Success:

@@ -73,7 +73,15 @@ class Rules:
 class Lifecycle:
     """All groups that are neither consumed nor dropped. `plan(task)` is asked when a group opens."""
 
-    def __init__(self, rules: Rules, sampler: TaskSampler, plan: Callable[[Task], Plan], first_number: int = 1) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        sampler: TaskSampler,
+        plan: Callable[[Task], Plan],
+        first_number: int = 1,
+        failures: Failures | None = None,
+    ) -> None:
+        """`failures`: the run's, if its attempts are not only those of these groups."""
         self._rules, self._mode, self._budget = rules, rules.schedule, rules.budget
         self._sampler, self._plan, self._number = sampler, plan, first_number
         self._groups: dict[str, Group] = {}
@@ -84,7 +92,7 @@ class Lifecycle:
         self._waiting = WaitingLine()
         self._batch: list[Group] = []
         """In training."""
-        self._failures = Failures()
+        self._failures = failures or Failures()
         self._open = self._closing = self._running = 0
         self._begun = 0
         """Trajectories of all groups here, which count towards the budget."""
@@ -106,10 +114,6 @@ class Lifecycle:
     def begun(self) -> int:
         """Trajectories that have begun, or that an open group still owes, and are neither consumed nor dropped."""
         return self._begun
-
-    @property
-    def failures_in_a_row(self) -> int:
-        return self._failures.in_a_row
 
     def stage(self, group_id: str) -> Stage | None:
         """The group's stage; None if it is consumed, dropped or unknown."""
@@ -174,7 +178,7 @@ class Lifecycle:
     def finished(self, trajectory: Trajectory) -> None:
         """The trajectory is stored. Raises ValueError if it was not running."""
         self._ended(trajectory.group_id, trajectory.id)
-        self._failures.finished()
+        self._failures.finished(trajectory.task.name)
         group = self._groups[trajectory.group_id]
         group.finished.append(trajectory)
         if len(group.finished) == group.planned:
@@ -386,10 +390,6 @@ class Lifecycle:
             self._opened = 0
 
     # ---- restarts ----
-
-    def restore_worked(self) -> None:
-        """Episodes finished in an earlier process of this run."""
-        self._failures.finished()
 
     def restore_open(
         self, group_id: str, task: Task, planned: int, finished: Sequence[Trajectory], why: str = ""

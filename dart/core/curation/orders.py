@@ -61,7 +61,7 @@ class Attempt(Enum):
 
 
 class Failures:
-    """Attempts that failed in a row, with none finished in between.
+    """Attempts of a run that failed in a row, with none finished in between, whatever they were for.
 
     In a run that has worked, here or before it was resumed, all of them failing is an outage. It is waited out, because
     it ends sooner than somebody comes to resume the run; `core.watchdog` reports it, and ends the run if it is
@@ -70,7 +70,8 @@ class Failures:
 
     def __init__(self) -> None:
         self.in_a_row = 0
-        self._worked = False
+        self._worked: set[str] = set()
+        """Names of the tasks of which an attempt has finished, here or before the run was resumed."""
         self._since = 0.0
         self._most_environments = 0
 
@@ -83,8 +84,10 @@ class Failures:
         """Note how many environments there are now; the run's size is the most there have been."""
         self._most_environments = max(self._most_environments, number)
 
-    def finished(self) -> None:
-        self.in_a_row, self._worked = 0, True
+    def finished(self, task: str) -> None:
+        """An attempt at the task of this name has finished."""
+        self.in_a_row = 0
+        self._worked.add(task)
 
     def failed(self, order: Order, now: float) -> Attempt:
         """Infrastructure ended this attempt at `now`, in seconds of any clock that does not go back."""
@@ -98,3 +101,14 @@ class Failures:
             # Others succeed meanwhile, so this roll-out is to blame: a task with a page that does not load, say.
             return Attempt.GIVEN_UP
         return Attempt.AGAIN
+
+    def again(self, order: Order, now: float) -> Order | Attempt:
+        """As `failed`, for a source whose roll-outs are few: the order to give out again, or why there is none.
+
+        An outage is waited out for tasks that have worked. One that never has may itself be broken, and in the end
+        such tasks may be all that is left: nothing would tell them from an outage.
+        """
+        attempt, worked = self.failed(order, now), order.task.name in self._worked
+        if attempt is Attempt.AGAIN and order.hopeless and not worked:
+            return Attempt.GIVEN_UP
+        return order.again(outage=self.outage and worked) if attempt is Attempt.AGAIN else attempt

@@ -25,15 +25,15 @@ from dart import config
 from dart.agent.grammar import make_grammar
 from dart.agent.vocabulary import vocabulary_digest
 from dart.cli import main
-from dart.coordinator.fleet.environments import EnvSession
-from dart.coordinator.fleet.sessions import InfrastructureError, Rejected
+from dart.coordinator.fleet.environments import EnvPool, EnvSession
+from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Rejected
 from dart.coordinator.job import Collect
 from dart.coordinator.run import Run
 from dart.coordinator.sampling.collecting import Collection, OracleTurns, teacher
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.action import Click, Point
-from dart.core.curation.orders import FAILING_SECONDS, Order
+from dart.core.curation.orders import FAILING_SECONDS, Failures, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError
@@ -95,7 +95,7 @@ async def test_the_oracles_successes_are_kept_and_its_failures_counted(tmp_path:
         fleet(env=World(), rollout=replica) as (envs, pool),
     ):
         await database.start_run("run-1", "c", {}, started=0.0)
-        source = Collection(ORACLE, CONFIG, database)
+        source = Collection(ORACLE, CONFIG, database, envs, Failures())
         async with teacher(ORACLE, pool, CONFIG) as writer:
             await sample(source, envs, pool, CONFIG, writer)
         result = await source.close()
@@ -121,7 +121,7 @@ async def test_one_concrete_task_may_give_several_successes_of_the_policy(tmp_pa
         fleet(env=World(), rollout=replica) as (envs, pool),
     ):
         await database.start_run("run-1", "c", {}, started=0.0)
-        source = Collection(plan, CONFIG, database)
+        source = Collection(plan, CONFIG, database, envs, Failures())
         async with teacher(plan, pool, CONFIG) as writer:
             assert writer is None, "the policy samples, as in training"
             await sample(source, envs, pool, CONFIG, writer)
@@ -139,25 +139,32 @@ async def failed_five_times(source: Collection, order: Order | None) -> Order | 
     return order
 
 
+def collection(database: Database) -> Collection:
+    return Collection(ORACLE, CONFIG, database, EnvPool(Fleet(60.0)), Failures())
+
+
 async def test_an_attempt_that_infrastructure_ends_is_made_again_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("dart.coordinator.sampling.collecting.time.monotonic", lambda: now)
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
-        source = Collection(ORACLE, CONFIG, database)
-        order = await failed_five_times(source, await source.next())
+        source = collection(database)
+        first, *others = [await source.next() for _ in range(6)]
+        assert all(others), "new attempts come before old ones"
+        order = await failed_five_times(source, first)
         assert order is not None and order.attempt == 6, "nothing has finished yet: it is not known who is to blame"
         now += FAILING_SECONDS
-        with pytest.raises(UserError, match="failed 6 times, the last with: the page died: look at"):
-            source.failed(order, InfrastructureError("the page died"))
+        with pytest.raises(UserError, match="8 attempts in a row failed, the last with: the page died: look at"):
+            for _ in range(3):
+                source.failed(order, InfrastructureError("the page died"))
 
 
 async def test_an_attempt_that_fails_while_others_finish_is_given_up(tmp_path: Path) -> None:
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "c", {}, started=0.0)
-        source = Collection(ORACLE, CONFIG, database)
-        good, bad = await source.next(), await source.next()
+        source = collection(database)
+        good, bad, *_ = [await source.next() for _ in range(6)]
         assert good is not None and bad is not None
         await source.finished(good, trajectory(good.trajectory_id, good.group_id))
         following = await failed_five_times(source, bad)

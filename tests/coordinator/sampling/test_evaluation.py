@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from store_samples import trajectory
+from test_coordinator_data import environments
 
 from dart.cli import main
 from dart.commands import evaluate as command
@@ -20,7 +21,7 @@ from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.summary import write_json
-from dart.core.curation.orders import Order
+from dart.core.curation.orders import Failures, Order
 from dart.core.types import Task, Termination, Trajectory
 from dart.store.database import Database, sqlite_url
 
@@ -33,7 +34,7 @@ async def finished(config: Config, directory: Path, rate: float, fail_first: boo
     async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
         await database.start_run(directory.name, "e", {}, started=1.0)
         settings = config.evaluation
-        source = Evaluation("eval", config, database, settings.episodes, settings.samples)
+        source = Evaluation("eval", config, database, environments(), Failures(), settings.episodes, settings.samples)
         await source.open()
         rng = random.Random(rate)
         while (order := await source.next()) is not None:
@@ -56,7 +57,7 @@ async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
     config = load(DEMO, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "e", {}, started=1.0)
-        source = Evaluation("eval", config, database, 2)
+        source = Evaluation("eval", config, database, environments(), Failures(), 2)
         await source.open()
         first, second = await source.next(), await source.next()
         assert first is not None and second is not None

@@ -1,0 +1,151 @@
+"""Evaluations and collections wait an outage out, as training does; what is broken by itself still ends them.
+
+The real coordinator with simulated workers, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.simulation import virtual_time
+from benchmarks.simulation.store import NoDatabase
+from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
+from dart import config
+from dart.coordinator.job import Collect, Evaluate, Job, Train
+from dart.coordinator.run import Run
+from dart.coordinator.start import Start
+from dart.errors import UserError
+from dart.rundir import RunDirectory
+from dart.v1 import session_pb2 as pb
+
+TASKS = ["task-0", "task-1", "task-2", "task-3"]
+EPISODES, WORKED = 120, 20
+COLLECT = Collect("policy", (0, 1000), per_task=20, most_attempts=60, samples=1, temperature=1.0)
+JOBS: dict[str, Job] = {"evaluate": Evaluate(), "collect": COLLECT, "train": Train()}
+OUTAGE_SECONDS = 1800.0
+TIMINGS = Timings(failures_per_step=0.0)
+
+
+class Store(NoDatabase):
+    async def group(self, group_id: str) -> None:
+        """No earlier process has evaluated anything."""
+
+
+class Cluster:
+    """Two env workers and two replicas; `fails`: "env" or "rollout", the role that fails throughout the outage.
+
+    The outage begins when the job, or the evaluation after training, has finished `worked` episodes.
+    """
+
+    def __init__(self, run: Run, fails: str, worked: int, broken: str) -> None:
+        self._run, self._fails, self._worked, self._broken = run, fails, worked, broken
+        self._ends: float | None = None
+        for number in range(2):
+            Envs(self, run, f"env-{number}")
+            Replica(self, run, f"rollout-{number}")
+        SimulatedTrainer(run.fleet, TIMINGS)
+
+    def down(self, role: str, task: str = "") -> bool:
+        now, evaluation, collection = asyncio.get_running_loop().time(), self._run.evaluation, self._run.collection
+        finished = len(evaluation.outcomes) if evaluation else collection.finished_attempts if collection else -1
+        if self._ends is None and finished >= self._worked:
+            self._ends = now + OUTAGE_SECONDS
+        during = self._ends is not None and now < self._ends
+        return task == self._broken or (during and role == self._fails)
+
+
+class Envs(SimulatedEnvs):
+    def __init__(self, cluster: Cluster, run: Run, name: str) -> None:
+        self._cluster = cluster
+        super().__init__(run.fleet, name, 8, TIMINGS, TASKS, seed=0)
+
+    def reset(self, command: pb.Reset) -> None:
+        if self._cluster.down("env", command.task.name):
+            failure = pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the cloud is gone")
+            self.answer(command, 1.0, failure=failure)
+        else:
+            super().reset(command)
+
+
+class Replica(SimulatedReplica):
+    def __init__(self, cluster: Cluster, run: Run, name: str) -> None:
+        self._cluster = cluster
+        super().__init__(run.fleet, name, TIMINGS, seed=0)
+
+    def generate(self, command: pb.Generate) -> None:
+        if self._cluster.down("rollout"):
+            self.answer(command, 1.0, failure=pb.Failure(code=pb.FAILURE_CODE_ENGINE, message="out of memory"))
+        else:
+            super().generate(command)
+
+
+def settings(job: Job) -> config.Config:
+    return config.parse(
+        {
+            "model": {"path": "builtin:tiny-qwen3vl"},
+            "environment": {"tasks": {"names": TASKS}},
+            "rollout": {"replicas": 2},
+            "curation": {"rollouts": 4, "step_limit": 10},
+            "trainer": {"trajectories_per_update": 16},
+            "evaluation": {"episodes": EPISODES, "before": False},
+            "stop": {"updates": 2},
+            "server": {"lost_after_seconds": 1e9, "reply_timeout_seconds": 1e9},
+        }
+    )
+
+
+def worked(
+    job: Job, directory: Path, fails: str = "", after: int = WORKED, broken: str = "none"
+) -> tuple[dict[str, Any], float]:
+    """The run's summary, and how long it took."""
+
+    async def work() -> tuple[dict[str, Any], float]:
+        began = asyncio.get_running_loop().time()
+        run = Run(settings(job), RunDirectory(directory), Store(), job, Start())  # type: ignore[arg-type]
+        Cluster(run, fails, after, broken)
+        summary = await run.work()
+        run.journal.close()
+        return summary, asyncio.get_running_loop().time() - began
+
+    return virtual_time.run(work())
+
+
+@pytest.mark.parametrize("fails", ["env", "rollout"])
+@pytest.mark.parametrize("job", JOBS)
+def test_an_outage_is_waited_out(job: str, fails: str, tmp_path: Path) -> None:
+    after = 0 if job == "train" else WORKED  # what has worked in training counts in the evaluation after it
+    summary, seconds = worked(JOBS[job], tmp_path, fails, after)
+    assert seconds > OUTAGE_SECONDS
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    if job == "collect":
+        tallies = summary["collected"]["per_task"].values()
+        assert all(tally["kept"] == 20 or tally["attempts"] == 60 for tally in tallies)
+    else:
+        (success,) = [event for event in events if event["event"] == "evaluation"]
+        assert success["episodes"] == EPISODES and success["infrastructure_attempts"] > 0
+    assert any(event["event"] == "stalled" for event in events), "it is told while it lasts"
+
+
+@pytest.mark.parametrize("job", ["evaluate", "collect"])
+def test_a_job_of_which_nothing_has_worked_ends(job: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\d+ attempts in a row"):
+        worked(JOBS[job], tmp_path, "env", after=0)
+
+
+@pytest.mark.parametrize("broken", TASKS)
+def test_a_task_that_never_works_ends_an_evaluation_though_others_work(broken: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"{broken}.* failed \d+ times, the last with: .*the cloud is gone"):
+        worked(JOBS["evaluate"], tmp_path, broken=broken)
+
+
+@pytest.mark.parametrize("broken", TASKS)
+def test_a_collection_does_without_a_task_that_never_works(broken: str, tmp_path: Path) -> None:
+    summary, _ = worked(JOBS["collect"], tmp_path, broken=broken)
+    for name, tally in summary["collected"]["per_task"].items():
+        assert tally["attempts"] == 0 and tally["given_up"] if name == broken else tally["attempts"]
