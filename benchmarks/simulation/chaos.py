@@ -2,7 +2,8 @@
 
 When a coordinator is killed, its directory stays as it is at that moment (a copy is taken, and whatever the dying
 process would still write is thrown away); the next one resumes it. After the planned time the coordinator is killed
-once more, and the last process, under no faults, must make an update. `Outcome.wrong` lists every broken invariant.
+once more, and the last process, under no faults, must make an update. `Outcome.wrong` lists every broken invariant,
+also those of `benchmarks.simulation.harm`: the throughput of what is healthy, and the culprits of stalls.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from pathlib import Path
 from benchmarks.endurance.witness import Witness
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.cluster import SLOTS_PER_WORKER
-from benchmarks.simulation.faults import ENDS_THE_PROCESS, Fault, Planned
-from benchmarks.simulation.garbage import garbled
+from benchmarks.simulation.faults import (
+    ENDS_THE_PROCESS,
+    FAILING_SECONDS,
+    ROLES,
+    WALL_CLOCK_SECONDS,
+    Fault,
+    Planned,
+)
+from benchmarks.simulation.harm import EVERYBODY, SLACK, Curve, Harms
 from benchmarks.simulation.links import Link, Links
 from benchmarks.simulation.timings import Timings
+from benchmarks.simulation.worker_faults import befall, twin_admitted
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
 from dart.coordinator.job import Train
@@ -33,8 +42,6 @@ from dart.core.types import Trajectory
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
-from dart.v1 import session_pb2 as pb
-from dart.wire.channel import PROTOCOL_VERSION
 
 LOOK_SECONDS = 60.0
 SILENT_SECONDS = 1200.0
@@ -62,6 +69,14 @@ class Outcome:
     """Faults that are over but after which no update has come yet, each with the time when it ended."""
     stored: set[str] = field(default_factory=set)
     """Trajectories that a coordinator was told are stored: whatever it did next relied on them."""
+    finished: list[float] = field(default_factory=list)
+    """When each trajectory was stored, in virtual seconds since the run began."""
+    worth: float = 0.0
+    """What the healthy time is worth in trajectories (`harm`)."""
+    stalls: list[tuple[float, str, str]] = field(default_factory=list)
+    """(seconds since the run began, kind, culprit) of each stall that the watchdog reported."""
+    wall_clock_ahead: float = 0.0
+    """Seconds by which faults have moved the wall clock."""
     decisions: str = ""
     """A digest of every event that the run recorded."""
     wrong: list[str] = field(default_factory=list)
@@ -72,14 +87,16 @@ class Cluster:
     environments: int = 40
     replicas: int = 4
     tasks: int = 40
+    missing: frozenset[str] = frozenset()
+    """Workers that do not come before the last resume."""
 
+    @property
+    def env_names(self) -> list[str]:
+        return [f"env-{number}" for number in range(self.environments // SLOTS_PER_WORKER)]
 
-_FAILING = {
-    Fault.REPLICA_FAILS: ("rollout", pb.FAILURE_CODE_ENGINE),
-    Fault.ENVIRONMENTS_FAIL: ("env", pb.FAILURE_CODE_ENVIRONMENT),
-    Fault.TRAINER_FAILS: ("train", pb.FAILURE_CODE_TRAINER),
-}
-_HANGING = {Fault.REPLICA_HANGS: "rollout", Fault.ENVIRONMENTS_HANG: "env", Fault.TRAINER_HANGS: "train"}
+    @property
+    def replica_names(self) -> list[str]:
+        return [f"rollout-{number}" for number in range(self.replicas)]
 
 
 class _Killed(Exception):
@@ -90,14 +107,22 @@ class _Life:
     """One coordinator process, from its start to its death or to the end of the run."""
 
     def __init__(
-        self, outcome: Outcome, cluster: Cluster, folder: Path, began: float, until: float, updates: int | None = None
+        self,
+        outcome: Outcome,
+        cluster: Cluster,
+        folder: Path,
+        began: float,
+        until: float,
+        harms: Harms,
+        updates: int | None = None,
     ) -> None:
         """`updates`: the run ends in order with this update; None: it goes on until it is killed."""
         self.outcome, self.cluster, self.folder, self.updates = outcome, cluster, folder, updates
-        self._began = began
+        self._began, self._harms = began, harms
         """When the run began, in virtual seconds."""
         self._events: list[tuple[float, str, str]] = []
         self._progress_at = began
+        self._slow_until = began
         self.killed_at = until
         self.dead = False
 
@@ -107,6 +132,7 @@ class _Life:
         async with await Database.open(sqlite_url(directory.database), directory.blobs) as database:
             settings = _config(self.cluster, self.outcome.seed, self.updates)
             self._note_stored(database)
+            self._may_be_slow(database)
             if resume:
                 start = await starting_point(database, directory)
                 await database.resume_run()
@@ -126,16 +152,19 @@ class _Life:
             await store(trajectory, attempt)
             if not self.dead:
                 self.outcome.stored.add(trajectory.id)
+                self.outcome.finished.append(asyncio.get_running_loop().time() - self._began)
 
         database.add_trajectory = stored  # type: ignore[method-assign]
 
     def _workers(self, settings: config.Config, timings: Timings, version: int) -> None:
         names, seed = list(settings.environment.tasks.names), self.outcome.seed
-        SimulatedTrainer(self.links, timings, version).checkpoints = True
-        for number in range(self.cluster.replicas):
-            SimulatedReplica(self.links, f"rollout-{number}", timings, seed, version)
-        for number in range(self.cluster.environments // SLOTS_PER_WORKER):
-            SimulatedEnvs(self.links, f"env-{number}", SLOTS_PER_WORKER, timings, names, seed)
+        missing = self.cluster.missing if self.updates is None else frozenset()
+        if "train" not in missing:
+            SimulatedTrainer(self.links, timings, version).checkpoints = True
+        for name in [name for name in self.cluster.replica_names if name not in missing]:
+            SimulatedReplica(self.links, name, timings, seed, version)
+        for name in [name for name in self.cluster.env_names if name not in missing]:
+            SimulatedEnvs(self.links, name, SLOTS_PER_WORKER, timings, names, seed)
 
     def _listen(self) -> None:
         record = self.run.journal.event
@@ -149,16 +178,27 @@ class _Life:
                 for fault, ended in self.outcome.open:
                     self.outcome.recoveries.setdefault(fault, []).append(now - ended)
                 self.outcome.open.clear()
+            if kind == "stalled":
+                self._stalled(now, str(fields["kind"]), str(fields["culprit"]), float(str(fields["seconds"])))
             record(kind, **fields)
 
         self.run.journal.event = event  # type: ignore[method-assign]
+
+    def _stalled(self, now: float, kind: str, culprit: str, seconds: float) -> None:
+        """The watchdog has reported a stall: it must name somebody at fault."""
+        at = now - self._began
+        self.outcome.stalls.append((at, kind, culprit))
+        if not self.dead and not self.cluster.missing and self._harms.wrongly_blamed(culprit, now - seconds):
+            self.outcome.wrong.append(f"{culprit} was blamed for a stall of {seconds:.0f} s ({kind}) at {at:.0f}")
 
     async def _with_faults(self, planned: list[Planned]) -> None:
         async def work() -> None:
             try:
                 async with asyncio.timeout(None if self.updates is None else RESUMED_SECONDS):
                     await self.run.work()
-            except TrainerLost:
+            except TrainerLost as error:
+                if not self._harms.may_end_the_run(asyncio.get_running_loop().time()):
+                    self.outcome.wrong.append(f"the trainer was given up without its fault: {error}")
                 raise _Killed from None
             except UserError as error:
                 self.outcome.wrong.append(f"the run ended: {error}")
@@ -203,96 +243,55 @@ class _Life:
         await asyncio.sleep(max(0.0, self._began + planned.at - loop.time()))
         self.outcome.faults[planned.fault] += 1
         self._events.append((loop.time(), "fault", planned.fault))
-        if planned.fault in ENDS_THE_PROCESS:
+        link = self._link(planned) if planned.fault in ROLES else None
+        lasts = FAILING_SECONDS if planned.fault is Fault.TRAINER_FAILS else planned.seconds
+        self._harms.happened(planned, link.name if link else EVERYBODY, loop.time(), lasts)
+        ends = planned.fault in ENDS_THE_PROCESS
+        if ends:
             self.outcome.open.append((planned.fault, loop.time()))
-            self._end(planned.fault)
-        else:
-            await self._do(planned)
+        if link is None:
+            await self._to_coordinator(planned)
+        elif planned.fault is not Fault.TWIN:
+            await befall(link, planned.fault, lasts)
+        elif wrong := twin_admitted(link):
+            self.outcome.wrong.append(f"{wrong} at {planned.at:.0f}")
+        if not ends:
             self.outcome.open.append((planned.fault, loop.time()))
 
-    def _link(self, planned: Planned, *roles: str) -> Link:
-        names = [name for name in sorted(self.links.of) if name.split("-")[0] in roles]
+    def _link(self, planned: Planned) -> Link:
+        names = [name for name in sorted(self.links.of) if name.split("-")[0] in ROLES[planned.fault]]
         return self.links.of[names[int(planned.draw * len(names))]]
 
-    async def _do(self, planned: Planned) -> None:
-        fault, seconds = planned.fault, planned.seconds
-        if fault in _FAILING:
-            role, code = _FAILING[fault]
-            await self._failing(self._link(planned, role), code, seconds or 30.0)
-        elif fault in _HANGING:
-            await self._hanging(self._link(planned, _HANGING[fault]), seconds)
-        elif fault in (Fault.DUPLICATES, Fault.LATE):
-            await self._disturbed(self._link(planned, "env", "rollout", "train"), fault, seconds)
-        else:
-            await self._other(planned)
-
-    async def _other(self, planned: Planned) -> None:
+    async def _to_coordinator(self, planned: Planned) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualLoop)
         match planned.fault:
-            case Fault.STREAM_CUT:
-                self._link(planned, "env", "rollout", "train").cut(planned.seconds)
-            case Fault.STREAM_LOST:
-                self._link(planned, "env", "rollout").cut(planned.seconds)
-            case Fault.WORKER_KILLED:
-                self._link(planned, "env", "rollout").die(planned.seconds, f"again-{planned.at:.3f}")
-            case Fault.GARBAGE:
-                self._link(planned, "env", "rollout").trouble.garbled = garbled
-            case Fault.TWIN:
-                self._twin(self._link(planned, "env", "rollout", "train"))
+            case Fault.COORDINATOR_KILLED:
+                self.killed_at, self.dead = loop.time(), True
+                _copy(self.folder, self.folder.with_name(self.folder.name + "+"))
+                raise _Killed
             case Fault.SLOW_DISK:
-                await self._slow(planned.seconds)
-            case _:
-                loop = asyncio.get_running_loop()
-                assert isinstance(loop, virtual_time.VirtualLoop)
+                self._slow_until = max(self._slow_until, loop.time() + planned.seconds)
+                await asyncio.sleep(planned.seconds)
+            case Fault.CLOCK:
                 loop.stand_still(planned.seconds)
+            case Fault.WALL_CLOCK:
+                seconds = (planned.draw - 0.5) * WALL_CLOCK_SECONDS
+                self.outcome.wall_clock_ahead += seconds
+                loop.set_wall_clock(seconds)
+            case _:
+                raise AssertionError(planned.fault)
 
-    async def _disturbed(self, link: Link, fault: Fault, seconds: float) -> None:
-        name = "late" if fault is Fault.LATE else "duplicated"
-        setattr(link.trouble, name, 0.5)
-        await asyncio.sleep(seconds)
-        setattr(link.trouble, name, 0.0)
+    def _may_be_slow(self, database: Database) -> None:
+        """While the disk is slow, each transaction takes seconds."""
+        chance, write = random.Random(self.outcome.seed), database.write
 
-    async def _failing(self, link: Link, code: pb.FailureCode, seconds: float) -> None:
-        link.trouble.failing = code
-        await asyncio.sleep(seconds)
-        link.trouble.failing = pb.FAILURE_CODE_UNSPECIFIED
-
-    async def _hanging(self, link: Link, seconds: float) -> None:
-        link.trouble.hung = True
-        await asyncio.sleep(seconds)
-        link.go_on()
-
-    async def _slow(self, seconds: float) -> None:
-        """Make each transaction take seconds."""
-        database, chance = self.run.database, random.Random(self.outcome.seed)
-        write = database.write
-
-        async def late(work: object) -> object:
-            await asyncio.sleep(chance.uniform(0.1, 3.0))
+        async def slow(work: object) -> object:
+            if asyncio.get_running_loop().time() < self._slow_until:
+                await asyncio.sleep(chance.uniform(0.1, 3.0))
             return await write(work)  # type: ignore[arg-type]
 
-        database.write = late  # type: ignore[method-assign,assignment]
-        await asyncio.sleep(seconds)
-        database.write = write  # type: ignore[method-assign]
-
-    def _twin(self, link: Link) -> None:
-        """A worker with a live one's name must not take its place."""
-        if link.worker is None or not link.up or link.worker.state == "lost":
-            return
-        live = link.worker.hello
-        hello = pb.Hello(
-            worker_id=live.worker_id, instance_id="a-twin", role=live.role, world_size=1,
-            protocol_version=PROTOCOL_VERSION,
-        )  # fmt: skip
-        if self.run.fleet.rival(hello) is None:
-            self.outcome.wrong.append(f"a twin of {live.worker_id} would be admitted")
-
-    def _end(self, fault: Fault) -> None:
-        if fault is Fault.TRAINER_KILLED:
-            self._link(Planned(fault, 0.0, 0.0, 0.0), "train").die(1e9, "gone")
-            return  # the coordinator notices its silence and ends in order, and another one resumes the run
-        self.killed_at, self.dead = asyncio.get_running_loop().time(), True
-        _copy(self.folder, self.folder.with_name(self.folder.name + "+"))
-        raise _Killed
+        database.write = slow  # type: ignore[method-assign,assignment]
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -301,6 +300,9 @@ def _copy(source: Path, target: Path) -> None:
 
 async def _one_life(life: _Life, planned: list[Planned], timings: Timings, resume: bool) -> tuple[bool, float]:
     """(whether a fault ended it, when)."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, virtual_time.VirtualLoop)
+    loop.set_wall_clock(life.outcome.wall_clock_ahead)
     try:
         await life.live(planned, timings, resume)
     except _Killed:
@@ -309,19 +311,31 @@ async def _one_life(life: _Life, planned: list[Planned], timings: Timings, resum
 
 
 def chaos(
-    seed: int, planned: list[Planned], hours: float, folder: Path, timings: Timings, cluster: Cluster = Cluster()
+    seed: int,
+    planned: list[Planned],
+    hours: float,
+    folder: Path,
+    timings: Timings,
+    cluster: Cluster = Cluster(),
+    curve: Curve | None = None,
 ) -> Outcome:
-    """One run of `hours` virtual hours, in as many coordinator processes as it takes."""
+    """One run of `hours` virtual hours, in as many coordinator processes as it takes.
+
+    `curve`: of a run without faults (`undisturbed`), to check the throughput; None: it is not checked.
+    """
     outcome, began, at = Outcome(seed, hours), virtual_time.START, folder / "run"
     now, until = began, began + 3600 * hours
     planned = [*planned, Planned(Fault.COORDINATOR_KILLED, 3600 * hours, 0.0, 0.0)]
     at.mkdir(parents=True)
     witness = Witness(at / "run.db")
+    harms = Harms(cluster.env_names, cluster.replica_names)
     while True:
         calm = now >= until
-        life = _Life(outcome, cluster, at, began, until, witness.updates() + 1 if calm else None)
-        left = [one for one in planned if began + one.at > now]
+        life = _Life(outcome, cluster, at, began, until, harms, witness.updates() + 1 if calm else None)
+        left, start = [one for one in planned if began + one.at > now], now
         killed, now = virtual_time.run(_one_life(life, left, timings, now > began), now)
+        if not calm:
+            harms.process_ended(start, now)
         if (copied := at.with_name(at.name + "+")).exists():
             at = copied
         witness.database = at / "run.db"
@@ -333,8 +347,20 @@ def chaos(
         outcome.resumes += 1
         now += RESTART_SECONDS
     outcome.wrong += witness.verdict()
+    if curve is not None:
+        outcome.worth = harms.worth(curve)
+        made = sum(at <= 3600 * hours for at in outcome.finished)
+        if made < SLACK * outcome.worth:
+            worth = f"less than {SLACK:.0%} of the {outcome.worth:.0f} that the healthy time is worth"
+            outcome.wrong.append(f"{made} trajectories were finished, {worth}")
     outcome.trajectories, outcome.updates = len(witness.trajectories), witness.updates()
     return outcome
+
+
+def undisturbed(hours: float, folder: Path, timings: Timings, cluster: Cluster = Cluster()) -> Curve:
+    """The trajectories of a run without faults. Always of the same seed, so that each other seed replays alone."""
+    outcome = chaos(0, [], hours, folder, timings, cluster)
+    return Curve([at for at in outcome.finished if at <= 3600 * hours], 3600 * hours)
 
 
 def _config(cluster: Cluster, seed: int, updates: int | None) -> config.Config:

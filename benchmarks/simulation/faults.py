@@ -23,6 +23,7 @@ class Fault(StrEnum):
     TWIN = "another worker with a live one's name and rank"
     SLOW_DISK = "the database is slow"
     CLOCK = "the coordinator stands still"
+    WALL_CLOCK = "the wall clock is set"
     COORDINATOR_KILLED = "the coordinator is killed"
     TRAINER_KILLED = "the trainer is killed"
 
@@ -42,6 +43,27 @@ LASTING: dict[Fault, tuple[float, float]] = {
     Fault.CLOCK: (3.0, 120.0),
 }
 """The shortest and longest duration in seconds; the other faults are instantaneous."""
+ROLES: dict[Fault, tuple[str, ...]] = {
+    Fault.REPLICA_FAILS: ("rollout",),
+    Fault.REPLICA_HANGS: ("rollout",),
+    Fault.ENVIRONMENTS_FAIL: ("env",),
+    Fault.ENVIRONMENTS_HANG: ("env",),
+    Fault.TRAINER_HANGS: ("train",),
+    Fault.TRAINER_FAILS: ("train",),
+    Fault.TRAINER_KILLED: ("train",),
+    Fault.STREAM_CUT: ("env", "rollout", "train"),
+    Fault.STREAM_LOST: ("env", "rollout"),
+    Fault.WORKER_KILLED: ("env", "rollout"),
+    Fault.DUPLICATES: ("env", "rollout", "train"),
+    Fault.LATE: ("env", "rollout", "train"),
+    Fault.GARBAGE: ("env", "rollout", "train"),
+    Fault.TWIN: ("env", "rollout", "train"),
+}
+"""The roles of the workers that it may happen to; the other faults happen to the coordinator."""
+FAILING_SECONDS = 30.0
+"""How long TRAINER_FAILS lasts; it does nothing if no update meets it."""
+WALL_CLOCK_SECONDS = 4 * 3600.0
+"""The wall clock is set by up to half of this, forward or back."""
 ENDS_THE_PROCESS = (Fault.COORDINATOR_KILLED, Fault.TRAINER_KILLED)
 """After these, the run continues in another coordinator process, with `--resume`."""
 

@@ -1,4 +1,7 @@
-"""Invalid replies, made by corrupting valid ones."""
+"""Invalid replies, made by corrupting valid ones.
+
+None becomes a Failure or a Bye: those of a trainer are believed on purpose, and end the run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def _swap(message: pb.SessionRequest) -> None:
     """Replace it by an answer of another kind."""
     assignment = pb.Assignment()
     assignment.CopyFrom(getattr(message, message.WhichOneof("body") or "").assignment)
-    message.checkpoint_saved.assignment.CopyFrom(assignment)
+    message.weights_loaded.assignment.CopyFrom(assignment)
 
 
 def _nan_reward(message: pb.SessionRequest) -> None:
@@ -62,7 +65,34 @@ def _gap(message: pb.SessionRequest) -> None:
     message.generated.versions[0].start = 1
 
 
+def _older(message: pb.SessionRequest) -> None:
+    message.trained.weight_version -= 1
+
+
+def _far(message: pb.SessionRequest) -> None:
+    message.trained.weight_version = 2**64 - 1
+
+
+def _another_update(message: pb.SessionRequest) -> None:
+    message.trained.update += 1
+
+
+def _never_sent(message: pb.SessionRequest) -> None:
+    message.weights_sent.version += 1
+
+
+def _endless(message: pb.SessionRequest) -> None:
+    message.weights_sent.seconds = float("nan")
+
+
+def _unknown_checkpoint(message: pb.SessionRequest) -> None:
+    message.checkpoint_saved.weight_version = 2**40
+
+
 _WRONG: dict[str, list[Callable[[pb.SessionRequest], None]]] = {
     "observed": [_nan_reward, _huge_reward, _no_digest, _flat, _swap],
     "generated": [_no_tokens, _unknown_token, _infinite, _future, _gap, _swap],
+    "trained": [_older, _far, _another_update, _swap],
+    "weights_sent": [_never_sent, _endless, _swap],
+    "checkpoint_saved": [_unknown_checkpoint, _swap],
 }

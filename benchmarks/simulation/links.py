@@ -32,6 +32,8 @@ class Trouble:
     duplicated: float = 0.0
     late: float = 0.0
     latest_seconds: float = 5.0
+    late_until: float = 0.0
+    """No message that was late arrives after this time."""
     failing: pb.FailureCode = pb.FAILURE_CODE_UNSPECIFIED
     """The failure code that every command is answered with; unspecified: none."""
     hung: bool = False
@@ -81,6 +83,10 @@ class Link:
     # ---- the stream ----
 
     @property
+    def name(self) -> str:
+        return self._hello.worker_id
+
+    @property
     def up(self) -> bool:
         return self._stream != 0
 
@@ -115,6 +121,17 @@ class Link:
         self._tell(pb.SessionRequest(ready=self._ready))
         self._simulated.said_ready()
         self._beat(self._stream)
+
+    def twin(self) -> Link:
+        """Another process with this worker's name and place, which has dialled, and is gone if it was refused."""
+        hello = pb.Hello()
+        hello.CopyFrom(self._hello)
+        hello.instance_id += "-twin"
+        other = Link(self._fleet, self._simulated, hello, self._ready, random.Random(0))
+        other.dial()
+        if not other.up:
+            other.close()
+        return other
 
     def cut(self, seconds: float) -> None:
         """Break the stream; it is dialled again `seconds` from now."""

@@ -140,7 +140,10 @@ class Watchdog:
         ]
         if any(one.kind is Kind.STEP for one in found):  # that also explains why no episode finishes
             found = [one for one in found if one.kind is not Kind.EPISODE]
-        return found + self._behind(pulse, now)
+        behind = self._behind(pulse, now)
+        if any(one.kind is Kind.TRAINER for one in found):  # a trainer that hangs sends no weights either
+            behind = []
+        return found + behind
 
     def _expectations(self, pulse: Pulse) -> list[tuple[Kind, object, float, bool]]:
         """(kind, what should change, the bound, whether it is expected to change now)."""

@@ -242,6 +242,22 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
         replicas.publish(2, 0.0)
 
 
+def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_service() -> None:
+    replicas = made("a", "b", "c", "d")
+    replicas.publish(1, 0.0)
+    tried = []
+    for _ in range(6):
+        chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
+        tried.append(chosen.name)
+        replicas.pause(chosen, 0.0)
+        replicas.update_failed(chosen)
+    assert tried == ["a", "b", "a", "b", "a", "b"], "c and d serve with the old version"
+    chosen, _ = replicas.next_update() or pytest.fail("a is tried again")
+    replicas.updated(chosen, 1, 0.0)
+    assert [replicas.next_update()] == [(the(replicas, "c"), 1)], "the trainer sends again: b is not to hold c up"
+    replicas.validate()
+
+
 def test_transfers_that_break_take_turns() -> None:
     replicas = made("a", "b")
     replicas.publish(1, 0.0)

@@ -105,6 +105,12 @@ def test_a_replica_that_never_loads_weights_is_named() -> None:
     assert stalls(history) == [(150.0, Kind.WEIGHTS, "b")], "a is always one behind, and always moves on"
 
 
+def test_old_weights_are_no_stall_of_their_own_while_the_trainer_hangs() -> None:
+    hung = replace(TRAINING, sampling=False, trainer="saving", version=1, versions={"a": 0, "b": 0})
+    found = stalls(((now, hung) for now in every(10, 500)), replace(LIMITS, weights=LIMITS.update))
+    assert [kind for _, kind, _ in found] == [Kind.TRAINER]
+
+
 def test_a_replica_that_is_lost_is_no_stall_of_its_weights() -> None:
     moving = replace(TRAINING, sampling=False, version=2)
     history = [(now, replace(moving, versions={"b": 0} if now < 100 else {})) for now in every(10, 300)]

@@ -7,9 +7,9 @@ replica (`dart.core.fleet.health`) gets only probes, unless no healthy replica i
 logarithmic in the number of replicas; only when none is healthy are all of them examined.
 
 *Who is updated next?* `next_update`: at most `max_unavailable` at once, the oldest version first, straight to the
-newest one; a replica whose transfer broke comes after those that have not been tried since. With `together`, all are
-updated at once, and none serves until all are done. A replica that joins with old weights serves nothing before its
-first update.
+newest one; a replica whose transfer broke comes after those that have not been tried since. If the newest version does
+not get through to anybody, the rest keep serving with the old one. With `together`, all are updated at once, and none
+serves until all are done. A replica that joins with old weights serves nothing before its first update.
 
 `Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
 each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants.
@@ -243,9 +243,21 @@ class Replicas(Generic[S]):
         behind = [replica for replica in self if replica.target is None and replica.version < self.version]
         if not behind:
             return None
-        replica = min(behind, key=lambda one: (max(one.version, one.broken), one.turn))
+        replica = min(self._updatable(behind), key=lambda one: (max(one.version, one.broken), one.turn))
         replica.target = self.version
         return replica, self.version
+
+    def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
+        """Of the replicas with old weights, those that may be updated now.
+
+        When the newest version has broken on its way to more than `max_unavailable` replicas, and no replica has it,
+        the trainer is at fault rather than they. Then only those are tried again that are out of service anyway:
+        otherwise a trainer that hangs would take one replica after the other out of service.
+        """
+        out = [one for one in behind if not one.serving]
+        broken = sum(one.broken == self.version for one in out)
+        nobody = all(one.version < self.version for one in self)
+        return out if nobody and broken > self._max_unavailable else behind
 
     def pause(self, replica: Replica[S], now: float) -> None:
         """The replica loads its new weights into the model: it gets no requests until it is `updated`."""
