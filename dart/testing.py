@@ -76,7 +76,7 @@ def conform(
     """Raises AssertionError if the world `kind` (as in `environment.kind`) does not keep to its contract.
 
     `options` and `screen`: as `environment.options` and `environment.viewport`. `repeatable`: the same task begins with
-    the same picture, to the pixel; False for a world with a clock or a blinking caret.
+    the same screenshot, to the pixel; False for a world with a clock or a blinking caret.
     """
     _expect(bool(tasks), "name at least one task that the world has")
     case = _Case(kind, tasks, options or {}, screen, repeatable, seed)
@@ -159,7 +159,7 @@ async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
         what = f"the same task {task.id} began"
         _expect(again.instruction == first.instruction, f"{what} with another instruction: {again.instruction!r}")
         same = again.image.sha256 == first.image.sha256
-        _expect(same or not case.repeatable, f"{what} with another picture: if that is meant, repeatable=False")
+        _expect(same or not case.repeatable, f"{what} with another screenshot: if that is meant, repeatable=False")
 
 
 async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ async def _acts(case: _Case, one: Env, other: Env, offered: Sequence[str]) -> No
             _seen(await one.act(action), f"act({action})")
     after = _seen(await other.act(Observe()), "act(Observe())")
     same = after.image.sha256 == start.image.sha256
-    _expect(same or not case.repeatable, "acting on one environment changed another's picture")
+    _expect(same or not case.repeatable, "acting on one environment changed another's screenshot")
 
 
 async def _judges(case: _Case, env: Env) -> None:
@@ -192,7 +192,7 @@ async def _renews(case: _Case, env: Env) -> None:
     _expect(renewed is True, f"renew() of an environment that works gave {renewed!r}, not True")
     again = await env.reset(task)
     same = (again.instruction, again.image.sha256) == (start.instruction, start.image.sha256)
-    _expect(same or not case.repeatable, "after renew() the same task began with another picture")
+    _expect(same or not case.repeatable, "after renew() the same task began with another screenshot")
 
 
 async def _suggests(case: _Case, env: Env, name: str) -> None:
@@ -225,9 +225,9 @@ async def _threads_end(before: set[threading.Thread]) -> None:
 def _seen(observation: Observation, what: str) -> Observation:
     image = observation.image
     if not observation.done:
-        _expect(bool(image.data), f"{what} shows no picture")
+        _expect(bool(image.data), f"{what} shows no screenshot")
         _expect(image.width > 0 and image.height > 0, f"{what} shows a picture of {image.width} x {image.height}")
-        _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is not a picture")
+        _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is not an image")
     return observation
 
 
@@ -272,7 +272,7 @@ async def _episode(role: EnvRole, case: _Case, name: str) -> None:
 
     task = Task(case.kind, case.tasks[0], case.seed)
     seen = await role.handle(pb.Reset(assignment=assignment(), task=task_to_proto(task)))
-    _expect(isinstance(seen, pb.Observed) and bool(seen.image.data), "Reset was not answered with a picture")
+    _expect(isinstance(seen, pb.Observed) and bool(seen.image.data), "Reset was not answered with a screenshot")
     last = await role.handle(pb.Act(assignment=assignment(), action=action_to_proto(Finish()), last=True))
     _expect(isinstance(last, pb.Observed) and last.done, "the last action was not answered with a verdict")
     await role.handle(pb.Release(assignment=assignment()))

@@ -135,7 +135,7 @@ class Server(Section):
     )
     share_screenshots: bool = Field(
         True,
-        description="true: workers with access to the run's blob directory write and read screenshots there; other "
+        description="true: workers with access to the run's directory of screenshots write and read them there; other "
         "workers exchange them with the coordinator, and with false all do.",
     )
     tls_certificate: Path | None = Field(

@@ -20,6 +20,7 @@ RECENT_PER_TASK = 128
 RECENT_TIMES = 64
 """The durations of this many trajectories and updates are remembered, to know what is slow for this run."""
 TRAINED = "trained"
+WHOLE = (int,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,14 @@ class Counts:
 
     def whole(self) -> dict[str, int]:
         """The counters that are whole numbers, by name."""
-        return {name: getattr(self, name) for name in plain_fields(type(self))}
+        return {name: getattr(self, name) for name in plain_fields(type(self), WHOLE)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Counts:
         """Reads what `to_json` made. A counter that an older process did not write is 0."""
         fates, staleness = told.get("fates"), told.get("staleness")
         return cls(
-            **{name: _whole(told.get(name)) for name in plain_fields(cls)},
+            **{name: _whole(told.get(name)) for name in plain_fields(cls, WHOLE)},
             fates={fate: _whole(count) for fate, count in fates.items()} if isinstance(fates, Mapping) else {},
             staleness=_staleness(staleness) if isinstance(staleness, Mapping) else StalenessCounts(),
         )

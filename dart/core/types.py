@@ -13,19 +13,20 @@ from typing import get_type_hints
 
 from dart.core.action import Action
 
-_PLAIN: dict[type, tuple[str, ...]] = {}
+PLAIN = (bool, int, float, str)
+_NAMES: dict[tuple[type, tuple[type, ...]], tuple[str, ...]] = {}
 """Answers of `plain_fields`, which is asked for every update and status."""
 
 
-def plain_fields(record: type) -> tuple[str, ...]:
-    """Names of the dataclass's fields that hold one number, text or flag, in order.
+def plain_fields(record: type, kinds: tuple[type, ...] = PLAIN) -> tuple[str, ...]:
+    """Names of the dataclass's fields of these kinds, in order: one number, text or flag each.
 
     The wire and the database copy these by name, so that a new one needs no edit there (docs/extending.md).
     """
-    if record not in _PLAIN:
+    if (record, kinds) not in _NAMES:
         hints = get_type_hints(record)
-        _PLAIN[record] = tuple(one.name for one in fields(record) if hints[one.name] in (bool, int, float, str))
-    return _PLAIN[record]
+        _NAMES[record, kinds] = tuple(one.name for one in fields(record) if hints[one.name] in kinds)
+    return _NAMES[record, kinds]
 
 
 @dataclass(frozen=True, slots=True)

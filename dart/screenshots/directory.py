@@ -42,7 +42,7 @@ class StoredFile:
 def file_name(digest: bytes) -> str:
     """Where a digest's bytes lie, below the root. Raises ValueError if it is not a SHA-256."""
     if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"a blob's digest has 32 raw bytes, this one {len(digest)}")
+        raise ValueError(f"a screenshot's digest has 32 raw bytes, this one {len(digest)}")
     text = digest.hex()
     return f"{text[:2]}/{text}"
 
@@ -69,7 +69,7 @@ class ScreenshotDirectory:
                         path.unlink()
         except OSError as error:
             raise UserError(
-                f"blob directory {self.root} cannot be made ({error.strerror}): name a writable one"
+                f"screenshot directory {self.root} cannot be made ({error.strerror}): name a writable one"
             ) from None
 
     def mark(self) -> str:

@@ -22,7 +22,7 @@ class Held(Generic[Value]):
         self.capacity = capacity
         self._weigh = weigh
         self._weight = 0
-        """Of all together, where they are weighed."""
+        """The weight of all values together; 0 without `weigh`."""
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def __len__(self) -> int:

@@ -1,9 +1,10 @@
 """What a run stores: the data manager's memory, and everything that a restart can use.
 
 Invariants: a method that writes is one transaction, and once it returns, the data survives the end of the process, even
-by kill -9; blobs are stored before the rows that name them. One process writes a run (the coordinator); any number may
-read at the same time, and see only whole transactions. `Database` is bound to one run: the one that `start_run` made,
-or the newest in the database when it was opened. Ids of groups and trajectories are unique over all runs.
+by kill -9; screenshots are stored before the rows that name them. One process writes a run (the coordinator); any
+number may read at the same time, and see only whole transactions. `Database` is bound to one run: the one that
+`start_run` made, or the newest in the database when it was opened. Ids of groups and trajectories are unique over all
+runs.
 
 Groups go open → released → consumed; open and released ones may become dropped.
 """
@@ -178,7 +179,7 @@ class Database(Reader):
                 connection.execute(insert(t.tasks), {"run_id": run_id, "suite": suite, "name": name})
 
     async def add_trajectory(self, trajectory: Trajectory, attempt: int = 1) -> None:
-        """Stores a finished roll-out of an open group: its blobs, then its rows.
+        """Stores a finished roll-out of an open group: its screenshots, then its rows.
 
         Raises BlobMissing if an image has no bytes here and none in the blob store.
         """
@@ -232,7 +233,7 @@ class Database(Reader):
         """Store what curation decided, and why. `fate` applies to the group's trajectories, except those named in
         `fates`.
 
-        `pooled` is stored as one more trajectory of the group: a copy of a success, whose blobs are already stored.
+        `pooled` is stored as one more trajectory of the group: a copy of a success; its screenshots are already stored.
 
         It is called again for a released group that became stale: advantages that are not given stay unchanged.
         Raises ValueError for a group that is consumed, dropped or unknown.

@@ -90,7 +90,7 @@ class Threaded(Env):
         thread = _Thread(name)
         try:
             return cls(thread, await thread.call(make))
-        except BaseException:
+        except BaseException:  # cancelled too: without its environment nobody would end the thread
             thread.end()
             raise
 

@@ -249,9 +249,9 @@ def png(width: int, height: int, tail: bytes = b"") -> bytes:
     ("image", "why"),
     [
         (Image.of(png(30_000, 30_000), "image/png", 30_000, 30_000), "30000×30000, and must be 1 to 67,108,864 pixels"),
-        (Image.of(png(30_000, 30_000), "image/png", 160, 224), "a whole picture: it claims 30000×30000 pixels"),
-        (Image.of(png(161, 224), "image/png", 160, 224), "160×224, and must be those of the picture itself"),
-        (Image.of(png(160, 224)[:-20], "image/png", 160, 224), "a whole picture: it is a PNG that is cut short"),
+        (Image.of(png(30_000, 30_000), "image/png", 160, 224), "a whole screenshot: it claims 30000×30000 pixels"),
+        (Image.of(png(161, 224), "image/png", 160, 224), "160×224, and must be those of the screenshot itself"),
+        (Image.of(png(160, 224)[:-20], "image/png", 160, 224), "a whole screenshot: it is a PNG that is cut short"),
         (Image.of(b"", "image/png", 160, 224), "empty, and must be there: this worker shares no directory"),
         (Image.of(png(160, 224), "image/gif", 160, 224), "'image/gif', and must be one of"),
         (Image.of(png(160, 224), "image/png", 0, 0), "0×0, and must be 1 to"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -105,6 +106,18 @@ def test_a_run_that_ended_before_its_first_update_is_resumed_too() -> None:
     progress = Progress(1)
     progress.restore(StoredCounts(3, 6, 0, 0, 0, {}), None)
     assert progress.counts == Counts(trajectories=3, env_steps=6)
+
+
+def test_whole_numbers_are_whole() -> None:
+    @dataclass(frozen=True, slots=True)
+    class More(Counts):
+        hours: float = 0.5
+        last_task: str = "a"
+        full: bool = True
+        retries: int = 3
+
+    assert More().whole() == Counts().whole() | {"retries": 3}
+    assert More.from_json({"hours": 2, "last_task": 4, "full": 1, "retries": 5}) == More(retries=5)
 
 
 whole = {name: st.integers(0, 10**6) for name in plain_fields(Counts)}

@@ -160,7 +160,7 @@ class Places:
         try:
             if await bounded(env.probe(), self._timeouts.probe, "the probe of a new environment"):
                 return env
-        except BaseException:
+        except BaseException:  # cancelled too: nobody else knows this environment yet, so nobody else would end it
             await self._dispose(env)
             raise
         await self._dispose(env)

@@ -65,9 +65,9 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
     try:
         seen = header.size_of(image.data)
     except header.BadHeader as error:
-        return Violation(f"{where}.data", f"{len(image.data):,} bytes", f"a whole picture: it {error}")
+        return Violation(f"{where}.data", f"{len(image.data):,} bytes", f"a whole screenshot: it {error}")
     if seen not in (None, (image.width, image.height)):
-        return Violation(f"{where}.width_pixels, height_pixels", size, "those of the picture itself")
+        return Violation(f"{where}.width_pixels, height_pixels", size, "those of the screenshot itself")
     return None
 
 

@@ -36,7 +36,7 @@ HELLO_BYTES = 64 * 1024
 MOST_WAITING = 1024
 LOG_SECONDS = 10.0
 MOST_REQUEST_BYTES = 1 << 20
-"""Of one request to Control; ten thousand tasks take some 600 KB."""
+"""The size of one request to Control; ten thousand tasks take some 600 KB."""
 
 
 class Refused(Exception):

@@ -71,7 +71,7 @@ class EnvPool:
         """Failed attempts of each worker since its last good one."""
         self._resting: Counter[str] = Counter()
         self._parked: Counter[str] = Counter()
-        """Of those that rest: the environments of workers that broke rules."""
+        """How many of those that rest are environments of workers that broke rules."""
         self._live: dict[str, Worker] = {}
         self._credits: dict[str, Credits] = {}
         """The credits of each live worker."""

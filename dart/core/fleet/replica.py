@@ -42,7 +42,7 @@ class Replica(Generic[S]):
     booked: ReplicaState = ReplicaState.IDLE
     """The state to which its time is booked."""
     turn: int = 0
-    """Of two replicas with the same version, the one with the lower number is updated first."""
+    """The lower number is updated first, where two replicas have the same version."""
     offer: Offer[S] | None = field(default=None, repr=False)
     """Its entry in `Offers`, while it could take one more request."""
     rank: tuple[int, str, int] = (0, "", 0)
