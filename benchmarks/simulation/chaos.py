@@ -196,11 +196,10 @@ class _Life:
             try:
                 async with asyncio.timeout(None if self.updates is None else RESUMED_SECONDS):
                     await self.run.work()
-            except TrainerLost as error:
-                if not self._harms.may_end_the_run(asyncio.get_running_loop().time()):
-                    self.outcome.wrong.append(f"the trainer was given up without its fault: {error}")
-                raise _Killed from None
             except UserError as error:
+                trainers = isinstance(error, TrainerLost) or "the trainer has refused" in str(error)
+                if trainers and self._harms.may_end_the_run(asyncio.get_running_loop().time()):
+                    raise _Killed from None  # another process resumes the run
                 self.outcome.wrong.append(f"the run ended: {error}")
             except TimeoutError:
                 self.outcome.wrong.append("no update within an hour of the last resume")

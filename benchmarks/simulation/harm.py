@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.simulation.faults import Fault, Planned
 
-SLACK = 0.5
+SLACK = 0.75
 RECOVERY_SECONDS = 60.0
 GIVEN_UP_SECONDS = 300.0
 """What a fault holds up may be answered, or be given up by the coordinator, only so long after the fault's end."""
@@ -92,10 +92,10 @@ class Harms:
         self._harms.clear()
 
     def may_end_the_run(self, now: float) -> bool:
-        """Whether a fault of this process is one for which the coordinator gives its trainer up."""
-        mine = [one for one in self._harms if one.worker == "train"]
-        cuts = [one for one in mine if one.fault is Fault.STREAM_CUT and one.begin >= now - RECOVERY_SECONDS]
-        return len(cuts) > 1 or any(one.fault in (Fault.TRAINER_FAILS, Fault.TRAINER_KILLED) for one in mine)
+        """Whether the trainer has, or had until a minute ago, a fault for which the coordinator ends the run: it fails,
+        is dead, or its stream was cut again before it had been dialled."""
+        late = [one.fault for one in self._harms if one.worker == "train" and one.end >= now - RECOVERY_SECONDS]
+        return late.count(Fault.STREAM_CUT) > 1 or Fault.TRAINER_FAILS in late or Fault.TRAINER_KILLED in late
 
     # ---- stalls ----
 

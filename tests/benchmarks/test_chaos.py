@@ -146,6 +146,21 @@ def test_blaming_a_worker_that_was_never_harmed_is_noticed() -> None:
     assert not harms.wrongly_blamed("the queue of turns", since=1000.0)
 
 
+def test_only_a_fault_of_the_trainer_excuses_that_the_run_ends() -> None:
+    harms = Harms(["env-0"], ["rollout-0"])
+    harms.happened(Planned(Fault.TRAINER_HANGS, 0.0, 0.0, 0.0), "train", 0.0, 1000.0)
+    harms.happened(Planned(Fault.STREAM_CUT, 0.0, 0.0, 0.0), "train", 0.0, 8.0)
+    assert not harms.may_end_the_run(10.0)
+    harms.happened(Planned(Fault.STREAM_CUT, 0.0, 0.0, 0.0), "train", 7.0, 8.0)
+    assert harms.may_end_the_run(10.0)
+    assert not harms.may_end_the_run(100.0)
+    harms.happened(Planned(Fault.TRAINER_FAILS, 0.0, 0.0, 0.0), "train", 200.0, 30.0)
+    assert harms.may_end_the_run(230.0) and not harms.may_end_the_run(400.0)
+    harms.process_ended(0.0, 400.0)
+    harms.happened(Planned(Fault.TRAINER_KILLED, 0.0, 0.0, 0.0), "train", 500.0, 0.0)
+    assert harms.may_end_the_run(5000.0)
+
+
 # ---- the wall clock, twins and garbage ----
 
 
