@@ -1,12 +1,13 @@
 """Seeded faults in simulated runs: `python -m benchmarks.chaos --faults 20000`.
 
 Each run is the real coordinator with its real store on a virtual clock: forty environments, four replicas, a trainer,
-and a fault about every twenty seconds, of any class in `benchmarks.simulation.faults`. What must hold: a run ends only
-through a fault that ends its coordinator; after the last of them `--resume` makes an update within an hour; nothing
-that was stored is lost, doubled or trained on twice, whichever process looks; a run that stalls reports it, and names
-a worker at fault; no worker takes a live one's place; what is healthy gets its share of the work done (both rules:
-`benchmarks.simulation.harm`). One seed is run twice, and must make the same decisions. Writes results/chaos.json: the
-faults by class, and the seconds from a fault's end to the next update (none where a restart cut the fault short).
+and a fault about every twenty seconds, of any class in `benchmarks.simulation.faults.plan`. What must hold: a run ends
+only through a fault that ends its coordinator; after the last of them `--resume` makes an update within an hour;
+nothing that was stored is lost, doubled or trained on twice, whichever process looks; a run that stalls reports it, and
+names a worker at fault; no worker takes a live one's place; what is healthy gets its share of the work done (both
+rules: `benchmarks.simulation.faults.harm`). One seed is run twice, and must make the same decisions. Writes
+results/chaos.json: the faults by class, and the seconds from a fault's end to the next update (none where a restart cut
+the fault short).
 
 Exits with 1 if anything was wrong, and prints the command that replays each seed concerned.
 """
@@ -23,9 +24,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.simulation.chaos import Outcome, chaos, undisturbed
-from benchmarks.simulation.faults import Fault, plan
-from benchmarks.simulation.harm import Curve
+from benchmarks.simulation.faults.chaos import Outcome, chaos, undisturbed
+from benchmarks.simulation.faults.harm import Curve
+from benchmarks.simulation.faults.plan import Fault, plan
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, write_json
 

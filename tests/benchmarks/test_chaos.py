@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import chaos as command
 from benchmarks.simulation import virtual_time
-from benchmarks.simulation.chaos import Cluster, Outcome, chaos, undisturbed
-from benchmarks.simulation.faults import LASTING, Fault, Planned, plan
-from benchmarks.simulation.harm import EVERYBODY, Curve, Harms
+from benchmarks.simulation.faults.chaos import Cluster, Outcome, chaos, undisturbed
+from benchmarks.simulation.faults.harm import EVERYBODY, Curve, Harms
+from benchmarks.simulation.faults.plan import LASTING, Fault, Planned, plan
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.fleet.sessions import Fleet
 from dart.core.fleet.replica import Replica, Request
@@ -178,7 +178,7 @@ def test_the_wall_clock_is_set_without_any_effect_on_the_loop() -> None:
 
 def test_setting_the_wall_clock_changes_nothing_before_a_resume(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed process reads what is stored in the wall clock's order, so it may begin with another group."""
-    monkeypatch.setattr("benchmarks.simulation.chaos.WALL_CLOCK_SECONDS", 0.0)
+    monkeypatch.setattr("benchmarks.simulation.faults.chaos.WALL_CLOCK_SECONDS", 0.0)
     jumps = [Planned(Fault.WALL_CLOCK, at, 0.0, draw) for at, draw in ((300.0, 0.9), (600.0, 0.0), (900.0, 1.0))]
     still = run(*jumps)
     monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_setting_the_wall_clock_changes_nothing_before_a_resume(run: Run, monkey
 def test_a_twin_is_refused_and_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = [Planned(Fault.TWIN, 300.0 + 30 * number, 0.0, number / 10) for number in range(10)]
     dialled = run(*twins)
-    monkeypatch.setattr("benchmarks.simulation.chaos.twin_admitted", lambda link: "")
+    monkeypatch.setattr("benchmarks.simulation.faults.chaos.twin_admitted", lambda link: "")
     alone = run(*twins)
     assert (dialled.wrong, alone.wrong) == ([], [])
     assert dialled.decisions == alone.decisions

@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.simulation.faults import Fault, Planned
+from benchmarks.simulation.faults.plan import Fault, Planned
 
 SLACK = 0.75
 RECOVERY_SECONDS = 60.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.simulation.faults import Fault
-from benchmarks.simulation.garbage import garbled
+from benchmarks.simulation.faults.garbage import garbled
+from benchmarks.simulation.faults.plan import Fault
 from benchmarks.simulation.links import Link
 from dart.v1 import session_pb2 as pb
 

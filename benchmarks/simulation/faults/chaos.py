@@ -3,7 +3,7 @@
 When a coordinator is killed, its directory stays as it is at that moment (a copy is taken, and whatever the dying
 process would still write is thrown away); the next one resumes it. After the planned time the coordinator is killed
 once more, and the last process, under no faults, must make an update. `Outcome.wrong` lists every broken invariant,
-also those of `benchmarks.simulation.harm`: the throughput of what is healthy, and the culprits of stalls.
+also those of `benchmarks.simulation.faults.harm`: the throughput of what is healthy, and the culprits of stalls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pathlib import Path
 from benchmarks.endurance.witness import Witness
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.cluster import SLOTS_PER_WORKER
-from benchmarks.simulation.faults import (
+from benchmarks.simulation.faults.befall import befall, twin_admitted
+from benchmarks.simulation.faults.harm import EVERYBODY, SLACK, Curve, Harms
+from benchmarks.simulation.faults.plan import (
     ENDS_THE_PROCESS,
     FAILING_SECONDS,
     ROLES,
@@ -28,10 +30,8 @@ from benchmarks.simulation.faults import (
     Fault,
     Planned,
 )
-from benchmarks.simulation.harm import EVERYBODY, SLACK, Curve, Harms
 from benchmarks.simulation.links import Link, Links
 from benchmarks.simulation.timings import Timings
-from benchmarks.simulation.worker_faults import befall, twin_admitted
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
 from dart.coordinator.job import Train
