@@ -72,6 +72,7 @@ class Outcome:
     violations: int = 0
     quarantines: int = 0
     longest_seconds: float = 0.0
+    most_mb: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -134,6 +135,7 @@ async def _live(outcome: Outcome, part: _Part, folder: Path) -> None:
             await _stored(outcome, database, run)
         outcome.mutations += tally.mutations
         outcome.longest_seconds = max(outcome.longest_seconds, tally.longest_seconds)
+        outcome.most_mb = max(outcome.most_mb, tally.most_mb)
         outcome.updates = max(outcome.updates, run.progress.counts.updates)
         outcome.trajectories += run.progress.counts.trajectories
         if run.collection is not None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from benchmarks.simulation import memory
 from benchmarks.simulation.links import Link, Links
 from benchmarks.simulation.mutations import Sent, mutated, mutated_message
 from benchmarks.simulation.workers import SimulatedWorker
@@ -58,6 +59,10 @@ EXEMPT: dict[tuple[str, str], str] = {
 """(role, kind) of the messages that are not mutated and whose place no mutation takes, and why."""
 
 
+LARGE_BYTES = 100_000
+"""Smaller messages are not worth a look at the memory."""
+
+
 class Tally:
     """What has been sent so far, over all mutants of a run."""
 
@@ -66,6 +71,9 @@ class Tally:
         """By the role of the worker, and the kind of the message that was mutated."""
         self.longest_seconds = 0.0
         """The processor's time that the coordinator took for what came in one piece, at most."""
+        self.most_mb = 0.0
+        """The memory that the coordinator took for what came in one piece, at most; what a mutant needs to make it is
+        not among that."""
 
 
 def missing(mutations: Counter[tuple[str, str]]) -> list[str]:
@@ -186,8 +194,11 @@ class Mutant(Link):
         worker = self.worker
         if worker is None or worker.state == "lost":
             return self._lost()
+        data = sent if isinstance(sent, bytes) else sent.SerializeToString()
+        large = len(data) >= LARGE_BYTES
+        before = memory.begin_peak() if large else 0.0
         began = time.thread_time()
-        message = rules.parsed(sent if isinstance(sent, bytes) else sent.SerializeToString())
+        message = rules.parsed(data)
         goodbye = False
         if isinstance(message, Malformed):
             self._fleet.receive(worker, message)
@@ -202,6 +213,8 @@ class Mutant(Link):
             worker.said_goodbye = True
             self._fleet.lose(worker, "goodbye")
         self._tally.longest_seconds = max(self._tally.longest_seconds, time.thread_time() - began)
+        if large:
+            self._tally.most_mb = max(self._tally.most_mb, memory.peak_mb() - before)
         if worker.state == "lost":
             self._lost()
 

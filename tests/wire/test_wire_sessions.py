@@ -332,3 +332,23 @@ async def test_nobody_takes_a_place_because_the_coordinator_stood_still(monkeypa
     assert fleet.rival(twin) is worker, "its messages of the last 40 s are not read yet"
     await look()
     assert fleet.rival(twin) is None, "40 s of silence"
+
+
+async def test_a_stall_may_have_begun_right_after_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both while the look is overdue, and once it has been made."""
+    fleet = Fleet(4.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ENV))
+    worker.connected()
+    twin = pb.Hello(worker_id="w", instance_id="twin", role=pb.ROLE_ENV)
+    real, ahead = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
+    worker.last_heard -= 1.5
+    reaping = asyncio.create_task(fleet.reap())
+    await asyncio.sleep(0)
+    ahead = 20.0
+    assert fleet.rival(twin) is worker
+    async with asyncio.timeout(20):
+        while not fleet._stalls:
+            await asyncio.sleep(0.05)
+    assert fleet.rival(twin) is worker
+    reaping.cancel()

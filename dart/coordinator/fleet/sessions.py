@@ -256,7 +256,9 @@ class Fleet:
 
     def rival(self, hello: pb.Hello) -> Worker | None:
         """Another instance with the name or trainer rank of this Hello, if its stream was heard from recently."""
-        awake = min(time.monotonic(), self._looked + self._lost_after / LOOKS)
+        now = time.monotonic()
+        # When the next look is overdue, this process may have stood still since the last one.
+        awake = now if now <= self._looked + self._lost_after / LOOKS else self._looked
         bound = self._lost_after / 2
         return next(
             (one for one in self._same_place(hello) if one.connections and self._silent(one, awake) <= bound), None
@@ -384,9 +386,9 @@ class Fleet:
             wake = max(min(heard + self._lost_after, now + self._lost_after / LOOKS), now + 0.5)
             await asyncio.sleep(wake - now)
             if (late := time.monotonic() - wake) > STALLED_SECONDS:
-                # Its machine was paused, say, or a disk hung.
+                # Its machine was paused, say, or a disk hung: at any time since the last look.
                 log.warning("the coordinator was stopped for %.1f s", late)
-                self._stalls.append((time.monotonic(), late))
+                self._stalls.append((wake + late, wake + late - now))
 
     def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
         for worker in list(self.workers.values()) if workers is None else workers:
