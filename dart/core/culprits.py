@@ -149,6 +149,8 @@ def _trainer(overdue: Overdue, scene: Scene) -> Stall:
 
 def _weights(overdue: Overdue, scene: Scene) -> Stall:
     version = scene.status.figures.counts.version
+    if not overdue.subject:
+        return _unsent(overdue, scene, version)
     worker = next((one for one in scene.workers("rollout") if one.worker_id == overdue.subject), None)
     facts = scene.of(worker) if worker else Owed(overdue.subject)
     has = f", which has version {worker.weight_version}" if worker else ""
@@ -157,6 +159,18 @@ def _weights(overdue: Overdue, scene: Scene) -> Stall:
         overdue.kind, f"version {version}", f"replica {facts.label}{has}{owes}", overdue.seconds, facts.label,
         facts.last_failure, f"look at the log of {facts.label}, and whether it reaches the trainer's machine "
         "(docs/machines.md); end it if it hangs: it will be replaced",
+    )  # fmt: skip
+
+
+def _unsent(overdue: Overdue, scene: Scene, version: int) -> Stall:
+    """None of several replicas gets the version, so it is not they."""
+    trainer = _debtor(scene, ["train"]) or [scene.of(worker) for worker in scene.workers("train")] or [Owed("train")]
+    facts = trainer[0]
+    owes = f", and which has not answered {facts.command} for {facts.seconds:.0f} s" if facts.command else ""
+    return Stall(
+        overdue.kind, f"version {version}", f"{facts.label}, whose weights reach no replica{owes}", overdue.seconds,
+        facts.label, facts.last_failure, f"look at the log of {facts.label}, and whether replicas reach its machine "
+        "(docs/machines.md); end it if it hangs, then continue with --resume",
     )  # fmt: skip
 
 

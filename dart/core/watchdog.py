@@ -87,7 +87,8 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """`seconds`: since its last progress. `subject`: the replica, if a replica is overdue."""
+    """`seconds`: since its last progress. `subject`: the replica, if a replica is overdue; empty when new weights reach
+    none of several."""
 
     kind: Kind
     seconds: float
@@ -118,6 +119,8 @@ class Watchdog:
         self._phase = ""
         self._marks = {kind: _Mark(since=now) for kind in Kind}
         self._replicas: dict[str, _Mark] = {}
+        self._newest = _Mark(since=now)
+        """The newest version that any replica has."""
         self._episodes_at_update = (0, 0)
         """Updates so far, and the number of episodes at the last one."""
         self._last: dict[str, tuple[int, float]] = {}
@@ -131,7 +134,7 @@ class Watchdog:
         self._note(pulse, now)
         if pulse.phase != self._phase:
             self._phase = pulse.phase
-            for mark in (*self._marks.values(), *self._replicas.values()):
+            for mark in (*self._marks.values(), *self._replicas.values(), self._newest):
                 mark.restart(now)
         found = [
             Overdue(kind, seconds)
@@ -182,8 +185,12 @@ class Watchdog:
         return 0 < enough <= pulse.episodes - episodes
 
     def _behind(self, pulse: Pulse, now: float) -> list[Overdue]:
-        """Replicas whose weights have been outdated and unchanged for too long."""
+        """Replicas whose weights have been outdated and unchanged for too long; all as one if none gets new ones."""
         found = []
+        newest = max(pulse.versions.values(), default=pulse.version)
+        if newest >= pulse.version:
+            self._newest.restart(now)
+        nobody = self._newest.overdue(newest, now, self._limits.weights)
         for name in self._replicas.keys() - pulse.versions.keys():
             del self._replicas[name]
         for name, version in pulse.versions.items():
@@ -192,7 +199,7 @@ class Watchdog:
                 mark.restart(now)
             if (seconds := mark.overdue(version, now, self._limits.weights)) is not None:
                 found.append(Overdue(Kind.WEIGHTS, seconds, name))
-        return found
+        return [Overdue(Kind.WEIGHTS, nobody)] if nobody is not None and len(pulse.versions) > 1 else found
 
     def _note(self, pulse: Pulse, now: float) -> None:
         counts = {"worker": pulse.ready, "step": pulse.answers, "episode": pulse.episodes, "update": pulse.updates}

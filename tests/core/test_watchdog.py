@@ -105,6 +105,16 @@ def test_a_replica_that_never_loads_weights_is_named() -> None:
     assert stalls(history) == [(150.0, Kind.WEIGHTS, "b")], "a is always one behind, and always moves on"
 
 
+def test_weights_that_reach_no_replica_are_the_trainers() -> None:
+    idle = replace(TRAINING, sampling=False, version=3)
+    joined = [
+        (now, replace(idle, versions={"a": 2, "b": 1} | ({"c": 0} if now > 60 else {}))) for now in every(10, 160)
+    ]
+    assert stalls(joined) == [(150.0, Kind.WEIGHTS, "")]
+    alone = [(now, replace(idle, versions={"a": 2})) for now in every(10, 160)]
+    assert stalls(alone) == [(150.0, Kind.WEIGHTS, "a")], "a single replica may be at fault itself"
+
+
 def test_old_weights_are_no_stall_of_their_own_while_the_trainer_hangs() -> None:
     hung = replace(TRAINING, sampling=False, trainer="saving", version=1, versions={"a": 0, "b": 0})
     found = stalls(((now, hung) for now in every(10, 500)), replace(LIMITS, weights=LIMITS.update))
@@ -259,6 +269,15 @@ def test_a_replica_with_old_weights_is_told_with_its_last_failure() -> None:
     assert stall.waits == "version 11"
     assert stall.waits_for == "replica rollout-0, which has version 7 and has not answered receive_weights for 90 s"
     assert stall.failure == "rollout-0: connection refused"
+
+
+def test_weights_that_reach_no_replica_are_told_as_the_trainers() -> None:
+    owed = Owed("train-0 (rank 0)", "send_weights", 90.0)
+    stall = explain(Overdue(Kind.WEIGHTS, 150.0), scene(ENV, REPLICA, RANK, train_0=owed))
+    assert stall.culprit == "train-0 (rank 0)"
+    assert stall.waits_for == (
+        "train-0 (rank 0), whose weights reach no replica, and which has not answered send_weights for 90 s"
+    )
 
 
 def test_dropped_trajectories_are_told_with_the_commonest_cause() -> None:
