@@ -11,24 +11,26 @@ from __future__ import annotations
 import torch
 
 from dart.algo import checks
-from dart.algo.ratio import bounded
+from dart.algo.ratio import LARGEST_LOG_RATIO, bounded
 from dart.algo.steps import Steps
 
 ROUNDING = 1e-3
 """A log-probability may exceed 0 by this much: a bfloat16 engine may round that of a certain token so."""
 
 
-def behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+def behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor, bound: float = LARGEST_LOG_RATIO) -> torch.Tensor:
     """π_old(a_t) / π_behaviour(a_t), per token, its logarithm `bounded`.
 
     Raises ValueError for log-probabilities that are missing, misaligned, not finite or above 0: none is filled in.
     """
     _check(old, behaviour)
     with torch.no_grad():
-        return bounded(old - behaviour).exp()
+        return bounded(old - behaviour, bound).exp()
 
 
-def sequence_behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor, steps: Steps) -> torch.Tensor:
+def sequence_behaviour_ratio(
+    old: torch.Tensor, behaviour: torch.Tensor, steps: Steps, bound: float = LARGEST_LOG_RATIO
+) -> torch.Tensor:
     """Π_{t in step} π_old(a_t) / π_behaviour(a_t), the ratio of the whole response, at each of its tokens.
 
     Its logarithm is `bounded`.
@@ -37,7 +39,7 @@ def sequence_behaviour_ratio(old: torch.Tensor, behaviour: torch.Tensor, steps: 
     """
     _check(old, behaviour)
     with torch.no_grad():
-        return steps.spread(bounded(steps.sums(old - behaviour)).exp())
+        return steps.spread(bounded(steps.sums(old - behaviour), bound).exp())
 
 
 def truncated(ratio: torch.Tensor, cap: float) -> torch.Tensor:

@@ -28,7 +28,9 @@ class Recipe:
     aggregation: str
     constant_length: int | None
     kl_estimator: str
+    kl_bound: float
     kl_coefficient: float
+    log_ratio_bound: float
     importance: str
     importance_level: str
     importance_cap: float
@@ -62,7 +64,7 @@ def policy_loss(
     reference: log π_ref, needed when β > 0; entropy: H_t over the whole vocabulary, needed when c > 0.
     """
     checks.flat(length_of=steps.index, new=new, old=old, behaviour=behaviour, advantages=advantages)
-    ratio = RATIOS[recipe.ratio](new, old, steps)
+    ratio = RATIOS[recipe.ratio](new, old, steps, recipe.log_ratio_bound)
     tokens = Tokens(new, ratio, old.detach(), behaviour, advantages, steps)
     value = recipe.objective(tokens, recipe.clip_low, recipe.clip_high)
     checks.flat(length_of=steps.index, objective=value)
@@ -79,7 +81,8 @@ def policy_loss(
     if recipe.kl_coefficient > 0:
         if reference is None:
             raise ValueError(f"kl_coefficient is {recipe.kl_coefficient} but there are no reference log-probabilities")
-        kl = ESTIMATORS[recipe.kl_estimator](new, reference)
+        bounds = (recipe.kl_bound, recipe.log_ratio_bound) if recipe.kl_estimator == "k3" else ()
+        kl = ESTIMATORS[recipe.kl_estimator](new, reference, *bounds)
         value = value - recipe.kl_coefficient * kl
         per_token["kl_reference"] = kl.detach()
     if recipe.entropy_coefficient > 0:
@@ -96,9 +99,9 @@ def _importance_weight(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """w, and where it differs from the ratio. The log-probabilities are checked even if no weight is computed."""
     if recipe.importance_level == "sequence":
-        ratio = importance.sequence_behaviour_ratio(old, behaviour, steps)
+        ratio = importance.sequence_behaviour_ratio(old, behaviour, steps, recipe.log_ratio_bound)
     else:
-        ratio = importance.behaviour_ratio(old, behaviour)
+        ratio = importance.behaviour_ratio(old, behaviour, recipe.log_ratio_bound)
     match recipe.importance:
         case "truncated":
             weight = importance.truncated(ratio, recipe.importance_cap)

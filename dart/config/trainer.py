@@ -38,6 +38,18 @@ class Loss(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3", description="Estimator of the KL to the initial policy. As a loss, k1 has gradient 0 on average."
     )
+    kl_bound: float = Field(
+        10.0,
+        gt=0.0,
+        description="The largest value of k3, beyond which it has no gradient; the log-ratio in it is bounded too.",
+    )
+    log_ratio_bound: float = Field(
+        20.0,
+        gt=0.0,
+        le=40.0,
+        description="Log-ratios of policies are cut to this and its negative, beyond which they have no gradient: "
+        "infinity times an advantage of 0 would make the whole gradient NaN.",
+    )
     kl_coefficient: float = Field(0.1, ge=0.0, description="beta; 0: no reference model is loaded.")
     importance: Literal["truncated", "masked", "none"] = Field(
         "truncated",
@@ -82,7 +94,10 @@ class Loss(Section):
 
 
 class Advantage(Section):
-    level: Literal["trajectory", "step"] = Field("trajectory", description="What counts once in the mean and std.")
+    level: Literal["trajectory", "step"] = Field(
+        "step",
+        description="What counts once in the mean and std: each step of a group, as in the paper, or each trajectory.",
+    )
     std_normalise: bool = Field(True, description="Divide by the std; false is Dr.GRPO.")
     overlong_buffer: int = Field(
         0,

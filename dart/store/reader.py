@@ -137,25 +137,26 @@ class Reader:
         ]
 
     async def task_histories(self, window: int) -> list[r.TaskHistory]:
-        """Results of each task's training roll-outs, with its last `window` results and lengths of successes.
+        """Each task's last `window` results of training roll-outs, and the lengths of its last `window` successes.
 
-        Pooled copies do not count as roll-outs.
+        Collected successes count among the lengths, not among the results. Pooled copies do not count at all.
         """
         c = t.trajectories.c
         rollouts = self._rollouts(r.GroupKind.TRAINING)
+        seen = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
         totals = (
             select(c.task_name, func.max(case((c.success, c.steps))).label("longest"))
-            .where(*rollouts)
+            .where(*seen)
             .group_by(c.task_name)
         )
 
         def read(connection: Connection) -> list[r.TaskHistory]:
             histories = []
             for row in connection.execute(totals).mappings().all():
-                last = select(c.success, c.steps).where(*rollouts, c.task_name == row["task_name"])
+                last = select(c.success, c.steps).where(c.task_name == row["task_name"])
                 last = last.order_by(c.finished.desc(), c.id.desc()).limit(window)
-                results = [bool(success) for success, _ in connection.execute(last)]
-                lengths = [steps for _, steps in connection.execute(last.where(c.success))]
+                results = [bool(success) for success, _ in connection.execute(last.where(*rollouts))]
+                lengths = [steps for _, steps in connection.execute(last.where(*seen, c.success))]
                 last_ones = tuple(results[::-1]), tuple(lengths[::-1])
                 histories.append(r.TaskHistory(row["task_name"], row["longest"], *last_ones))
             return histories

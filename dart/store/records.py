@@ -112,7 +112,7 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """Results of a task's training roll-outs. `results` and `lengths` (of successes) are recent ones, newest last."""
+    """A task's training roll-outs, and the lengths of its successes, collected ones too; recent ones, newest last."""
 
     name: str
     longest: int | None

@@ -222,3 +222,20 @@ def test_inside_the_bounds_nothing_changes() -> None:
     assert torch.equal(token_ratio(new + apart, new), (new + apart - new).exp())
     log_ratio = new + apart[(apart > -10.9) & (apart < 2.6)][0] - new
     assert float(k3(new, new + log_ratio)[0]) == float(log_ratio[0].exp() - log_ratio[0] - 1)
+
+
+def test_the_bounds_are_fields() -> None:
+    new, old = torch.tensor([-1.0, -1.0], dtype=torch.float64), torch.tensor([-31.0, -1.0], dtype=torch.float64)
+    changes = {"new": new, "old": old, "behaviour": old, "advantages": torch.tensor([-1.0, 1.0]),
+               "steps": steps(1, 1), "totals": Totals(2, 2, 2), "reference": old}  # fmt: skip
+
+    def loss(**choices: Any) -> float:
+        return float(policy_loss(**arguments(changes, **choices)).loss)
+
+    # The ratio of the first token is e^30, cut to e^20 or e^5; the other's is 1. J is the mean of -ratio and 1.
+    assert loss() == pytest.approx((math.exp(20) - 1) / 2)
+    assert loss(log_ratio_bound=5.0) == pytest.approx((math.exp(5) - 1) / 2)
+    # k3 is r - log r - 1 with r = e^-5: 4 and a bit, cut to 3; the other token's is 0.
+    bounds = {"log_ratio_bound": 5.0, "kl_coefficient": 2.0}
+    assert loss(**bounds) - loss(log_ratio_bound=5.0) == pytest.approx(math.exp(-5) + 5 - 1)
+    assert loss(kl_bound=3.0, **bounds) - loss(log_ratio_bound=5.0) == pytest.approx(3.0)

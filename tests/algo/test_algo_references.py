@@ -88,7 +88,8 @@ def ours(case: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Loss, and its gradient by log π."""
     choices: dict[str, Any] = {
         "ratio": "token", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "aggregation": "step_mean",
-        "constant_length": LENGTH, "kl_estimator": "k3", "kl_coefficient": 0.0, "importance": "truncated",
+        "constant_length": LENGTH, "kl_estimator": "k3", "kl_bound": 10.0, "log_ratio_bound": 20.0,
+        "kl_coefficient": 0.0, "importance": "truncated",
         "importance_level": "token", "importance_cap": CAP, "importance_floor": FLOOR, "entropy_coefficient": 0.0,
     }  # fmt: skip
     kind = changes.pop("kind", "grpo")
@@ -180,10 +181,10 @@ def test_group_advantages_are_those_of_verl(cases: Any) -> None:
         for group in range(3):
             members = case["groups"] == group
             rewards, lengths = case["rewards"][members].tolist(), case["lengths"][members].tolist()
-            centred = group_advantages(rewards, lengths, std_normalise=False)
+            centred = group_advantages(rewards, lengths, level="trajectory", std_normalise=False)
             close(torch.tensor(centred).double(), results["verl"]["advantages False"][members])
             # verl divides by the sample deviation of the n = 4 rewards, we by the population's: sqrt(4 / 3) apart.
-            scaled = torch.tensor(group_advantages(rewards, lengths)).double() * (3 / 4) ** 0.5
+            scaled = torch.tensor(group_advantages(rewards, lengths, level="trajectory")).double() * (3 / 4) ** 0.5
             close(scaled, results["verl"]["advantages True"][members])
 
 

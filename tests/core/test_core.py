@@ -33,12 +33,14 @@ def trajectory(order: Order | None = None, reward: float = 0.0, version: int = 0
 
 def test_advantages_by_hand() -> None:
     # mean 0.5, population std 0.5
-    assert group_advantages([1, 0], [3, 1]) == [1.0, -1.0]
+    assert group_advantages([1, 0], [3, 1], level="trajectory") == [1.0, -1.0]
     # over steps: 1, 1, 1, 0 → mean 0.75, std sqrt(3)/4
-    by_step = group_advantages([1, 0], [3, 1], level="step")
+    by_step = group_advantages([1, 0], [3, 1])
     assert by_step == pytest.approx([0.25 / (3**0.5 / 4), -0.75 / (3**0.5 / 4)])
-    assert group_advantages([1, 0], [3, 1], std_normalise=False) == [0.5, -0.5]
+    assert group_advantages([1, 0], [3, 1], level="trajectory", std_normalise=False) == [0.5, -0.5]
     assert group_advantages([0.3, 0.3], [1, 1]) == [0.0, 0.0]
+    assert group_advantages([0.1, 0.1, 0.1], [1, 1, 1]) == [0.0, 0.0, 0.0], "their mean differs from 0.1 by rounding"
+    assert group_advantages([0.3, 0.1 + 0.2], [2, 1]) == [0.0, 0.0]
     with pytest.raises(ValueError, match="2 rewards and 1 lengths"):
         group_advantages([1, 0], [3])
 

@@ -296,6 +296,9 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     assert (await database.totals()).fates == {}
     (history,) = await database.task_histories(window=3)
     assert history == TaskHistory("click-color", 3, (True, False, True), (3, 1, 2))
+    (whole,) = await database.task_histories(window=9)
+    assert whole.results == (True, True, False, True), "the oracle's success is none of this policy's"
+    assert whole.lengths == (3, 3, 1, 2), "but it says how long the task takes"
     assert [(s.trajectory_id, s.uses) for s in await database.newest_successes(2)] == [("t1", 1), ("t3", 0)]
     assert [s.trajectory_id for s in await database.newest_successes(9)] == ["oracle", "t0", "t1", "t3"]
     (group,) = await database.unfinished_groups((GroupState.RELEASED,))

@@ -288,7 +288,8 @@ class DataManager:
         window = max(self._planner.number.window, self._planner.length.window or 1)
         for past in await self._database.task_histories(window):
             self._planner.restore(past.name, past.results, past.lengths, past.longest)
-            self._failures.finished(past.name)
+            if past.results:  # else its successes were only collected
+                self._failures.finished(past.name)
         for success in await self._database.newest_successes(pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))

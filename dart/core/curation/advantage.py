@@ -13,15 +13,18 @@ from typing import Literal
 
 Level = Literal["trajectory", "step"]
 
+EQUAL = 1e-6
+"""Rewards that differ by no more count as equal: the std of rounding errors would give them advantages of ±1."""
+
 
 def group_advantages(
-    rewards: Sequence[float], steps: Sequence[int], *, level: Level = "trajectory", std_normalise: bool = True
+    rewards: Sequence[float], steps: Sequence[int], *, level: Level = "step", std_normalise: bool = True
 ) -> list[float]:
     """Advantages of one group's N trajectories.
 
     rewards: R_i in [0, 1], N of them; steps: the trajectories' lengths. `level` says what counts once in the mean and
-    (population) std: each trajectory, or each step (the paper's released code). `std_normalise` False omits the
-    division (Dr.GRPO). In a group with equal rewards all advantages are 0.
+    (population) std: each step of the group, as in the paper, or each trajectory. `std_normalise` False omits the
+    division (Dr.GRPO). In a group whose rewards are equal, up to `EQUAL`, all advantages are 0.
 
     Raises ValueError when the lists differ in length or are empty, or a trajectory has no steps.
     """
@@ -29,14 +32,14 @@ def group_advantages(
         raise ValueError(f"{len(rewards)} rewards and {len(steps)} lengths: give one of each per trajectory")
     if min(steps) < 1:
         raise ValueError("a trajectory without steps has no advantage")
+    if max(rewards) - min(rewards) <= EQUAL:
+        return [0.0] * len(rewards)
     weighted = (
         list(rewards) if level == "trajectory" else [r for r, n in zip(rewards, steps, strict=True) for _ in range(n)]
     )
     mean = statistics.fmean(weighted)
-    std = statistics.pstdev(weighted, mean)
-    if std == 0.0:
-        return [0.0] * len(rewards)
-    return [(r - mean) / (std if std_normalise else 1.0) for r in rewards]
+    std = statistics.pstdev(weighted, mean) if std_normalise else 1.0
+    return [(r - mean) / std for r in rewards]
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:

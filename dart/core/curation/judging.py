@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dart.core.curation.advantage import Level, group_advantages, overlong_penalty
+from dart.core.curation.advantage import EQUAL, Level, group_advantages, overlong_penalty
 from dart.core.types import Task, Trajectory
 
 RELEASED = "released"
@@ -78,7 +78,7 @@ class Verdict:
 class Judging:
     """How groups are judged. `max_tokens`: the most tokens in a response."""
 
-    level: Level = "trajectory"
+    level: Level = "step"
     std_normalise: bool = True
     overlong_penalty: float = 0.0
     overlong_buffer: int = 0
@@ -113,10 +113,10 @@ def judge(
     wins = sum(trajectory.success for trajectory in trajectories)
     if not math.isfinite(sum(advantages)):
         return Decision(False, UNUSABLE, f"its advantages are not finite, with rewards {rewards}", ())
-    if max(rewards) == min(rewards):
+    if max(rewards) - min(rewards) <= EQUAL:
         if wins == n:
             return Decision(False, "all succeeded", f"all {n} succeeded", advantages)
-        if max(rewards) == 0.0:
+        if max(rewards) <= EQUAL:
             return Decision(False, "all failed", f"all {n} failed", advantages)
         return Decision(False, "equal rewards", f"all {n} had reward {rewards[0]:g}", advantages)
     return Decision(True, RELEASED, f"{wins} of {n} succeeded", advantages)

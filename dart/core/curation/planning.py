@@ -2,7 +2,8 @@
 
 The task and trajectory levels of adaptive data curation (DART, arXiv 2509.23866): dynamic roll-out number and dynamic
 trajectory length. `Planner` owns the history of every task name; the data manager reports each finished roll-out to it
-(never an attempt that infrastructure ended, nor a pooled copy) and asks it for a plan when a group opens.
+(never an attempt that infrastructure ended, nor a pooled copy) and asks it for a plan when a group opens. A success
+that was collected beforehand says how long a task takes, not how often this policy succeeds.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class Planner:
         lengths: Sequence[int],
         longest: int | None,
     ) -> None:
-        """Restore the history of an earlier process's roll-outs from the database; the rules may have changed since."""
+        """Restore the history from the database: results of an earlier process's roll-outs, and the steps of their
+        successes and of collected ones. The rules may have changed since."""
         history = self._history(name)
         history.results.extend(results)
         if self.length.window is not None:

@@ -122,6 +122,17 @@ def test_chunks_of_the_head_change_nothing(trainer: Trainer, monkeypatch: pytest
     torch.testing.assert_close(run(), whole, rtol=1e-5, atol=1e-5)
 
 
+def test_the_head_is_float32_under_bfloat16(trainer: Trainer) -> None:
+    hidden, ids = torch.randn(40, trainer.model.lm_head.weight.shape[1]), torch.arange(40)
+
+    def head() -> Any:
+        return models._head(trainer.model.lm_head, hidden, ids, 1.0, torch.tensor([0]), False)[0].detach()
+
+    plain = head()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(head(), plain, rtol=0, atol=1e-6)
+
+
 def test_head_runs_at_response_positions_only(trainer: Trainer) -> None:
     samples = mixed()
     rows = []
