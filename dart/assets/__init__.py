@@ -1,1 +1,1 @@
-"""Models that ship with dart."""
+"""What ships with dart: models, and the page of the world `ladder`."""

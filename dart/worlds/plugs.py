@@ -22,7 +22,7 @@ from dart.worlds.threads import Threaded
 
 log = logging.getLogger(__name__)
 
-BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob"}
+BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob", "ladder": "dart.workers.env.ladder:Ladder"}
 """Kinds that ship with dart."""
 
 

@@ -25,6 +25,7 @@ from dart.core.types import Task
 from dart.workers.env.browser import Browser, Page
 from dart.workers.env.inputs import InputDevices
 from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
+from dart.workers.env.miniwob_oracle import plan
 from dart.workers.env.oracle import Oracle, Target
 
 FIRST_SEED = 2_000_000
@@ -136,7 +137,7 @@ async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept
 async def _episode(page: Page, name: str, seed: int) -> Demonstration | None:
     """One episode on a page that already shows the task: ten times quicker than loading it, with the same pixels."""
     instruction = await page.evaluate(_AGAIN % seed, wait=True)
-    oracle = Oracle(Task(BUILTIN_SUITE, name, seed), instruction)
+    oracle = Oracle(plan(name), instruction)
     moves: list[Move] = []
     images: list[bytes] = []
     while suggested := await oracle.next(page):

@@ -16,7 +16,7 @@ pytest.importorskip("miniwob")
 import torch
 
 from dart.core.action import Click, Point, TypeText, Wait
-from dart.workers.env import oracle
+from dart.workers.env import miniwob_oracle
 from dart.workers.env.oracle import Target
 from examples.base_policy import model as base
 from examples.base_policy.chat import Chat
@@ -146,4 +146,4 @@ def test_a_click_is_recorded_in_pixels_with_its_target() -> None:
 
 
 def test_the_oracle_knows_every_demo_task() -> None:
-    assert set(TASKS) <= set(oracle.TASKS)
+    assert set(TASKS) <= set(miniwob_oracle.TASKS)

@@ -11,7 +11,7 @@ import pytest
 from dart.core.action import Click
 from dart.core.types import Task
 from dart.errors import UserError
-from dart.workers.env import oracle
+from dart.workers.env import miniwob_oracle, oracle
 from dart.workers.env.browser import Browser
 from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
 
@@ -20,7 +20,7 @@ SEEDS = 4  # 100 of each were seen to pass
 
 
 async def test_every_task_it_claims() -> None:
-    tasks = [Task("miniwob", name, seed) for name in oracle.TASKS for seed in range(SEEDS)]
+    tasks = [Task("miniwob", name, seed) for name in miniwob_oracle.TASKS for seed in range(SEEDS)]
     failed: list[str] = []
     lengths: Counter[str] = Counter()
 

@@ -1,0 +1,175 @@
+"""The ladder's pages from a task's name and seed: the same every time, all different, and nothing but the instruction
+gives the right answer away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.workers.env.ladder import SUITE, LadderEnv
+from dart.workers.env.ladder_layout import (
+    CELLS,
+    LEVELS,
+    SYMBOLS,
+    TAUGHT,
+    UNTAUGHT,
+    NextPage,
+    Symbol,
+    SymbolPage,
+    layout,
+    level_of,
+    symbols_of,
+    task_names,
+    to_json,
+)
+
+SEEDS = 1800
+CHI_SQUARED = {5: 20.5, 8: 26.1}
+"""By degrees of freedom: exceeded by chance once in a thousand."""
+GOLDEN_INSTRUCTION = (
+    "Click Next until symbols appear, then lime heart, then black diamond, then pink diamond, then brown diamond."
+)
+GOLDEN_CELLS = [8, 6, (3, 6, 5, 0, 2, 7), (1, 3, 8, 5, 0, 7), (5, 0, 6, 3, 2, 7), (0, 7, 6, 4, 8, 1)]
+GOLDEN_DEAD = [
+    8,
+    (7, 3, 8, 2, 1, 5),
+    (8, 2, 4, 7, 1, 6),
+    (4, 6, 1, 3, 2, 7),
+    (1, 0, 5, 6, 7, 2),
+    8,
+    4,
+    (3, 5, 2, 7, 1, 6),
+]
+
+
+def uniform(found: Iterable[int], values: int) -> bool:
+    counts = Counter(found)
+    expected = counts.total() / values
+    distance = sum((counts[value] - expected) ** 2 / expected for value in range(values))
+    return set(counts) <= set(range(values)) and distance < CHI_SQUARED[values - 1]
+
+
+def choices(name: str, seed: int) -> list[SymbolPage]:
+    return [page for page in layout(name, seed).pages if isinstance(page, SymbolPage)]
+
+
+def right_cell(page: SymbolPage) -> int:
+    assert page.right is not None
+    return page.cells[page.symbols.index(page.right)]
+
+
+def test_the_suite() -> None:
+    assert len(task_names()) == len(set(task_names())) == 21
+    counts = {level: (shape.next_pages, shape.decisions) for level, shape in LEVELS.items()}
+    assert counts == {"easy": (5, 1), "medium": (2, 3), "hard": (2, 4)}
+    assert (task_names()[0], task_names()[14], task_names()[15], task_names()[20]) == (
+        "ladder-easy-01", "ladder-easy-15", "ladder-medium-01", "ladder-hard-03",
+    )  # fmt: skip
+
+
+def test_an_unknown_task_names_close_ones() -> None:
+    with pytest.raises(UserError, match=r"no task 'ladder-hard-04': did you mean ladder-hard-0"):
+        LadderEnv.check_task("ladder-hard-04")
+    with pytest.raises(UserError, match=r"no task 'x': there are ladder-easy-01 to ladder-hard-03"):
+        LadderEnv.check_task("x")
+    with pytest.raises(KeyError):
+        layout("ladder-hard-3", 0)
+
+
+def test_a_layout_that_was_written_down_once() -> None:
+    """A protocol names tasks and seeds: they must mean the same in every process and every release."""
+    made = layout("ladder-hard-01", 7)
+    assert made.instruction == GOLDEN_INSTRUCTION
+    assert [page.cell if isinstance(page, NextPage) else page.cells for page in made.pages] == GOLDEN_CELLS
+    assert [page.cell if isinstance(page, NextPage) else page.cells for page in made.dead] == GOLDEN_DEAD
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_pages_are_as_the_level_says(name: str) -> None:
+    level, six = level_of(name), symbols_of(name)
+    assert len(set(six)) == SYMBOLS
+    for seed in range(50):
+        made = layout(name, seed)
+        assert [type(page) for page in made.pages] == [NextPage] * level.next_pages + [SymbolPage] * level.decisions
+        assert len(set(made.wanted)) == level.decisions
+        assert made.instruction.removesuffix(".").split(", then ")[1:] == [one.name for one in made.wanted]
+        for page in choices(name, seed):
+            assert page.symbols == six, "each page shows the same six: which is right, only the instruction says"
+            assert len(set(page.cells)) == SYMBOLS
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_are_distinct(level: str) -> None:
+    names = [name for name in task_names() if f"-{level}-" in name]
+    assert len({frozenset(symbols_of(name)) for name in names}) == len(names)
+    made = {repr(to_json(layout(name, seed))) for name in names for seed in range(300)}
+    assert len(made) == 300 * len(names)
+
+
+@pytest.mark.parametrize("name", ["ladder-easy-04", "ladder-medium-01", "ladder-hard-02"])
+def test_nothing_but_the_instruction_gives_the_right_answer_away(name: str) -> None:
+    six, decisions = symbols_of(name), level_of(name).decisions
+    episodes = [choices(name, seed) for seed in range(SEEDS)]
+    for step in range(decisions):
+        pages = [episode[step] for episode in episodes]
+        assert uniform((right_cell(page) for page in pages), CELLS), "its place"
+        assert uniform((sorted(page.cells).index(right_cell(page)) for page in pages), SYMBOLS), "its rank in reading"
+        assert uniform((six.index(page.right or Symbol("", "")) for page in pages), SYMBOLS), "which of the six it is"
+        assert uniform((cell for page in pages for cell in page.cells), CELLS)
+    for step in range(1, decisions):
+        moved = ((right_cell(one[step]) - right_cell(one[step - 1])) % CELLS for one in episodes)
+        assert uniform(moved, CELLS), "its place does not depend on the last one's"
+
+
+def test_next_is_everywhere_alike_and_never_twice_in_one_place() -> None:
+    for name in ("ladder-easy-01", "ladder-medium-03", "ladder-hard-01"):
+        count = level_of(name).next_pages
+        cells = [[page.cell for page in layout(name, seed).pages[:count]] for seed in range(SEEDS)]  # type: ignore[union-attr]
+        for step in range(count):
+            assert uniform((one[step] for one in cells), CELLS)
+        assert all(one[step] != one[step - 1] for one in cells for step in range(1, count))
+
+
+def test_no_word_of_the_hard_tasks_is_taught() -> None:
+    taught, untaught = ({word for words in alphabet for word in words} for alphabet in (TAUGHT, UNTAUGHT))
+    assert not taught & untaught
+    for name in task_names():
+        words = {word for symbol in symbols_of(name) for word in symbol.name.split()}
+        assert words <= (untaught if "-hard-" in name else taught)
+        page_words = {word for page in layout(name, 1).dead if isinstance(page, SymbolPage)
+                      for symbol in page.symbols for word in symbol.name.split()}  # fmt: skip
+        assert page_words <= (untaught if "-hard-" in name else taught), "nor is one seen on a dead page"
+
+
+def test_colours_suffice_except_on_medium_where_it_takes_both() -> None:
+    for name in task_names():
+        colours = Counter(symbol.colour for symbol in symbols_of(name))
+        shapes = Counter(symbol.shape for symbol in symbols_of(name))
+        if "-medium-" in name:
+            assert set(colours.values()) == {2} and set(shapes.values()) == {3}
+        else:
+            assert set(colours.values()) == {1}
+
+
+def test_dead_pages_look_much_the_same_and_have_no_right_answer() -> None:
+    for name in task_names():
+        kinds: Counter[type] = Counter()
+        for seed in range(40):
+            for page in layout(name, seed).dead:
+                kinds[type(page)] += 1
+                if isinstance(page, SymbolPage):
+                    assert page.right is None and len(set(page.symbols)) == SYMBOLS == len(set(page.cells))
+                    assert not set(page.symbols) & set(symbols_of(name))
+        assert 0.35 < kinds[NextPage] / kinds.total() < 0.65
+
+
+def test_the_oracle_reads_the_instruction() -> None:
+    made = layout("ladder-medium-01", 5)
+    steps = [str(step) for step in LadderEnv.plan("ladder-medium-01")(made.instruction)]
+    assert len(steps) == len(made.pages)
+    assert all(symbol.name in step for symbol, step in zip(made.wanted, steps[2:], strict=True))
+    assert Task(SUITE, "ladder-medium-01", 5).id == "ladder/ladder-medium-01#5"

@@ -1,0 +1,95 @@
+"""The ladder: long, branching, unforgiving and cheap tasks in a real browser, for experiments on learning.
+
+An episode shows pages with a Next button, then decisions: pages of six symbols of which the instruction names the right
+one for each. A wrong choice leads to pages that look much the same and never end, so that a failure costs the whole
+step limit, as on a desktop; the last right choice ends the episode with success. `ladder_layout` has the tasks.
+
+The pages ship with dart (dart/assets/ladder) and are made for 96 × 96 pixels, nine image tokens of 32 × 32, one for
+each cell; they scale to other screens. The page itself keeps the score, which is read for the verdict.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from pydantic import Field
+
+from dart import assets
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.workers.env import ladder_layout
+from dart.workers.env.oracle import On, Plan
+from dart.workers.env.web import WebEnv, WebOptions, WebWorld
+from dart.worlds import Verdict
+
+SUITE = "ladder"
+PAGE = Path(assets.__file__).parent / "ladder" / "ladder.html"
+
+# A page that has navigated elsewhere can never be done: the episode is over, with reward 0.
+_STATE = "typeof ladder === 'undefined' ? null : ladder.state()"
+
+
+class LadderOptions(WebOptions):
+    """`environment.options` where `environment.kind` is ladder. For delays like a desktop's: `environment.delay`."""
+
+    max_wait_seconds: float = Field(
+        0.0, ge=0.0, description="The longest `wait` action that is carried out; nothing on these pages takes time."
+    )
+
+
+class LadderEnv(WebEnv):
+    """One page with one task at a time."""
+
+    suite = SUITE
+
+    @classmethod
+    def check_task(cls, name: str) -> None:
+        """Raises UserError with the closest names if there is no such task."""
+        names = ladder_layout.task_names()
+        if name in names:
+            return
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+        hint = f"did you mean {', '.join(close)}?" if close else f"there are {names[0]} to {names[-1]}"
+        raise UserError(f"environment.tasks.names: {SUITE} has no task {name!r}: {hint}")
+
+    @classmethod
+    def oracle_tasks(cls) -> Collection[str]:
+        return ladder_layout.task_names()
+
+    @classmethod
+    def plan(cls, name: str) -> Plan:
+        """The oracle presses Next as often as the task has it, then the symbols that the instruction names. It is stuck
+        on a dead page."""
+        cls.check_task(name)
+        nexts = ladder_layout.level_of(name).next_pages
+        return lambda said: [
+            *(_named("next") for _ in range(nexts)),
+            *(_named(symbol) for symbol in said.removesuffix(".").split(", then ")[1:]),
+        ]
+
+    async def begin(self, task: Task) -> str:
+        made = ladder_layout.layout(task.name, task.seed)
+        await self.page.navigate(PAGE.as_uri())
+        await self.page.evaluate(f"ladder.start({json.dumps(ladder_layout.to_json(made))})")
+        return made.instruction
+
+    async def grade(self) -> tuple[bool, Verdict]:
+        """Success if the page says that every choice was right. The evidence is the page's state: see ladder.html."""
+        state = await self.page.evaluate(_STATE)
+        if state is None:
+            return True, Verdict(0.0, {"left_the_page": True})
+        return state["done"], Verdict(float(state["done"]), state)
+
+
+class Ladder(WebWorld):
+    """One Chromium for all environments of the worker."""
+
+    Options = LadderOptions
+    environment = LadderEnv
+
+
+def _named(name: str) -> On:
+    return On(f"document.querySelector({json.dumps(f'#page[data-kind=live] [data-name={json.dumps(name)}]')})")
