@@ -18,7 +18,12 @@ from benchmarks.learning.sweep import HARD
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "efficiency.md", ROOT / "docs" / "ablation.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "efficiency.md",
+    ROOT / "docs" / "ablation.md",
+    ROOT / "docs" / "worlds.md",
+)
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
     "rollout_utilisation": (0.296, 0.467),
@@ -213,6 +218,19 @@ def relay() -> str | None:
     return table(("weights", "replicas", "the trainer sends in turn", "to all at once", "relay"), rows)
 
 
+def worlds() -> str | None:
+    """What one env worker does with the worlds that ship with dart."""
+    if (found := results("worlds")) is None:
+        return None
+    rows = [
+        [kind, *(f"{row[name]:,.0f} ({row[f'{name}_range'][0]:,.0f} to {row[f'{name}_range'][1]:,.0f})"
+                 for name in ("resets_per_second", "steps_per_second")),
+         *(f"{row[name]:.1f}" for name in ("processor_ms_per_reset", "processor_ms_per_step"))]
+        for kind, row in found.items()
+    ]  # fmt: skip
+    return table(("world", "resets per second", "steps per second", "processor ms per reset", "per step"), rows)
+
+
 def ablation() -> str | None:
     return _settings("ablation")
 
@@ -252,6 +270,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "transport": transport,
     "weight_sync": weight_sync,
     "relay": relay,
+    "worlds": worlds,
     "ablation": ablation,
     "sensitivity": sensitivity,
 }

@@ -12,7 +12,7 @@ _MINIWOB_ONCE = ("step_timeout_seconds", "settle_seconds", "max_wait_seconds", "
 
 class TaskSet(Section):
     names: tuple[str, ...] = Field(
-        min_length=1, description="Task names; for miniwob see miniwob.farama.org. `dart doctor CONFIG` checks them."
+        min_length=1, description="Task names: docs/worlds.md. `dart doctor CONFIG` checks them."
     )
     train_seeds: tuple[int, int] = Field((0, 1_000_000), description="Training seeds, [first, last).")
     eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="Held-out seeds, [first, last).")
@@ -47,11 +47,12 @@ class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
         pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="The world: `miniwob`, or `module:Class` for one of your own (docs/extending.md). Any other name "
-        "means env workers in another language, which you start yourself beside `dart coordinator`.",
+        description="The world: `miniwob` or `ladder` (docs/worlds.md), or `module:Class` for one of your own "
+        "(docs/extending.md). Any other name means env workers in another language, which you start yourself beside "
+        "`dart coordinator`.",
     )
     options: dict[str, JsonValue] = Field(
-        default_factory=dict, description="The world's own options; miniwob's are below."
+        default_factory=dict, description="The world's own options; those of miniwob and ladder are below."
     )
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")

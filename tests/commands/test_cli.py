@@ -51,7 +51,7 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["train", DEMO, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
         (
             ["train", DEMO, "--set", "environment.kind=osworld"],
-            "environment.kind osworld: dart's env workers run miniwob or a class of yours",
+            "environment.kind osworld: dart's env workers run miniwob, ladder or a class of yours",
         ),
         (["train", DEMO, "--set", "sync.transport=nccl"], "sync.transport: nccl needs a GPU for each of trainer.ranks"),
         (["train", DEMO, "--set", "rollout.replica=1"], "did you mean replicas?"),

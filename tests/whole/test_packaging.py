@@ -27,6 +27,7 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_model(tmp_path: Pa
         "dart/v1/session_pb2.py",
         "dart/store/migrations/versions/v0003_screenshots.py",
         "dart/assets/tiny-qwen3vl/model.safetensors",
+        "dart/assets/ladder/ladder.html",
     ):
         assert wanted in names
     assert wheel.stat().st_size < 10_000_000

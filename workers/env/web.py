@@ -148,7 +148,7 @@ class WebEnv(Env):
         return not self._page.broken
 
     async def renew(self) -> bool:
-        """Every reset loads its page anew, so only a broken page has to be replaced."""
+        """Every reset makes its own start, so only a broken page has to be replaced."""
         if self._page.broken:
             await self._replace_page()
         return True

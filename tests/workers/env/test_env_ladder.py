@@ -177,11 +177,36 @@ async def test_the_same_seed_is_the_same_picture_and_another_is_not(browser: Bro
         assert fresh.image.sha256 not in pictures, "its symbols are elsewhere"
 
 
+async def test_nothing_of_an_episode_is_left_in_the_next(browser: Browser) -> None:
+    """The page is not loaded anew: whatever was held down, or half done, a new page would look and act the same."""
+    name = "ladder-medium-01"
+    task, made = Task("ladder", name, 3), layout(name, 3)
+    here = right(made.pages[0])
+    leavings: list[list[a.Action]] = [
+        [], [a.Button(here, mode="down")], [a.Keys(("Shift_L", "Control_L"), mode="down")], [a.Click(here, "right")],
+        [a.Click(here, count=3)], [a.Drag((here, middle(8))), a.Button(None, mode="down")], [a.Scroll(here, 0, 9)],
+        [a.Click(middle(cell)) for cell in range(9)],
+    ]  # fmt: skip
+    env, expected = await LadderEnv.open(browser, OPTIONS, SCREEN), None
+    for actions in leavings:
+        await env.reset(Task("ladder", "ladder-hard-01", 1))
+        for action in actions:
+            await env.act(action)
+        seen = [(await env.reset(task)).image.sha256]
+        for page in made.pages[:-1]:
+            seen.append((await env.act(a.Click(right(page)))).image.sha256)
+        assert (await env.act(a.Click(right(made.pages[-1])))).reward == 1.0
+        expected = expected or seen
+        assert seen == expected, actions
+
+
 async def test_a_page_that_was_left_has_lost(env: LadderEnv) -> None:
-    await env.reset(Task("ladder", "ladder-easy-01", 1))
+    task = Task("ladder", "ladder-easy-01", 1)
+    start = await env.reset(task)
     await env.page.navigate("about:blank")
     left = await env.act(a.Observe())
     assert (left.done, left.reward) == (True, 0.0)
+    assert (await env.reset(task)).image.sha256 == start.image.sha256
 
 
 async def test_another_suite_and_another_name(env: LadderEnv) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from dart.config import load
 from dart.core.types import Task
 from dart.errors import UserError
-from dart.workers.env.ladder import SUITE, LadderEnv
+from dart.workers.env.ladder import SUITE, Ladder, LadderEnv
 from dart.workers.env.ladder_layout import (
     CELLS,
     LEVELS,
@@ -26,6 +28,7 @@ from dart.workers.env.ladder_layout import (
     task_names,
     to_json,
 )
+from dart.worlds.plugs import check
 
 SEEDS = 1800
 CHI_SQUARED = {5: 20.5, 8: 26.1}
@@ -69,6 +72,14 @@ def test_the_suite() -> None:
     assert (task_names()[0], task_names()[14], task_names()[15], task_names()[20]) == (
         "ladder-easy-01", "ladder-easy-15", "ladder-medium-01", "ladder-hard-03",
     )  # fmt: skip
+
+
+def test_the_config_has_all_of_it() -> None:
+    environment = load(Path(__file__).parents[3] / "configs" / "ladder_cpu.yaml").environment
+    assert check(environment.kind, environment.options, environment.tasks.names) is Ladder
+    assert environment.tasks.names == task_names()
+    with pytest.raises(UserError, match="did you mean settle_seconds"):
+        check("ladder", {"settle": 1}, ())
 
 
 def test_an_unknown_task_names_close_ones() -> None:
