@@ -23,6 +23,7 @@ PAGES = (
     ROOT / "docs" / "efficiency.md",
     ROOT / "docs" / "ablation.md",
     ROOT / "docs" / "worlds.md",
+    ROOT / "docs" / "robustness.md",
 )
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
@@ -262,6 +263,56 @@ def _interval(value: dict[str, Any]) -> str:
     return f"{value['mean']:.1%} ({value['low']:.1%} to {value['high']:.1%})"
 
 
+def _written(name: str) -> Any:
+    """The whole of results/NAME.json, or None if there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def storm() -> str | None:
+    """Real faults, and the seconds until the next update was stored."""
+    if (found := _written("storm")) is None:
+        return None
+    recoveries = found["seconds_to_the_next_update"]
+    rows = [
+        (
+            fault,
+            str(number),
+            *(_seconds(recoveries[fault], "n", "p50", "max") if fault in recoveries else ("0", "", "")),
+        )
+        for fault, number in found["faults"].items()
+    ]
+    return table(("fault", "faults", "followed by an update", "seconds until then, p50", "longest"), rows)
+
+
+def faults() -> str | None:
+    """Simulated faults by class: how many in all, and how soon the next update came where they were minutes apart."""
+    dense, apart = _written("chaos"), _written("chaos_apart")
+    if dense is None or apart is None:
+        return None
+    rows = [
+        (fault, f"{row['faults']:,}", *_seconds(apart["by_class"][fault], "recovered", "p50_seconds", "p99_seconds"))
+        for fault, row in dense["by_class"].items()
+    ]
+    return table(("fault", "faults 6 s apart", "faults 4 min apart, n", "seconds to the next update, p50", "p99"), rows)
+
+
+def fuzzed() -> str | None:
+    """How many of each message were mutated."""
+    if (found := results("fuzz")) is None:
+        return None
+    rows = [
+        (role, ", ".join(f"{kind} {number:,}" for kind, number in kinds.items()))
+        for role, kinds in found["mutations_by_message"].items()
+    ]
+    return table(("from a worker of role", "mutated messages"), rows)
+
+
+def _seconds(row: dict[str, float], *names: str) -> tuple[str, ...]:
+    """Whole numbers of a row; empty where it lacks one."""
+    return tuple(f"{row[name]:,.0f}" if name in row else "" for name in names)
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,
@@ -271,6 +322,9 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "weight_sync": weight_sync,
     "relay": relay,
     "worlds": worlds,
+    "storm": storm,
+    "faults": faults,
+    "fuzzed": fuzzed,
     "ablation": ablation,
     "sensitivity": sensitivity,
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Something the user can mend. The command line prints the message alone and exits with `exit_code`."""
@@ -16,3 +19,19 @@ def first_of(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
+
+
+@contextmanager
+def ungrouped(*kinds: type[BaseException]) -> Iterator[None]:
+    """Errors of these kinds leave as the first of them, without the group that a TaskGroup puts them in.
+
+    A group that has other errors too leaves whole. An `except*` clause cannot do this: what it raises is put in a group
+    again by Python 3.11.2, which Debian 12 has, and not by 3.11.7.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        found, others = errors.split(kinds)
+        if found is None or others is not None:
+            raise
+        raise first_of(found) from None

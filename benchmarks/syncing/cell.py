@@ -118,7 +118,7 @@ async def measure(crew: Crew, setting: Setting, how: How) -> dict[str, Any]:
         link = await plain_link(members[0], members[1], size, how.transport)
         seen = await _session(members, setting, how)
         link += await plain_link(members[0], members[1], size, how.transport)
-    except* (CrewError, InfrastructureError, UserError, TimeoutError) as errors:
+    except (CrewError, InfrastructureError, UserError, TimeoutError, ExceptionGroup) as errors:
         raise CellError("; ".join(dict.fromkeys(reasons(errors)))) from None
     seen.link_seconds.extend(link)
     return _row(setting, how, size, seen)

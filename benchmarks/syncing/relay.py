@@ -51,7 +51,7 @@ async def measure(crew: Crew, size: int, replicas: int, repeats: int, transport:
                 if number and name == "in_turn":
                     singles += [end - began for began, end in itertools.pairwise([0.0, *ends])]
         await relaying.drop()
-    except* (CrewError, TimeoutError) as errors:
+    except (CrewError, TimeoutError, ExceptionGroup) as errors:
         raise CellError("; ".join(dict.fromkeys(reasons(errors)))) from None
     medians = {name: round(statistics.median(times), 4) for name, times in seconds.items()}
     single, rounds = statistics.median(singles), math.ceil(math.log2(1 + replicas))

@@ -50,7 +50,7 @@ from dart.core.progress import Progress
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
-from dart.errors import UserError, first_of
+from dart.errors import UserError, ungrouped
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
@@ -242,13 +242,11 @@ class Run:
 
     async def _beside(self, launch: Coroutine[Any, Any, None]) -> dict[str, Any]:
         """The run with its launcher, which ends after the run has sent the workers Bye."""
-        try:
+        with ungrouped(Interrupted, UserError):
             async with asyncio.TaskGroup() as tasks:
                 launching = tasks.create_task(launch)
                 summary = await self.work()
                 launching.cancel()
-        except* (Interrupted, UserError) as errors:
-            raise first_of(errors) from None
         return summary
 
     async def work(self) -> dict[str, Any]:
@@ -279,17 +277,17 @@ class Run:
         if self._housekeeping:
             work.append(self._housekeeping.run())
         try:
-            async with asyncio.TaskGroup() as tasks:
-                background = [tasks.create_task(each) for each in work]
-                summary = await self._phases()
-                for task in background:
-                    task.cancel()
-        except* (Interrupted, UserError, OSError) as errors:
-            error = first_of(errors)
-            if isinstance(error, DatabaseFailed) and self._guard is not None:
+            with ungrouped(Interrupted, UserError, OSError):
+                async with asyncio.TaskGroup() as tasks:
+                    background = [tasks.create_task(each) for each in work]
+                    summary = await self._phases()
+                    for task in background:
+                        task.cancel()
+        except DatabaseFailed:
+            if self._guard is not None:
                 self._guard.look()  # a database that was removed fails in many ways: say what happened
-            if not isinstance(error, OSError):
-                raise error from None
+            raise
+        except OSError as error:
             raise UserError(
                 f"the run cannot continue: {error}: all finished work is kept; fix it, then continue with --resume"
             ) from error

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dart.config import Config
 from dart.coordinator.job import Job, Train
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
@@ -95,12 +95,11 @@ class Launcher:
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
-            async with asyncio.TaskGroup() as watches:
-                bounding = watches.create_task(self._bound_logs())
-                await asyncio.gather(*[watches.create_task(self._keep(child)) for child in self._children])
-                bounding.cancel()
-        except* UserError as errors:
-            raise errors.exceptions[0] from None
+            with ungrouped(UserError):
+                async with asyncio.TaskGroup() as watches:
+                    bounding = watches.create_task(self._bound_logs())
+                    await asyncio.gather(*[watches.create_task(self._keep(child)) for child in self._children])
+                    bounding.cancel()
         finally:
             await self._end_all()
 

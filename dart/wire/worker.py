@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from dart.errors import UserError, first_of
+from dart.errors import UserError, ungrouped
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import BATCHES, has
 from dart.wire.channel import PROTOCOL_VERSION, Dial
@@ -163,14 +163,13 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
     Raises UserError if the coordinator cannot be reached or rejects this worker, and whatever the role raises.
     """
     try:
-        async with asyncio.TaskGroup() as tasks:
-            service = _Service(role, options, tasks)
-            reason = await _keep_connected(service, stop)
-            for task in [*service.running.values(), *filter(None, [service.preparing, service.offering])]:
-                task.cancel()
+        with ungrouped(UserError):
+            async with asyncio.TaskGroup() as tasks:
+                service = _Service(role, options, tasks)
+                reason = await _keep_connected(service, stop)
+                for task in [*service.running.values(), *filter(None, [service.preparing, service.offering])]:
+                    task.cancel()
         return reason
-    except* UserError as errors:
-        raise first_of(errors) from None
     finally:
         await role.close()
 

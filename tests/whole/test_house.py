@@ -68,3 +68,17 @@ def test_decisions_are_tested_without_an_event_loop() -> None:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                     tests[isinstance(node, ast.AsyncFunctionDef)] += 1
     assert tests[False] >= 4 * tests[True]
+
+
+def test_nothing_is_raised_in_an_except_star_clause() -> None:
+    """Python 3.11.2, which Debian 12 has, would put it in a group again: `dart.errors.ungrouped` does not."""
+    raising = [
+        f"{path}:{node.lineno}"
+        for path in sources()
+        for one in ast.walk(ast.parse(read(path)))
+        if isinstance(one, ast.TryStar)
+        for handler in one.handlers
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Raise)
+    ]
+    assert not raising

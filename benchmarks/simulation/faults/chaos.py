@@ -39,7 +39,7 @@ from dart.coordinator.run import Run
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.training.ranks import TrainerLost
 from dart.core.types import Trajectory
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 
@@ -207,14 +207,13 @@ class _Life:
                 self.outcome.wrong.append(f"the run broke: {error!r}")
 
         try:
-            async with asyncio.TaskGroup() as tasks:
-                beside = [tasks.create_task(self._happen(one)) for one in planned]
-                beside.append(tasks.create_task(self._look()))
-                await work()
-                for task in beside:
-                    task.cancel()
-        except* _Killed:
-            raise _Killed from None
+            with ungrouped(_Killed):
+                async with asyncio.TaskGroup() as tasks:
+                    beside = [tasks.create_task(self._happen(one)) for one in planned]
+                    beside.append(tasks.create_task(self._look()))
+                    await work()
+                    for task in beside:
+                        task.cancel()
         finally:
             self.links.close()
             text = "\n".join(f"{at:.6f} {kind} {fields}" for at, kind, fields in self._events)

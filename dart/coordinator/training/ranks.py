@@ -22,7 +22,7 @@ from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Infrastructure
 from dart.coordinator.training.pages import TooLarge, pages_of
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
 from dart.core.usage import Ledger, TrainerState
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
@@ -233,11 +233,12 @@ class TrainerRanks:
             return reply
 
         try:
-            async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as calls:
-                tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
-        except* (InfrastructureError, KeyError) as errors:
-            raise _stopped(f"a rank is gone ({errors.exceptions[0]})") from errors.exceptions[0]
-        except* TimeoutError:
+            with ungrouped(InfrastructureError, KeyError):
+                async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as calls:
+                    tasks = [calls.create_task(one(rank)) for rank in range(self._size)]
+        except (InfrastructureError, KeyError) as error:
+            raise _stopped(f"a rank is gone ({error})") from error
+        except TimeoutError:
             pass  # some ranks have refused, and the others do not answer
         replies = [task.result() for task in tasks if not task.cancelled()]
         failures = {reply.code: reply for reply in reversed(replies) if isinstance(reply, CommandFailed)}

@@ -24,7 +24,7 @@ from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.store.database import Database
 from dart.store.records import SyncRecord
 from dart.v1 import session_pb2 as pb
@@ -142,18 +142,17 @@ class WeightSync:
             load.group.CopyFrom(group)
             self._replicas.pause(replica, time.monotonic())
         try:
-            async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
-                answer = ends.create_task(_call(worker, receive if ahead else load))
-                ends.create_task(self._ranks.send_weights(work, version, group))
+            with ungrouped(InfrastructureError):
+                async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
+                    answer = ends.create_task(_call(worker, receive if ahead else load))
+                    ends.create_task(self._ranks.send_weights(work, version, group))
             if ahead:
                 if replica.gone:
                     raise InfrastructureError(f"{replica.name} is gone", replica.name)
                 self._replicas.pause(replica, time.monotonic())
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     return await _call(worker, load)
-        except* InfrastructureError as errors:
-            raise errors.exceptions[0] from None
-        except* TimeoutError:
+        except TimeoutError:
             raise InfrastructureError(
                 f"no end of the transfer, or of the pause that it needs, within {self._settings.timeout_seconds:.0f} s"
             ) from None
