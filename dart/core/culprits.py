@@ -155,8 +155,12 @@ def _weights(overdue: Overdue, scene: Scene) -> Stall:
     facts = scene.of(worker) if worker else Owed(overdue.subject)
     has = f", which has version {worker.weight_version}" if worker else ""
     owes = f" and has not answered {facts.command} for {facts.seconds:.0f} s" if facts.command else ""
+    waits_for, culprit = f"replica {facts.label}{has}{owes}", facts.label
+    for sender in _debtor(scene, ["train"]):  # either may hold the other up
+        waits_for += f"; {sender.label} has not answered {sender.command} for {sender.seconds:.0f} s"
+        culprit += f", {sender.label}"
     return Stall(
-        overdue.kind, f"version {version}", f"replica {facts.label}{has}{owes}", overdue.seconds, facts.label,
+        overdue.kind, f"version {version}", waits_for, overdue.seconds, culprit,
         facts.last_failure, f"look at the log of {facts.label}, and whether it reaches the trainer's machine "
         "(docs/machines.md); end it if it hangs: it will be replaced",
     )  # fmt: skip

@@ -119,8 +119,8 @@ class Watchdog:
         self._phase = ""
         self._marks = {kind: _Mark(since=now) for kind in Kind}
         self._replicas: dict[str, _Mark] = {}
-        self._newest = _Mark(since=now)
-        """The newest version that any replica has."""
+        self._arrived = now
+        """When weights last reached a replica, or one of them had the newest, or there was only one."""
         self._episodes_at_update = (0, 0)
         """Updates so far, and the number of episodes at the last one."""
         self._last: dict[str, tuple[int, float]] = {}
@@ -134,8 +134,9 @@ class Watchdog:
         self._note(pulse, now)
         if pulse.phase != self._phase:
             self._phase = pulse.phase
-            for mark in (*self._marks.values(), *self._replicas.values(), self._newest):
+            for mark in (*self._marks.values(), *self._replicas.values()):
                 mark.restart(now)
+            self._arrived = now
         found = [
             Overdue(kind, seconds)
             for kind, seen, bound, expected in self._expectations(pulse)
@@ -185,21 +186,33 @@ class Watchdog:
         return 0 < enough <= pulse.episodes - episodes
 
     def _behind(self, pulse: Pulse, now: float) -> list[Overdue]:
-        """Replicas whose weights have been outdated and unchanged for too long; all as one if none gets new ones."""
+        """Replicas whose weights have been outdated and unchanged for too long; all as one where no weights arrive."""
+        marks, bound = self._replicas, self._limits.weights
+        for name in marks.keys() - pulse.versions.keys():
+            del marks[name]
+        if self._arrive(pulse):
+            if now - self._arrived >= bound:  # until now it was no fault of theirs
+                for mark in marks.values():
+                    mark.restart(now)
+            self._arrived = now
         found = []
-        newest = max(pulse.versions.values(), default=pulse.version)
-        if newest >= pulse.version:
-            self._newest.restart(now)
-        nobody = self._newest.overdue(newest, now, self._limits.weights)
-        for name in self._replicas.keys() - pulse.versions.keys():
-            del self._replicas[name]
         for name, version in pulse.versions.items():
-            mark = self._replicas.setdefault(name, _Mark(since=now))
+            mark = marks.setdefault(name, _Mark(since=now))
             if version >= pulse.version:
                 mark.restart(now)
-            if (seconds := mark.overdue(version, now, self._limits.weights)) is not None:
+            if (seconds := mark.overdue(version, now, bound)) is not None:
                 found.append(Overdue(Kind.WEIGHTS, seconds, name))
-        return [Overdue(Kind.WEIGHTS, nobody)] if nobody is not None and len(pulse.versions) > 1 else found
+        stuck = now - self._arrived
+        return [Overdue(Kind.WEIGHTS, stuck)] if stuck >= bound else found
+
+    def _arrive(self, pulse: Pulse) -> bool:
+        """Whether new weights have reached a replica since the last look, or one of them has the newest, or there is
+        only one, which may be at fault itself."""
+        if len(pulse.versions) < 2 or max(pulse.versions.values()) >= pulse.version:
+            return True
+        return any(
+            name in self._replicas and version != self._replicas[name].seen for name, version in pulse.versions.items()
+        )
 
     def _note(self, pulse: Pulse, now: float) -> None:
         counts = {"worker": pulse.ready, "step": pulse.answers, "episode": pulse.episodes, "update": pulse.updates}

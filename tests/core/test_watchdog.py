@@ -111,6 +111,8 @@ def test_weights_that_reach_no_replica_are_the_trainers() -> None:
         (now, replace(idle, versions={"a": 2, "b": 1} | ({"c": 0} if now > 60 else {}))) for now in every(10, 160)
     ]
     assert stalls(joined) == [(150.0, Kind.WEIGHTS, "")]
+    back = [(now, replace(idle, versions={"a": 3 if now > 200 else 2, "b": 1})) for now in every(10, 340)]
+    assert stalls(back) == [(150.0, Kind.WEIGHTS, "")], "b gets its own time once weights arrive again"
     alone = [(now, replace(idle, versions={"a": 2})) for now in every(10, 160)]
     assert stalls(alone) == [(150.0, Kind.WEIGHTS, "a")], "a single replica may be at fault itself"
 
@@ -269,6 +271,13 @@ def test_a_replica_with_old_weights_is_told_with_its_last_failure() -> None:
     assert stall.waits == "version 11"
     assert stall.waits_for == "replica rollout-0, which has version 7 and has not answered receive_weights for 90 s"
     assert stall.failure == "rollout-0: connection refused"
+
+
+def test_a_trainer_that_owes_an_answer_is_named_beside_the_replica() -> None:
+    owed = Owed("train-0 (rank 0)", "send_weights", 40.0)
+    stall = explain(Overdue(Kind.WEIGHTS, 150.0, "rollout-0"), scene(ENV, REPLICA, RANK, train_0=owed))
+    assert stall.culprit == "rollout-0, train-0 (rank 0)"
+    assert stall.waits_for.endswith("; train-0 (rank 0) has not answered send_weights for 40 s")
 
 
 def test_weights_that_reach_no_replica_are_told_as_the_trainers() -> None:
