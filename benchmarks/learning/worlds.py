@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -25,7 +24,7 @@ import psutil
 import uvloop
 
 from dart.config import Environment, EnvWorkerConfig, TaskSet
-from dart.coordinator.summary import machine, software
+from dart.coordinator.summary import machine, software, write_json
 from dart.core.action import Click, Point
 from dart.core.types import Task
 from dart.v1 import session_pb2 as pb
@@ -157,7 +156,7 @@ def main() -> None:
         "rounds": given.rounds,
         "results": results,
     }
-    given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(given.out, record)
     for kind, row in results.items():
         print(f"{kind:8s} " + ", ".join(f"{key} {value}" for key, value in row.items()))
 
