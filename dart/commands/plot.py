@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -40,12 +40,8 @@ def learning_curve(directory: RunDirectory) -> Path | None:
     figure, (success, tasks, speed) = plt.subplots(1, 3, figsize=(15, 4.2), constrained_layout=True)
     minutes = [update["train_seconds"] / 60 for update in updates]
     success.plot(minutes, [update["success_rate"] for update in updates], color="tab:blue", label="training, recent")
-    for label, at in (("before", 0.0), ("after", minutes[-1])):
-        if rate := evaluations.get(label):
-            bar = [[rate["mean"] - rate["low"]], [rate["high"] - rate["mean"]]]
-            success.errorbar(
-                [at], [rate["mean"]], yerr=bar, fmt="o", capsize=4, label=f"held out, {label}: {rate['mean']:.0%}"
-            )
+    for number, (decoding, results) in enumerate(evaluations.items(), 1):
+        _held_out(success, decoding, f"C{number}", {"before": 0.0, "after": minutes[-1]}, results)
     _axes(success, "minutes of training", "success rate", "Success")
     success.set_ylim(0, 1.02)
     for name in updates[-1]["success_by_task"]:
@@ -62,13 +58,27 @@ def learning_curve(directory: RunDirectory) -> Path | None:
     return path
 
 
-def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, Interval]]:
-    """The run's updates in order, and its evaluations by label."""
+def _held_out(axes: Axes, decoding: str, colour: str, at: Mapping[str, float], results: Mapping[str, Interval]) -> None:
+    """Held-out success before and after as one line with 95 % intervals. `at`: where each label is drawn."""
+    found = [(at[label], results[label]) for label in at if label in results]
+    if not found:
+        return
+    means = [rate["mean"] for _, rate in found]
+    bars = [[rate["mean"] - rate["low"] for _, rate in found], [rate["high"] - rate["mean"] for _, rate in found]]
+    label = f"held out, {decoding}: " + " → ".join(f"{mean:.0%}" for mean in means)
+    at_minutes = [minutes for minutes, _ in found]
+    axes.errorbar(at_minutes, means, yerr=bars, fmt="o:", capsize=4, color=colour, label=label, clip_on=False)
+
+
+def read_metrics(directory: RunDirectory) -> tuple[list[Update], dict[str, dict[str, Interval]]]:
+    """The run's updates in order, and its evaluations by decoding and label."""
     events = [event for line in read_lines(directory.metrics) if (event := _event(line)) is not None]
-    return (
-        [cast("Update", event) for event in events if event["event"] == "update"],
-        {str(event["label"]): cast("Interval", event) for event in events if event["event"] == "evaluation"},
-    )
+    evaluations: dict[str, dict[str, Interval]] = {}
+    for event in events:
+        if event["event"] == "evaluation":
+            results = evaluations.setdefault(str(event.get("decoding", "sampled")), {})
+            results[str(event["label"])] = cast("Interval", event)
+    return [cast("Update", event) for event in events if event["event"] == "update"], evaluations
 
 
 def _event(line: str) -> dict[str, object] | None:

@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import click
 import grpc
@@ -15,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from dart.commands.running import go_on
 from dart.commands.status_text import details, elapsed, headline, plain, stall_lines, worker_lines
+from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status
 from dart.errors import UserError
@@ -161,9 +163,16 @@ def _print_past(past: Past, as_json: bool) -> None:
         kept = ", ".join(f"{name} {counts['kept']}" for name, counts in collected["per_task"].items())
         click.echo(f"collected from {collected['teacher']}: {kept}")
     if record.summary and (after := record.summary.get("success_after")):
-        before = record.summary.get("success_before")
-        then = f"{before['mean']:.1%} -> " if before else ""
-        click.echo(f"held-out success {then}{after['mean']:.1%}")
+        click.echo("held-out success: " + _rises(record.summary.get("success_before") or {}, after))
+
+
+def _rises(before: ByDecoding, after: ByDecoding) -> str:
+    """Held-out success before and after training with each decoding. Earlier versions of dart evaluated one alone,
+    without its name."""
+    if "mean" in after:
+        before, after = {"sampled": cast("Success", before)} if before else {}, {"sampled": cast("Success", after)}
+    then = {decoding: f"{result['mean']:.1%} -> " for decoding, result in before.items()}
+    return ", ".join(f"{name} {then.get(name, '')}{result['mean']:.1%}" for name, result in after.items())
 
 
 def list_runs(directory: Path) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import load
 from dart.coordinator.job import Train
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
+from dart.core.evaluation.documents import ByDecoding
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 
@@ -64,10 +67,7 @@ def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> No
     """Print the outcome of the run."""
     before, after = summary["success_before"], summary["success_after"]
     if after:
-        click.echo("held-out success " + " -> ".join(percent(rate) for rate in (before, after) if rate))
-        for task, rate in after["per_task"].items():
-            then = f"{before['per_task'][task]['mean']:4.0%} -> " if before else ""
-            click.echo(f"  {task:24s} {then}{rate['mean']:4.0%}")
+        Console().print(success_table(before or {}, after))
     click.echo(
         f"{summary['updates']} updates, {summary['trajectories']} trajectories, {summary['env_steps']} steps in "
         f"{summary['train_seconds']:.0f} s; environments busy {summary['env_utilisation']:.0%}, "
@@ -76,5 +76,26 @@ def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> No
     click.echo(f"run directory {directory}" + (f", learning curve {picture}" if picture else ""))
 
 
-def percent(rate: dict[str, Any]) -> str:
-    return f"{rate['mean']:.1%} ({rate['low']:.1%} to {rate['high']:.1%}, {rate['episodes']} episodes)"
+def success_table(before: ByDecoding, after: ByDecoding) -> Table:
+    """Held-out success by task and over all, before and after training, with each decoding.
+
+    One that was not evaluated before training has no column for it.
+    """
+    sides = [
+        (f"{decoding} {when}", results[decoding])
+        for decoding in after
+        for when, results in (("before", before), ("after", after))
+        if decoding in results
+    ]
+    episodes = sides[0][1]["episodes"]
+    table = Table(title=f"held-out success, {episodes} episodes each", title_justify="left", box=None, pad_edge=False)
+    table.add_column("task")
+    for name, _ in sides:
+        table.add_column(name, justify="right")
+    for task in sides[0][1]["per_task"]:
+        table.add_row(task, *(f"{success['per_task'][task]['mean']:.0%}" for _, success in sides))
+    table.add_row("all", *(f"{success['mean']:.1%}" for _, success in sides))
+    intervals = (f"{success['low']:.1%} to {success['high']:.1%}" for _, success in sides)
+    table.add_row("95 % interval", *intervals)
+    table.add_row("temperature", *(f"{success['temperature']:g}" for _, success in sides))
+    return table

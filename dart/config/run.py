@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
+from dart.core.evaluation.documents import Decoding
 from dart.core.loopback import is_loopback
 
 
@@ -80,7 +81,14 @@ class Evaluation(Section):
         description="Episodes per instance (task and seed) in `dart eval`; evaluations of a training run always use "
         "one.",
     )
-    temperature: float | None = Field(None, ge=0.0, description="none: the same as in training; 0: greedy.")
+    temperature: float | None = Field(
+        None, ge=0.0, description="Of `sampled`, and of `dart eval`; none: the same as in training; 0: greedy."
+    )
+    decodings: tuple[Decoding, ...] = Field(
+        ("sampled", "greedy"),
+        min_length=1,
+        description="Evaluations of a training run, each of `episodes`: `sampled` at the temperature, `greedy` at 0.",
+    )
 
 
 class Checkpoint(Section):

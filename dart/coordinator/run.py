@@ -22,13 +22,12 @@ from dart.coordinator.fleet.roster import Roster
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.fleet.welcome import welcome
-from dart.coordinator.job import Address, Collect, Evaluate, Job, Train
+from dart.coordinator.job import Collect, Evaluate, Job, Train
 from dart.coordinator.sampling.collecting import Collection, teacher
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.demonstrations import Demonstrations
-from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone
-from dart.coordinator.sampling.episodes import Writer, sample
-from dart.coordinator.sampling.evaluation import Evaluation, evaluation_temperature
+from dart.coordinator.sampling.episodes import sample
+from dart.coordinator.sampling.evaluations import Evaluations
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.control import ControlService
 from dart.coordinator.service.housekeeping import Housekeeping
@@ -42,7 +41,6 @@ from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.core.curation.orders import Failures
 from dart.core.curation.submitted import Submissions
-from dart.core.evaluation.documents import Success
 from dart.core.fleet.health import Condition
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
@@ -109,9 +107,9 @@ class Run:
         self.server = Server(config.server)
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Known once the server listens."""
-        self.evaluations: dict[str, Success] = dict(start.evaluations)
-        self.evaluation: Evaluation | None = None
-        """The evaluation in progress."""
+        self.evaluations = Evaluations(
+            config, database, self.envs, self.policy, self.journal, self._failures, start.evaluations
+        )
         self.collection: Collection | None = None
         """The collection in progress."""
         self._training = Training(
@@ -203,9 +201,9 @@ class Run:
         return self.address.result() if self.address.done() and not self.address.cancelled() else ""
 
     def _sampled(self) -> Sampled:
-        evaluated = len(self.evaluation.outcomes) if self.evaluation else 0
+        evaluated = self.evaluations.finished_episodes
         collected = self.collection.finished_attempts if self.collection else 0
-        beside = self.evaluation is not None or self.collection is not None
+        beside = self.evaluations.current is not None or self.collection is not None
         return Sampled(beside or self._training.sampling, evaluated + collected, self._paused)
 
     def _activity(self) -> Activity:
@@ -215,7 +213,7 @@ class Run:
             if self._trains:
                 ready += f", {ranks} of {self.config.trainer.ranks} trainer ranks"
             return Activity(f"{ready} are ready")
-        if (evaluation := self.evaluation) is not None:
+        if (evaluation := self.evaluations.current) is not None:
             finished, total = len(evaluation.outcomes), evaluation.total
             return Activity(f"{finished}/{total} episodes", finished / max(total, 1))
         return Activity(str(self.collection)) if self.collection is not None else Activity()
@@ -299,18 +297,19 @@ class Run:
             case Collect():
                 return self._common() | {"collected": await self._collected(self._job)}
             case Evaluate(endpoint):
-                source = await self._evaluated(endpoint)
+                self._phase("evaluating")
+                source = await self.evaluations.alone(endpoint)
                 policy = str(endpoint) if endpoint else None
                 document = await asyncio.to_thread(source.document, self.directory.name, policy)
                 write_json(self.directory.evaluation, document)
-                return self._common() | {"evaluation": self.evaluations["eval"]}
+                return self._common() | {"evaluation": source.result()}
             case Train():
                 return await self._trained()
 
     async def _trained(self) -> dict[str, Any]:
         episodes = self.config.evaluation.episodes
-        if episodes and self.config.evaluation.before and not self._start.update and "before" not in self.evaluations:
-            await self._evaluate("before", episodes)
+        if episodes and self.config.evaluation.before and not self._start.update:
+            await self._evaluate("before")
         if not self.ranks.are_complete:
             self._phase("starting")
         await self.ranks.complete()
@@ -318,7 +317,7 @@ class Run:
         await self._training.run()
         if episodes:
             await self.sync.settle_or_exclude()
-            await self._evaluate("after", episodes)
+            await self._evaluate("after")
         summary = self._summary()
         write_json(self.directory.summary, summary)
         return summary
@@ -330,27 +329,9 @@ class Run:
         while (environments and not self.envs.slots) or len(self.replicas) < self.replicas_wanted:
             await self._roster.change()
 
-    async def _evaluated(self, endpoint: Address | None) -> Evaluation:
-        episodes, samples = self.config.evaluation.episodes, self.config.evaluation.samples
-        if endpoint is None:
-            return await self._evaluate("eval", episodes, samples)
-        async with Endpoint(endpoint, evaluation_temperature(self.config), self.config.rollout.max_tokens) as client:
-            return await self._evaluate(
-                "eval", episodes, samples, lambda _: EndpointAlone(client, self.policy.screenshots)
-            )
-
-    async def _evaluate(self, label: str, episodes: int, samples: int = 1, writer: Writer | None = None) -> Evaluation:
+    async def _evaluate(self, label: str) -> None:
         self._phase("evaluating")
-        # Named by version: an evaluation that was cut off continues only with the same weights.
-        name = f"{label}-v{self.progress.counts.version}" if self._trains else label
-        source = Evaluation(name, self.config, self.database, self.envs, self._failures, episodes, samples)
-        self.evaluation = source
-        await source.open()
-        await sample(source, self.envs, self.policy, self.config, writer)
-        self.evaluations[label] = await source.close()
-        self.evaluation = None
-        self.journal.event("evaluation", label=label, **self.evaluations[label])
-        return source
+        await self.evaluations.trained(label, self.progress.counts.version)
 
     async def _collected(self, collect: Collect) -> dict[str, Any]:
         self._phase("collecting")
@@ -437,8 +418,8 @@ class Run:
         assert times is not None, "the training phase has ended"
         return {
             **self._common(),
-            "success_before": self.evaluations.get("before"),
-            "success_after": self.evaluations.get("after"),
+            "success_before": self.evaluations.results.get("before"),
+            "success_after": self.evaluations.results.get("after"),
             **training_summary(figures, times),
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart import manifest
-from dart.core.evaluation.documents import Success
+from dart.core.evaluation.documents import ByDecoding
 from dart.core.progress import Counts
 from dart.errors import UserError
 from dart.rundir import RunDirectory
@@ -39,8 +39,8 @@ class Start:
     """As of the last update; None before the first."""
     train_seconds: float = 0.0
     """Spent in training, as of the last update."""
-    evaluations: dict[str, Success] = field(default_factory=dict)
-    """The version of the policy that the run began with."""
+    evaluations: dict[str, ByDecoding] = field(default_factory=dict)
+    """Those of the policy that the run began with, under the label "before"."""
     first_group: int = 1
     first_event: int = 1
     broken: tuple[BrokenCheckpoint, ...] = ()
@@ -59,12 +59,11 @@ async def starting_point(database: Database, directory: RunDirectory, *, initial
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     last = next((json.loads(event.json) for event in await database.newest_events("update")), None)
     counts, seconds = (Counts.from_json(last), last["train_seconds"]) if last else (None, 0.0)
-    evaluations: dict[str, Success] = {}
+    evaluations: dict[str, ByDecoding] = {}
     for event in await database.newest_events("evaluation", 100):
         result = json.loads(event.json)
         if (label := result.pop("label")) == "before":
-            evaluations[label] = result
-            break
+            evaluations.setdefault(label, {}).setdefault(result.pop("decoding", "sampled"), result)
     checkpoint, broken = (None, ()) if initial_weights else await _newest_whole(database, directory)
     # One update makes one version, so the checkpoint's version is also the number of its update.
     made = checkpoint.version if checkpoint else 0

@@ -67,10 +67,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_summary_says_what_happened(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     for label in ("success_before", "success_after"):
-        rate = summary[label]
-        assert rate["low"] <= rate["mean"] <= rate["high"]
-        assert rate["episodes"] == 24
-        assert len(rate["per_task"]) == 4
+        assert {name: rate["temperature"] for name, rate in summary[label].items()} == {"sampled": 1, "greedy": 0}
+        for rate in summary[label].values():
+            assert rate["low"] <= rate["mean"] <= rate["high"]
+            assert rate["episodes"] == 24
+            assert len(rate["per_task"]) == 4
     assert summary["updates"] == 4
     assert summary["weight_syncs"] >= 4, "two replicas, and the last version reached both"
     assert summary["trajectories"] >= summary["trained"] >= 4 * 24
@@ -197,7 +198,9 @@ def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) 
 
     def evaluated(run: Path) -> list[str]:
         with contextlib.closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as connection:
-            return [row[0] for row in connection.execute("SELECT id FROM trajectories WHERE id LIKE 'eval-before%'")]
+            return [
+                row[0] for row in connection.execute("SELECT id FROM trajectories WHERE id LIKE 'eval-before-sampled%'")
+            ]
 
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + HANG_SECONDS
@@ -222,6 +225,6 @@ def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) 
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert set(first) < set(evaluated(run)) and len(evaluated(run)) == 64
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["success_before"]["episodes"] == summary["success_after"]["episodes"] == 64
+    assert summary["success_before"]["sampled"]["episodes"] == summary["success_after"]["sampled"]["episodes"] == 64
     shown = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
-    assert re.search(r"held-out success \d+\.\d% -> \d+\.\d%", shown)
+    assert re.search(r"held-out success: sampled \d+\.\d% -> \d+\.\d%, greedy \d+\.\d% -> ", shown)

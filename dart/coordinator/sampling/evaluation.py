@@ -32,15 +32,11 @@ def instances(config: Config, number: int) -> list[Task]:
     return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
 
 
-def evaluation_temperature(config: Config) -> float:
-    chosen = config.evaluation.temperature
-    return config.rollout.temperature if chosen is None else chosen
-
-
 class Evaluation:
     """A source of orders (`coordinator.sampling.episodes.EpisodeSource`) that collects the outcomes.
 
-    `number` instances, `samples` episodes of each. Only outcomes are kept here; trajectories are in the database.
+    `evaluation.episodes` instances, `samples` episodes of each. Only outcomes are kept here; trajectories are in the
+    database.
     """
 
     def __init__(
@@ -50,13 +46,14 @@ class Evaluation:
         database: Database,
         envs: EnvPool,
         failures: Failures,
-        number: int,
+        temperature: float,
         samples: int = 1,
     ) -> None:
+        """`temperature`: 0 is greedy."""
         self._envs, self._failures = envs, failures
         self._database, self._config, self._samples = database, config, samples
-        self.temperature = evaluation_temperature(config)
-        self._instances = instances(config, number)
+        self.temperature = temperature
+        self._instances = instances(config, config.evaluation.episodes)
         limit = config.curation.step_limit
         self._orders = deque(
             Order(name, f"eval-{label}-{task.name}", task, limit)
@@ -119,10 +116,10 @@ class Evaluation:
         self._orders.append(again)
         self._ended()
 
-    async def close(self) -> Success:
+    async def close(self) -> None:
+        """Mark its groups in the database as evaluated."""
         for group in self._open:
             await self._database.close_group(group, GroupState.EVALUATED, EVALUATED, EVALUATED, {}, time.time())
-        return self.result()
 
     def result(self) -> Success:
         """Success with its 95 % interval, overall and per task; lengths of episodes and causes of failure."""

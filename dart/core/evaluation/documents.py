@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+Decoding = Literal["sampled", "greedy"]
 
 
 class Interval(TypedDict):
@@ -31,6 +33,10 @@ class Success(Rate):
     infrastructure_attempts: int
     temperature: float
     per_task: dict[str, Rate]
+
+
+ByDecoding = dict[Decoding, Success]
+"""One policy, evaluated on the same instances with each decoding."""
 
 
 class Protocol(TypedDict):

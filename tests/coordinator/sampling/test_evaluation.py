@@ -7,7 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,13 +16,20 @@ from test_coordinator_data import environments
 
 from dart.cli import main
 from dart.commands import evaluate as command
+from dart.commands.plot import read_metrics
 from dart.commands.running import JobRun
+from dart.commands.status import _rises
 from dart.config import Config, ConfigError, load
+from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
+from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import write_json
 from dart.core.curation.orders import Failures, Order
+from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.types import Task, Termination, Trajectory
+from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 
 DEMO = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
@@ -34,7 +41,7 @@ async def finished(config: Config, directory: Path, rate: float, fail_first: boo
     async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
         await database.start_run(directory.name, "e", {}, started=1.0)
         settings = config.evaluation
-        source = Evaluation("eval", config, database, environments(), Failures(), settings.episodes, settings.samples)
+        source = Evaluation("eval", config, database, environments(), Failures(), 1.0, settings.samples)
         await source.open()
         rng = random.Random(rate)
         while (order := await source.next()) is not None:
@@ -57,7 +64,7 @@ async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
     config = load(DEMO, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "e", {}, started=1.0)
-        source = Evaluation("eval", config, database, environments(), Failures(), 2)
+        source = Evaluation("eval", config, database, environments(), Failures(), 1.0)
         await source.open()
         first, second = await source.next(), await source.next()
         assert first is not None and second is not None
@@ -107,6 +114,43 @@ async def test_one_sample_is_named_as_before(tmp_path: Path) -> None:
     source = await finished(load(DEMO, ["evaluation.episodes=4"]), tmp_path, 1.0)
     assert source.outcomes[0].trajectory_id == "eval-eval-click-color-1000000"
     assert source.result()["mean"] == 1.0
+
+
+async def test_a_training_run_evaluates_with_each_decoding_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temperatures: list[float] = []
+
+    async def sample(source: Evaluation, *_: object) -> None:
+        temperatures.append(source.temperature)
+        while (order := await source.next()) is not None:
+            await source.finished(order, episode(order, source.temperature == 0))
+
+    monkeypatch.setattr(evaluations, "sample", sample)
+    config = load(DEMO, ["evaluation.episodes=4", "evaluation.temperature=0.5"])
+    journal, policy = Journal(tmp_path / "metrics.jsonl", 1), cast("RolloutPool", None)
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run(tmp_path.name, "e", {}, started=1.0)
+        known = {"before": {"sampled": cast("Success", {"mean": 0.25})}}
+        made = evaluations.Evaluations(config, database, environments(), policy, journal, Failures(), known)
+        await made.trained("before", 0)
+        assert temperatures == [0.0], "an earlier process of the run has made the other one"
+        await made.trained("after", 7)
+        assert temperatures == [0.0, 0.5, 0.0]
+        assert await database.group("eval-after-greedy-v7-click-color") is not None
+    means = {label: {name: each["mean"] for name, each in by.items()} for label, by in made.results.items()}
+    assert means == {"before": {"sampled": 0.25, "greedy": 1.0}, "after": {"sampled": 0.0, "greedy": 1.0}}
+    journal.close()
+    _, read = read_metrics(RunDirectory(tmp_path))
+    assert {name: sorted(by) for name, by in read.items()} == {"greedy": ["after", "before"], "sampled": ["after"]}
+
+
+def test_a_finished_run_of_an_earlier_version_is_shown() -> None:
+    flat = cast("ByDecoding", {"mean": 0.5})
+    assert _rises(flat, flat) == "sampled 50.0% -> 50.0%"
+    both = cast("ByDecoding", {"sampled": {"mean": 0.5}, "greedy": {"mean": 0.75}})
+    assert _rises({}, both) == "sampled 50.0%, greedy 75.0%"
+    assert _rises(both, both) == "sampled 50.0% -> 50.0%, greedy 75.0% -> 75.0%"
 
 
 def test_a_config_that_lacks_seeds_is_told_before_anything_starts() -> None:

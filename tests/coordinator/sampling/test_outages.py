@@ -52,7 +52,11 @@ class Cluster:
         SimulatedTrainer(run.fleet, TIMINGS)
 
     def down(self, role: str, task: str = "") -> bool:
-        now, evaluation, collection = asyncio.get_running_loop().time(), self._run.evaluation, self._run.collection
+        now, evaluation, collection = (
+            asyncio.get_running_loop().time(),
+            self._run.evaluations.current,
+            self._run.collection,
+        )
         finished = len(evaluation.outcomes) if evaluation else collection.finished_attempts if collection else -1
         if self._ends is None and finished >= self._worked:
             self._ends = now + OUTAGE_SECONDS
@@ -93,7 +97,7 @@ def settings(job: Job) -> config.Config:
             "rollout": {"replicas": 2},
             "curation": {"rollouts": 4, "step_limit": 10},
             "trainer": {"trajectories_per_update": 16},
-            "evaluation": {"episodes": EPISODES, "before": False},
+            "evaluation": {"episodes": EPISODES, "before": False, "decodings": ["sampled"]},
             "stop": {"updates": 2},
             "server": {"lost_after_seconds": 1e9, "reply_timeout_seconds": 1e9},
         }
