@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import shutil
 import statistics
 import subprocess
@@ -28,10 +27,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.learning.inference import estimate
 from dart.coordinator.summary import machine, software
 
 RESULTS = Path(__file__).parents[1] / "results"
-RESAMPLES = 2000
 HARD = 0.1
 
 
@@ -300,13 +299,9 @@ def show(rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> None:
 
 
 def _mean(values: Sequence[float]) -> dict[str, Any]:
-    """Mean over runs, with a percentile bootstrap interval if there is more than one run."""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return {"mean": mean, "low": None, "high": None}
-    chance = random.Random(0)
-    means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return {"mean": mean, "low": means[int(0.025 * RESAMPLES)], "high": means[int(0.975 * RESAMPLES) - 1]}
+    """Mean over runs, with its t-interval if there is more than one run."""
+    found = estimate(values)
+    return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
 def _percent(interval: Mapping[str, Any]) -> str:

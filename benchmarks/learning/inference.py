@@ -1,0 +1,121 @@
+"""What a few runs can say: t-intervals over runs, paired comparisons, Holm's correction, smallest detectable effects.
+
+A run is one observation, whatever the number of episodes that its success is taken over: episodes of one policy do not
+tell how other runs of the same setting would have ended. Intervals are 95 % intervals of Student's t. Paired: runs of
+two settings with the same seed share the order of tasks and the held-out instances. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy import integrate, optimize, stats
+
+CONFIDENCE = 0.95
+ALPHA = 0.05
+POWER = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `n` runs. `low` and `high`: its t-interval; they and `sd` are None with a single run."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    n: int
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.high is None else self.high - self.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One setting minus another, over the seeds that both have. `p`: of the two-sided paired t-test."""
+
+    difference: Estimate
+    p: float | None
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """The mean with its one-sample t-interval. Raises ValueError without any value."""
+    if not values:
+        raise ValueError("no run: there is nothing to take a mean of")
+    mean, n = statistics.fmean(values), len(values)
+    if n == 1:
+        return Estimate(mean, None, None, None, 1)
+    sd = statistics.stdev(values)
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * sd / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, sd, n)
+
+
+def compare(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
+    """`one` minus `other`, paired by seed; None if no seed has both."""
+    seeds = sorted(one.keys() & other.keys())
+    if not seeds:
+        return None
+    difference = estimate([one[seed] - other[seed] for seed in seeds])
+    return Comparison(difference, _p_value(difference))
+
+
+def _p_value(difference: Estimate) -> float | None:
+    if difference.sd is None:
+        return None
+    if difference.sd == 0.0:  # t is infinite, or 0/0
+        return 1.0 if difference.mean == 0.0 else 0.0
+    t = difference.mean / (difference.sd / math.sqrt(difference.n))
+    return float(2 * stats.t.sf(abs(t), difference.n - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values, in the order given (Scand. J. Statist. 6, 1979).
+
+    Rejecting those of at most alpha keeps the chance of any false rejection in the family at most alpha.
+    """
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda one: p_values[one])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def smallest_detectable(sd: float, n: int, family: int = 1, alpha: float = ALPHA, power: float = POWER) -> float:
+    """The smallest true mean difference that a two-sided paired t-test over `n` pairs finds with this `power`.
+
+    `sd`: of the differences. The test is at alpha / family, which is Holm's bound for the smallest p-value of a family,
+    so the others of a family can do with less. Raises ValueError for fewer than two pairs.
+    """
+    if n < 2:
+        raise ValueError(f"{n} pairs have no standard deviation: two at least")
+    if sd == 0.0:
+        return 0.0
+    critical = float(stats.t.isf(alpha / family / 2, n - 1))
+    above = critical
+    while _power(above, critical, n - 1) < power:
+        above *= 2.0
+    shift = optimize.brentq(lambda one: _power(one, critical, n - 1) - power, 0.0, above)
+    return float(shift) * sd / math.sqrt(n)
+
+
+def _power(shift: float, critical: float, df: int) -> float:
+    """The chance that |t| exceeds `critical` when the true difference is `shift` standard errors.
+
+    Integrated over the observed standard deviation, because scipy's noncentral t is NaN far out.
+    """
+
+    def given(chi: float) -> float:
+        bound = critical * chi / math.sqrt(df)
+        return float(stats.chi.pdf(chi, df) * (stats.norm.cdf(shift - bound) + stats.norm.cdf(-shift - bound)))
+
+    return float(integrate.quad(given, 0.0, math.sqrt(df) + 10.0, epsabs=1e-9)[0])
+
+
+def fisher(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """Two-sided p-value of Fisher's exact test. Each setting: (runs in which it happened, runs)."""
+    table = [[happened, runs - happened] for happened, runs in (one, other)]
+    return float(stats.fisher_exact(table).pvalue)
