@@ -93,10 +93,10 @@ async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
         for group in await database.unfinished_groups((GroupState.CONSUMED,)):
             for stored in group.trajectories:
                 whole = await database.trajectory(stored.trajectory.id, with_images=True)
-                if whole is None or stored.advantage is None:
+                if whole is None or not stored.advantages:
                     continue
                 one = whole.trajectory
-                released = ReleasedGroup(group.id, (one,), (stored.advantage,))
+                released = ReleasedGroup(group.id, (one,), (stored.advantages,))
                 made[-1] += [sample_to_proto(sample) for sample in samples_of([released])]
                 trajectories += 1
             if trajectories >= size:

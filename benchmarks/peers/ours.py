@@ -250,7 +250,7 @@ def _group(history: int) -> ReleasedGroup:
                 finished=1.0,
             )
         )
-    return ReleasedGroup("g", tuple(members), tuple(1.0 if one.success else -1.0 for one in members))
+    return ReleasedGroup.evenly("g", tuple(members), tuple(1.0 if one.success else -1.0 for one in members))
 
 
 async def _small(warm: float, seconds: float) -> None:

@@ -94,6 +94,20 @@ class Loss(Section):
 
 
 class Advantage(Section):
+    kind: Literal["group", "gigpo"] = Field(
+        "group",
+        description="`group`: every step has its trajectory's advantage, as in the paper; `gigpo` adds one of its own, "
+        "compared with the steps of the group that acted on the same screenshot.",
+    )
+    gamma: float = Field(
+        0.95,
+        gt=0.0,
+        le=1.0,
+        description="For `gigpo`: the reward is discounted by this for every step before the last.",
+    )
+    step_weight: float = Field(
+        1.0, gt=0.0, description="For `gigpo`: omega, the weight of the step's own advantage beside the trajectory's."
+    )
     level: Literal["trajectory", "step"] = Field(
         "step",
         description="What counts once in the mean and std: each step of a group, as in the paper, or each trajectory.",

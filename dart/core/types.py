@@ -120,7 +120,7 @@ class Step:
 class Sample:
     """One step to train on: what the coordinator sends to the trainer.
 
-    It refers to its step's own screenshots and generation; nothing is copied. `advantage` is the trajectory's.
+    It refers to its step's own screenshots and generation; nothing is copied.
     """
 
     trajectory_id: str

@@ -11,6 +11,7 @@ Groups go open → released → consumed; open and released ones may become drop
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,8 +35,8 @@ __all__ = ["Database", "Reader", "sqlite_url"]
 
 T = TypeVar("T")
 
-_SET_ADVANTAGE = (
-    update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantage=bindparam("value"))
+_SET_ADVANTAGES = (
+    update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantages_json=bindparam("value"))
 )
 
 
@@ -224,14 +225,14 @@ class Database(Reader):
         state: r.GroupState,
         detail: str,
         fate: str,
-        advantages: Mapping[str, float],
+        advantages: Mapping[str, Sequence[float]],
         closed: float,
         *,
         fates: Mapping[str, str] | None = None,
         pooled: Trajectory | None = None,
     ) -> None:
         """Store what curation decided, and why. `fate` applies to the group's trajectories, except those named in
-        `fates`.
+        `fates`. `advantages`: for each trajectory, one per step.
 
         `pooled` is stored as one more trajectory of the group: a copy of a success; its screenshots are already stored.
 
@@ -256,8 +257,8 @@ class Database(Reader):
             connection.execute(update(t.trajectories).where(*undecided).values(fate=fate))
             self._set_fates(connection, fates or {})
             if advantages:
-                values = [{"of": name, "value": value} for name, value in advantages.items()]
-                connection.execute(_SET_ADVANTAGE, values)
+                values = [{"of": name, "value": json.dumps(list(own))} for name, own in advantages.items()]
+                connection.execute(_SET_ADVANTAGES, values)
 
         await self.write(write)
 

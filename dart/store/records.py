@@ -88,7 +88,8 @@ class RunRecord:
 class StoredTrajectory:
     trajectory: Trajectory
     attempt: int
-    advantage: float | None
+    advantages: tuple[float, ...]
+    """One per step; empty if none were computed."""
     fate: str
     screenshots_kept: bool = True
     """False if its screenshots were removed to stay within the disk bound."""
@@ -138,7 +139,6 @@ class TrajectorySummary:
     reward: float
     success: bool
     steps: int
-    advantage: float | None
     fate: str
     finished: float
 
@@ -224,7 +224,7 @@ def trajectory_to_row(trajectory: Trajectory, run_id: str, attempt: int) -> dict
         "steps": len(trajectory.steps),
         "oldest_version": min(sampled, default=None),
         "newest_version": max(sampled, default=None),
-        "advantage": None,
+        "advantages_json": None,
         "fate": PENDING,
         "evidence_json": trajectory.evidence_json or None,
         "more_json": _more((trajectory, _MORE_TRAJECTORY)),
@@ -287,11 +287,12 @@ def trajectory_from_row(row: RowMapping, steps: Iterable[Step]) -> StoredTraject
         **values,
         **_from_more(row, _MORE_TRAJECTORY),
     )
-    return StoredTrajectory(trajectory, row["attempt"], row["advantage"], row["fate"], row["screenshots_kept"])
+    advantages = tuple(json.loads(row["advantages_json"] or "[]"))
+    return StoredTrajectory(trajectory, row["attempt"], advantages, row["fate"], row["screenshots_kept"])
 
 
 def summary_from_row(row: RowMapping) -> TrajectorySummary:
-    same = ("id", "group_id", "reward", "success", "steps", "advantage", "fate", "finished")
+    same = ("id", "group_id", "reward", "success", "steps", "fate", "finished")
     return TrajectorySummary(task=_task(row), **{name: row[name] for name in same})
 
 

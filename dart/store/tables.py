@@ -25,7 +25,7 @@ from sqlalchemy import (
     true,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 OLDEST_MIGRATED = 2
 """Databases of this version and later are migrated in place."""
 
@@ -97,7 +97,8 @@ trajectories = Table(
     # None where nothing was sampled.
     Column("oldest_version", BigInteger),
     Column("newest_version", BigInteger),
-    Column("advantage", Double),
+    # A JSON list with one number per step; None if none were computed.
+    Column("advantages_json", Text),
     Column("fate", Text, nullable=False),
     # The success that this is a copy of, if it replaces a failure; else empty.
     Column("pooled_from", Text, nullable=False),

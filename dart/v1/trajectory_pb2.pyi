@@ -69,7 +69,7 @@ class Step(_message.Message):
     def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json")
+    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages")
     ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class Trajectory(_message.Message):
     FINISHED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FROM_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
     id: str
     group_id: str
     task: Task
@@ -100,4 +101,5 @@ class Trajectory(_message.Message):
     finished_unix_seconds: float
     pooled_from: str
     evidence_json: str
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ...) -> None: ...
+    advantages: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ..., advantages: _Optional[_Iterable[float]] = ...) -> None: ...

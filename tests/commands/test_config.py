@@ -50,6 +50,10 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("trainer.loss.importance=masked", "set a floor below 1 and a cap above, for example 0.5 and 5"),
         ("trainer.loss.entropy_quantile=1", "trainer.loss.entropy_quantile (it is 1): Input should be less than 1"),
         ("trainer.loss.entropy_coefficient=-1", "trainer.loss.entropy_coefficient (it is -1)"),
+        ("trainer.advantage.kind=step", "trainer.advantage.kind (it is 'step'): Input should be 'group' or 'gigpo'"),
+        ("trainer.advantage.gamma=1.5", "trainer.advantage.gamma (it is 1.5): Input should be less than or equal to 1"),
+        ("trainer.advantage.gamma=0", "trainer.advantage.gamma (it is 0): Input should be greater than 0"),
+        ("trainer.advantage.step_weight=-1", "trainer.advantage.step_weight (it is -1): Input should be greater"),
         (
             "trainer.advantage.overlong_buffer=99",
             "trainer.advantage.overlong_buffer is 99, more than rollout.max_tokens",

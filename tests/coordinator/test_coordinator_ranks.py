@@ -34,7 +34,7 @@ def member(
 
 def group(name: str, *members: Trajectory) -> ReleasedGroup:
     own = tuple(replace(one, group_id=name) for one in members)
-    return ReleasedGroup(name, own, (0.5,) * len(own))
+    return ReleasedGroup.evenly(name, own, (0.5,) * len(own))
 
 
 def samples(trajectories: int, steps: int, image_bytes: int, history: int = 5) -> list[Sample]:

@@ -59,7 +59,7 @@ class Rig:
         await self.database.add_trajectory(one)
         if state is not r.GroupState.OPEN:
             closed = r.GroupState.RELEASED if state is r.GroupState.CONSUMED else state
-            await self.database.close_group(name, closed, "why", "fate", {name: 1.0}, 2.0)
+            await self.database.close_group(name, closed, "why", "fate", {name: (1.0, 1.0, 1.0)}, 2.0)
         if update is not None:
             await self.database.consume_groups([name], update)
         for step in one.steps:

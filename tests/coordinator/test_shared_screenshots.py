@@ -246,7 +246,7 @@ async def test_a_trainer_gets_the_bytes_that_it_cannot_have_otherwise(blobs: Blo
     wanted = [one for step in full.steps for one in step.images]
     blobs.put_many(wanted)
     steps = tuple(replace(step, images=tuple(map(bare, step.images))) for step in full.steps)
-    group = ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))
+    group = ReleasedGroup.evenly("g", (replace(full, steps=steps),), (1.0,))
 
     made = Fleet(60.0)
     ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
@@ -269,7 +269,7 @@ async def test_a_trainer_that_does_not_find_a_screenshot_is_sent_them(blobs: Blo
     ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
-    update = asyncio.create_task(ranks.update(1, [ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))]))
+    update = asyncio.create_task(ranks.update(1, [ReleasedGroup.evenly("g", (replace(full, steps=steps),), (1.0,))]))
     first = (await worker.outbox.get()).train_batch
     failure = pb.Failure(assignment=first.assignment, code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="not there")
     made.receive(worker, pb.SessionRequest(failure=failure))
@@ -288,7 +288,7 @@ async def test_a_screenshot_that_was_lost_is_named(blobs: BlobStore) -> None:
     ranks = TrainerRanks(made, 1, StoredScreenshots(blobs))
     worker, _ = made.admit(pb.Hello(worker_id="train", instance_id="i", role=pb.ROLE_TRAIN, world_size=1))
     made.became_ready(worker, pb.Ready(slots=1))
-    group = ReleasedGroup("g", (replace(full, steps=steps),), (1.0,))
+    group = ReleasedGroup.evenly("g", (replace(full, steps=steps),), (1.0,))
     with pytest.raises(UnusableGroup, match=f"blob .* is not in {blobs.where}") as caught:
         await ranks.update(1, [group])
     assert caught.value.group is group

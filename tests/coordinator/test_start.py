@@ -34,7 +34,7 @@ async def database(run: RunDirectory) -> AsyncIterator[Database]:
             names = [f"{group}-{number}" for number in range(2)]
             for name in names:
                 await opened.add_trajectory(trajectory(name, group, finished=update + 0.5))
-            advantages = dict(zip(names, (1.0, -1.0), strict=True))
+            advantages = dict(zip(names, ((1.0,) * 3, (-1.0,) * 3), strict=True))
             await opened.close_group(group, GroupState.RELEASED, "they differ", "pending", advantages, update + 0.6)
             await opened.consume_groups([group], update)
             await opened.add_version(update, update, {}, update + 0.7)
@@ -66,7 +66,7 @@ async def test_broken_ones_are_passed_over_and_named(run: RunDirectory, database
     assert await database.release_again(start.update) == 4
     waiting = await database.unfinished_groups()
     assert [(group.id, group.state) for group in waiting] == [(f"g{n}", GroupState.RELEASED) for n in range(3, 7)]
-    assert all(one.fate == "pending" and one.advantage for group in waiting for one in group.trajectories)
+    assert all(one.fate == "pending" and one.advantages for group in waiting for one in group.trajectories)
     assert await database.fates() == {"pending": 8, TRAINED: 4}
     await database.consume_groups(["g3"], 3)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from dart.core.curation.advantage import group_advantages
 from dart.core.curation.batches import ReleasedGroup, balance, samples_of
-from dart.core.curation.judging import Decision, judge, start_budget
+from dart.core.curation.judging import Judging, start_budget
 from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
@@ -54,29 +55,27 @@ def test_every_task_comes_once_a_round_and_submitted_ones_first() -> None:
 
 def test_judge_names_why() -> None:
     def decide(*rewards: float) -> str:
-        return judge([trajectory(reward=r) for r in rewards], level="trajectory", std_normalise=True).detail
+        return Judging().decide([trajectory(reward=r) for r in rewards]).detail
 
     assert decide(1, 1) == "all 2 succeeded"
     assert decide(0, 0, 0) == "all 3 failed"
     assert decide(0.5, 0.5) == "all 2 had reward 0.5"
     assert decide(1, 0) == "1 of 2 succeeded"
-    assert judge([trajectory(reward=1), trajectory()], level="trajectory", std_normalise=True).release
+    assert Judging().decide([trajectory(reward=1), trajectory()]).release
 
 
 def group(name: str, version: int, n: int = 2) -> ReleasedGroup:
-    return ReleasedGroup(name, tuple(trajectory(version=version) for _ in range(n)), (1.0, -1.0)[:n])
+    return ReleasedGroup.evenly(name, tuple(trajectory(version=version) for _ in range(n)), (1.0, -1.0)[:n])
 
 
 def test_shaping_moves_advantages_but_drops_nothing() -> None:
-    long, short = trajectory(reward=1.0, steps=3), trajectory(reward=1.0, steps=1)
-    lost = trajectory(reward=0.0, steps=1)
-
-    def shaped(*group: Trajectory) -> Decision:
-        return judge(group, level="trajectory", std_normalise=False, shaping=lambda t: -0.5 * (len(t.steps) > 2))
-
-    assert shaped(long, short).cause == "all succeeded"
+    long, short = (replace(trajectory(reward=1.0), steps=(step(tokens=n), step(1))) for n in (9, 5))
+    lost = trajectory()
+    # Responses of 8 tokens or more lose 0.5, those of up to 6 nothing.
+    judging = Judging(level="trajectory", std_normalise=False, overlong_penalty=0.5, overlong_buffer=2, max_tokens=8)
+    assert judging.decide([long, short]).cause == "all succeeded"
     # rewards 0.5, 1, 0: mean 0.5
-    assert shaped(long, short, lost).advantages == (0.0, 0.5, -0.5)
+    assert judging.decide([long, short, lost]).advantages == ((0.0, 0.0), (0.5, 0.5), (-0.5, -0.5))
 
 
 def test_balance_leaves_no_sample_out() -> None:

@@ -281,11 +281,11 @@ def test_a_restart_drops_poison_and_keeps_the_rest() -> None:
     task = Task("s", "a", 4)
     groups = machine(first=8)
     good = trajectory(Order("g000001-1", "g000001", task, 5))
-    groups.restore_released(ReleasedGroup("g000001", (good,), (1.0,)), task)
+    groups.restore_released(ReleasedGroup.evenly("g000001", (good,), (1.0,)), task)
     empty = replace(good, group_id="g000002", steps=())
     why = usable(empty)
     assert why == "it has no steps"
-    groups.restore_released(ReleasedGroup("g000002", (empty,), (1.0,)), task, unusable=why)
+    groups.restore_released(ReleasedGroup.evenly("g000002", (empty,), (1.0,)), task, unusable=why)
     groups.restore_open("g000003", task, 3, [replace(good, id="g000003-1", group_id="g000003", reward=math.inf)])
     groups.unusable("g000003", "its reward is inf")
     groups.validate()

@@ -39,7 +39,7 @@ class AnyHistory(RuleBasedStateMachine):
             name = f"g{number:06d}"
             members = tuple(trajectory(Order(f"{name}-{place}", name, task, 5)) for place in (1, 2, 3))
             self.finished |= {one.id for one in members}
-            self.groups.restore_released(ReleasedGroup(name, members, (1.0, 0.0, -1.0)), task)
+            self.groups.restore_released(ReleasedGroup.evenly(name, members, (1.0, 0.0, -1.0)), task)
         if lacking:
             name = "g000050"
             done = [trajectory(Order(f"{name}-{place}", name, task, 5)) for place in range(lacking + 1, 4)]

@@ -42,7 +42,7 @@ def test_a_finished_trajectory_counts_itself_its_steps_and_its_success() -> None
 
 def test_an_update_counts_its_steps_tokens_fates_and_staleness() -> None:
     progress = Progress(1)
-    group = ReleasedGroup("g", (rolled_out(steps=2), rolled_out(steps=1)), (1.0, -1.0))
+    group = ReleasedGroup.evenly("g", (rolled_out(steps=2), rolled_out(steps=1)), (1.0, -1.0))
     progress.version_made(1, seconds=4.0)
     progress.batch_consumed([group], staleness=[0, 3])
     counts = progress.counts

@@ -75,7 +75,9 @@ async def test_an_old_run_goes_on(old: RunDirectory) -> None:
             "g000002": GroupState.RELEASED,
             "g000003": GroupState.OPEN,
         }
+        assert [one.advantages for one in groups["g000002"].trajectories] == [(1.0, 1.0), (-1.0, -1.0)]
         (stored,) = groups["g000003"].trajectories
+        assert stored.advantages == ()
         assert stored.screenshots_kept
         as_written = trajectory("g000003-0", "g000003", TASK, 4.0, steps=2)
         assert [step.generation for step in stored.trajectory.steps] == [s.generation for s in as_written.steps]

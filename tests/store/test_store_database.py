@@ -102,7 +102,7 @@ def test_any_trajectory_comes_back_equal(tmp_path: Path) -> None:
                 full = await database.trajectory(whole.id, with_images=True)
                 assert bare and bare.trajectory == without_bytes(whole)
                 assert full and full.trajectory == whole
-                assert (full.attempt, full.advantage, full.fate) == (attempt, None, "pending")
+                assert (full.attempt, full.advantages, full.fate) == (attempt, (), "pending")
 
             runner.run(there_and_back())
 
@@ -178,7 +178,7 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
         names = await fill(database, group, float(position))
         if group != "open":
             state = GroupState.DROPPED if group == "dropped" else GroupState.RELEASED
-            advantages = dict(zip(names, (1.5, -1.5), strict=True))
+            advantages = dict(zip(names, ((1.5, 0.1, -2.0), (-1.5,) * 3), strict=True))
             await database.close_group(group, state, f"{state}: why", f"{state}: cause", advantages, 9.0)
     await database.consume_groups(["consumed"], 7)
 
@@ -188,7 +188,7 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
         assert [stored.trajectory for stored in waiting[1].trajectories] == [
             trajectory(f"released/{number}", "released", finished=float(number)) for number in range(2)
         ]
-        assert [stored.advantage for stored in waiting[1].trajectories] == [1.5, -1.5]
+        assert [stored.advantages for stored in waiting[1].trajectories] == [(1.5, 0.1, -2.0), (-1.5,) * 3]
         assert (waiting[1].task, waiting[1].planned, waiting[1].closed) == (TASK, 8, 9.0)
         assert (waiting[0].closed, waiting[0].detail, waiting[0].consumed_by_update) == (None, "pending", None)
         (consumed,) = await resumed.unfinished_groups([GroupState.CONSUMED])
@@ -214,18 +214,20 @@ async def test_a_stale_group_keeps_its_advantages_and_a_dropped_trajectory_its_f
     for group in ("stale", "used"):
         names = await fill(database, group, 1.0, count=3)
         fates = {names[2]: "dropped: too long"}
-        await database.close_group(group, GroupState.RELEASED, "mixed", "pending", {names[0]: 0.5}, 2.0, fates=fates)
+        await database.close_group(
+            group, GroupState.RELEASED, "mixed", "pending", {names[0]: (0.5, 0.25, 0.0)}, 2.0, fates=fates
+        )
     await database.close_group("stale", GroupState.DROPPED, "dropped: stale: 5", "dropped: stale", {}, 3.0)
     await database.consume_groups(["used"], 1)
     expected = {
-        "stale/0": (0.5, "dropped: stale"),
-        "stale/2": (None, "dropped: too long"),
-        "used/0": (0.5, "trained"),
-        "used/2": (None, "dropped: too long"),
+        "stale/0": ((0.5, 0.25, 0.0), "dropped: stale"),
+        "stale/2": ((), "dropped: too long"),
+        "used/0": ((0.5, 0.25, 0.0), "trained"),
+        "used/2": ((), "dropped: too long"),
     }
-    for name, (advantage, fate) in expected.items():
+    for name, (advantages, fate) in expected.items():
         stored = await database.trajectory(name)
-        assert stored and (stored.advantage, stored.fate) == (advantage, fate)
+        assert stored and (stored.advantages, stored.fate) == (advantages, fate)
 
 
 async def test_more_groups_than_one_query_takes(database: Database) -> None:
@@ -286,7 +288,9 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     await add("oracle", "c1", success=True, steps=3, finished=5.0)
     copy = replace(trajectory("copy", "g1", finished=40.0), pooled_from="t1")
     reason = "3 of 4 succeeded"
-    await database.close_group("g1", GroupState.RELEASED, reason, "pending", {"copy": 1.0}, 41.0, pooled=copy)
+    await database.close_group(
+        "g1", GroupState.RELEASED, reason, "pending", {"copy": (1.0, 1.0, 1.0)}, 41.0, pooled=copy
+    )
     assert await database.totals() == StoredCounts(4, 8, 0, 1, 0, {})
     await database.consume_groups(["g1"], 7)
     totals = await database.totals()

@@ -313,9 +313,9 @@ class DataManager:
     def _restore(self, group: StoredGroup, losses: int, vocabulary: int | None) -> None:
         # In a released group, a failure that a pooled success replaced has no advantage.
         is_open = group.state == GroupState.OPEN
-        members = [one for one in group.trajectories if is_open or one.advantage is not None]
+        members = [one for one in group.trajectories if is_open or one.advantages]
         why = next((f"{one.trajectory.id}: {problem}" for one in members
-                    if (problem := usable(one.trajectory, vocabulary))), "")  # fmt: skip
+                    if (problem := usable(one.trajectory, vocabulary, one.advantages or None))), "")  # fmt: skip
         if losses >= MOST_LOSSES:
             why = why or f"the trainer was lost {losses} times while it trained on it"
         trajectories = tuple(one.trajectory for one in members)
@@ -324,7 +324,7 @@ class DataManager:
             if why:
                 self._lifecycle.unusable(group.id, why)
             return
-        advantages = tuple(one.advantage for one in members if one.advantage is not None)
+        advantages = tuple(one.advantages for one in members)
         why = why or ("" if members else "none of its trajectories has an advantage")
         self._lifecycle.restore_released(ReleasedGroup(group.id, trajectories, advantages), group.task, group.plan, why)
 
@@ -347,6 +347,8 @@ def _rules(config: Config) -> Rules:
         Judging(
             level=advantage.level,
             std_normalise=advantage.std_normalise,
+            step_weight=advantage.step_weight if advantage.kind == "gigpo" else 0.0,
+            gamma=advantage.gamma,
             overlong_penalty=advantage.overlong_penalty,
             overlong_buffer=advantage.overlong_buffer,
             max_tokens=config.rollout.max_tokens,

@@ -63,7 +63,7 @@ class Demonstrations:
         self._journal.event("demonstrations", trajectories=len(self._all), updates_per_epoch=len(self._all) / size)
 
     async def next_batch(self, trainer_version: int) -> list[ReleasedGroup]:
-        """The next `trajectories_per_update` demonstrations, each a group of one with advantage 1."""
+        """The next `trajectories_per_update` demonstrations, each a group of one whose steps have advantage 1."""
         await self._going.wait()
         size = self._config.trainer.trajectories_per_update
         first = self._progress.counts.updates * size
@@ -76,7 +76,7 @@ class Demonstrations:
             stored = await source.trajectory(name, with_images=True)
             assert stored is not None, f"{name} has left its run directory"
             copy = unscored_copy(stored.trajectory, f"{name}-{epoch}", trainer_version)
-            made.append(ReleasedGroup(copy.group_id, (copy,), (1.0,)))
+            made.append(ReleasedGroup.evenly(copy.group_id, (copy,), (1.0,)))
         return made
 
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:

@@ -83,7 +83,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         if with_images:
             stored = await self._database.with_images(stored)
         return cpb.GetTrajectoryResponse(
-            trajectory=trajectory_to_proto(stored.trajectory, stored.advantage, stored.fate, with_images),
+            trajectory=trajectory_to_proto(stored.trajectory, stored.advantages, stored.fate, with_images),
             screenshots_removed=not stored.screenshots_kept,
         )
 

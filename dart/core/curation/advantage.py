@@ -1,14 +1,15 @@
-"""Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO), and the
-length penalty that may be added to a reward first.
+"""Group-relative advantages, A_{i,j} = (R_i - mean(R)) / std(R) (DART, arXiv 2509.23866, step-wise GRPO); what GiGPO
+adds to them for each step (arXiv 2505.10978); and the length penalty that may be added to a reward first.
 
 Pure Python, because the coordinator imports no torch: it computes them when a group closes and stores them with the
-trajectories. Every step of trajectory i carries A_i.
+trajectories, one for each step. Without GiGPO, every step of trajectory i carries A_i.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
 Level = Literal["trajectory", "step"]
@@ -40,6 +41,42 @@ def group_advantages(
     mean = statistics.fmean(weighted)
     std = statistics.pstdev(weighted, mean) if std_normalise else 1.0
     return [(r - mean) / std for r in rewards]
+
+
+def anchored_advantages(
+    rewards: Sequence[float],
+    states: Sequence[Sequence[Hashable]],
+    *,
+    gamma: float,
+    std_normalise: bool = True,
+) -> list[list[float]]:
+    """GiGPO's step-relative advantages of one group's N trajectories (arXiv 2505.10978, step-level groups).
+
+    rewards: R_i, N of them; states: for each trajectory what each of its T_i steps acted on. Returns T_i numbers for
+    each trajectory. All steps of the group that acted on equal states form a step group, several of one trajectory
+    included. A step's return is gamma^(T_i - t) R_i for t from 1 to T_i: the only reward is the verdict's, and it comes
+    with the last step. Its advantage is (return - mean) / std over its step group, with the population std, or without
+    the division if `std_normalise` is False. In a step group whose returns are equal, up to `EQUAL`, it is 0, so a
+    state that only one step acted on gives 0.
+
+    Raises ValueError when the lists differ in length.
+    """
+    if len(rewards) != len(states):
+        raise ValueError(f"{len(rewards)} rewards and states of {len(states)} trajectories: give both for each")
+    returns = [
+        [reward * gamma ** (len(own) - t) for t in range(1, len(own) + 1)]
+        for reward, own in zip(rewards, states, strict=True)
+    ]
+    places: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for i, own in enumerate(states):
+        for j, state in enumerate(own):
+            places[state].append((i, j))
+    advantages = [[0.0] * len(own) for own in states]
+    for same in places.values():
+        relative = group_advantages([returns[i][j] for i, j in same], [1] * len(same), std_normalise=std_normalise)
+        for (i, j), value in zip(same, relative, strict=True):
+            advantages[i][j] = value
+    return advantages
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:

@@ -10,11 +10,17 @@ from dart.core.types import Sample, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class ReleasedGroup:
-    """A group waiting for the trainer, with an advantage for each of its trajectories."""
+    """A group waiting for the trainer, with an advantage for each step of each of its trajectories."""
 
     id: str
     trajectories: tuple[Trajectory, ...]
-    advantages: tuple[float, ...]
+    advantages: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def evenly(cls, name: str, trajectories: tuple[Trajectory, ...], advantages: Sequence[float]) -> ReleasedGroup:
+        """Every step of a trajectory has the trajectory's advantage."""
+        each = tuple((a,) * len(one.steps) for one, a in zip(trajectories, advantages, strict=True))
+        return cls(name, trajectories, each)
 
 
 def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
@@ -30,8 +36,8 @@ def samples_of(groups: Sequence[ReleasedGroup]) -> list[Sample]:
             rescore=bool(trajectory.pooled_from) and not step.generation.logprobs,
         )
         for group in groups
-        for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
-        for step in trajectory.steps
+        for trajectory, advantages in zip(group.trajectories, group.advantages, strict=True)
+        for step, advantage in zip(trajectory.steps, advantages, strict=True)
     ]
 
 

@@ -9,11 +9,11 @@ ago is dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dart.core.curation.advantage import EQUAL, Level, group_advantages, overlong_penalty
+from dart.core.curation.advantage import EQUAL, Level, anchored_advantages, group_advantages, overlong_penalty
 from dart.core.types import Task, Trajectory
 
 RELEASED = "released"
@@ -40,12 +40,12 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a group's rewards decide. `release` False: it is dropped. `advantages`: one per trajectory."""
+    """What a group's rewards decide. `release` False: it is dropped. `advantages`: one per step of each trajectory."""
 
     release: bool
     cause: str
     detail: str
-    advantages: tuple[float, ...]
+    advantages: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Verdict:
     detail: str
     trajectories: tuple[Trajectory, ...] = ()
     """The trajectories that the verdict is about, without the one that a pooled success replaced."""
-    advantages: tuple[float, ...] = ()
-    """One per trajectory; empty if none were computed, or they have been stored before."""
+    advantages: tuple[tuple[float, ...], ...] = ()
+    """One per step of each trajectory; empty if none were computed, or they have been stored before."""
     pooled: Trajectory | None = None
     """The copy of a success that replaces a failure: the last of `trajectories`."""
     replaced: str = ""
@@ -76,50 +76,55 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """How groups are judged. `max_tokens`: the most tokens in a response."""
+    """How groups are judged. `max_tokens`: the most tokens in a response.
+
+    step_weight: omega, how much of GiGPO's step-relative advantages is added to the trajectory's, 0 for none; gamma:
+    the discount of their returns. Two steps acted on the same state if their newest screenshots have the same digest.
+    """
 
     level: Level = "step"
     std_normalise: bool = True
+    step_weight: float = 0.0
+    gamma: float = 1.0
     overlong_penalty: float = 0.0
     overlong_buffer: int = 0
     max_tokens: int = 0
 
     def decide(self, trajectories: Sequence[Trajectory]) -> Decision:
-        return judge(trajectories, level=self.level, std_normalise=self.std_normalise, shaping=self._shaping)
+        """Decide on a closed group of N trajectories; advantages are in the order given.
+
+        The penalty for long responses is part of the rewards for the advantages only; it does not affect whether the
+        group is dropped.
+        """
+        n = len(trajectories)
+        rewards = [trajectory.reward for trajectory in trajectories]
+        advantages = self._advantages(trajectories)
+        wins = sum(trajectory.success for trajectory in trajectories)
+        if not math.isfinite(sum(map(sum, advantages))):
+            return Decision(False, UNUSABLE, f"its advantages are not finite, with rewards {rewards}", ())
+        if max(rewards) - min(rewards) <= EQUAL:
+            if wins == n:
+                return Decision(False, "all succeeded", f"all {n} succeeded", advantages)
+            if max(rewards) <= EQUAL:
+                return Decision(False, "all failed", f"all {n} failed", advantages)
+            return Decision(False, "equal rewards", f"all {n} had reward {rewards[0]:g}", advantages)
+        return Decision(True, RELEASED, f"{wins} of {n} succeeded", advantages)
+
+    def _advantages(self, trajectories: Sequence[Trajectory]) -> tuple[tuple[float, ...], ...]:
+        shaped = [trajectory.reward + self._shaping(trajectory) for trajectory in trajectories]
+        lengths = [len(trajectory.steps) for trajectory in trajectories]
+        whole = group_advantages(shaped, lengths, level=self.level, std_normalise=self.std_normalise)
+        if not self.step_weight:
+            return tuple((a,) * length for a, length in zip(whole, lengths, strict=True))
+        states = [[step.images[-1].sha256 for step in trajectory.steps] for trajectory in trajectories]
+        steps = anchored_advantages(shaped, states, gamma=self.gamma, std_normalise=self.std_normalise)
+        return tuple(tuple(a + self.step_weight * s for s in own) for a, own in zip(whole, steps, strict=True))
 
     def _shaping(self, trajectory: Trajectory) -> float:
         if not self.overlong_penalty:
             return 0.0
         longest = max([len(step.generation.token_ids) for step in trajectory.steps])
         return self.overlong_penalty * overlong_penalty(longest, self.max_tokens, self.overlong_buffer)
-
-
-def judge(
-    trajectories: Sequence[Trajectory],
-    *,
-    level: Level,
-    std_normalise: bool,
-    shaping: Callable[[Trajectory], float] = lambda trajectory: 0.0,
-) -> Decision:
-    """Decide on a closed group of N trajectories; advantages are in the order given.
-
-    `shaping` is added to the rewards for the advantages only; it does not affect whether the group is dropped.
-    """
-    n = len(trajectories)
-    rewards = [trajectory.reward for trajectory in trajectories]
-    shaped = [trajectory.reward + shaping(trajectory) for trajectory in trajectories]
-    lengths = [len(trajectory.steps) for trajectory in trajectories]
-    advantages = tuple(group_advantages(shaped, lengths, level=level, std_normalise=std_normalise))
-    wins = sum(trajectory.success for trajectory in trajectories)
-    if not math.isfinite(sum(advantages)):
-        return Decision(False, UNUSABLE, f"its advantages are not finite, with rewards {rewards}", ())
-    if max(rewards) - min(rewards) <= EQUAL:
-        if wins == n:
-            return Decision(False, "all succeeded", f"all {n} succeeded", advantages)
-        if max(rewards) <= EQUAL:
-            return Decision(False, "all failed", f"all {n} failed", advantages)
-        return Decision(False, "equal rewards", f"all {n} had reward {rewards[0]:g}", advantages)
-    return Decision(True, RELEASED, f"{wins} of {n} succeeded", advantages)
 
 
 def staleness(trainer_version: int, trajectory: Trajectory) -> int:

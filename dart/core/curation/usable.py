@@ -8,6 +8,7 @@ every restart.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dart.core.types import Generation, Trajectory
 
@@ -17,17 +18,21 @@ LARGEST_VERSION = 2**63 - 1
 """The largest number that the database holds."""
 
 
-def usable(trajectory: Trajectory, vocabulary: int | None = None) -> str | None:
+def usable(
+    trajectory: Trajectory, vocabulary: int | None = None, advantages: Sequence[float] | None = None
+) -> str | None:
     """Why the trajectory cannot be trained on; None if it can.
 
-    `vocabulary`: how many token ids the model has; None leaves the ids of sampled tokens unchecked. The trainer checks
-    ids in prompts, and names the sample that it refuses. A trajectory whose steps have no log-probabilities at all is
-    usable only as a pooled copy: the trainer scores it again.
+    `advantages`: one per step, if they have been computed. `vocabulary`: how many token ids the model has; None leaves
+    the ids of sampled tokens unchecked. The trainer checks ids in prompts, and names the sample that it refuses. A
+    trajectory whose steps have no log-probabilities at all is usable only as a pooled copy, which the trainer scores.
     """
     if why := unusable_reward(trajectory):
         return why
     if not trajectory.steps:
         return "it has no steps"
+    if advantages is not None and len(advantages) != len(trajectory.steps):
+        return f"it has {len(advantages)} advantages for {len(trajectory.steps)} steps"
     scored = not trajectory.pooled_from or any(len(step.generation.logprobs) for step in trajectory.steps)
     for step in trajectory.steps:
         if why := _problem(step.generation, scored, vocabulary):

@@ -16,12 +16,14 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
+from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.curation.orders import FAILING_SECONDS, Order
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
+from dart.wire.convert import sample_to_proto
 
 CONFIG = config.parse(
     {
@@ -132,6 +134,33 @@ async def test_a_pooled_success_stands_in_for_one_failure(tmp_path: Path) -> Non
             == rig.progress.counts.trajectories + rig.progress.counts.pooled
             == 9
         )
+
+
+def sent(batch: list[ReleasedGroup]) -> dict[tuple[str, int], float]:
+    """The advantage of each sample, as the trainer gets it."""
+    messages = [sample_to_proto(sample) for sample in samples_of(batch)]
+    return {(one.trajectory_id, one.step_index): one.advantage for one in messages}
+
+
+async def test_advantages_of_steps_reach_the_trainer_also_after_a_restart_and_from_the_pool(tmp_path: Path) -> None:
+    credit = config.Advantage(kind="gigpo", gamma=0.5, std_normalise=False)
+    settings = CONFIG.model_copy(update={"trainer": CONFIG.trainer.model_copy(update={"advantage": credit})})
+    # Each trajectory's two steps show its own screenshot, so they form a step group: returns 1/2 and 1, or 0 and 0.
+    wanted = {(f"g000001-{n}", step): -0.5 for n in (2, 4) for step in (0, 1)}
+    wanted |= {(f"g000001-{n}", step): 0.5 + (-0.25, 0.25)[step] for n in (1, 3) for step in (0, 1)}
+    # The copy has a reward of 1 where the mean is 1/4.
+    wanted |= {(f"g000002-{n}", step): -0.25 for n in (1, 2, 3) for step in (0, 1)}
+    wanted |= {("g000002-pooled", step): 0.75 + (-0.25, 0.25)[step] for step in (0, 1)}
+    async with Rig(tmp_path, settings) as rig:
+        await rig.group(True, False, True, False)
+        await rig.group(False, False, False, False)
+        assert sent(await rig.batch()) == wanted
+        stored = await rig.database.trajectory("g000001-1")
+        assert stored and stored.advantages == (0.25, 0.75)
+        replaced = await rig.database.trajectory("g000002-4")
+        assert replaced and replaced.advantages == ()
+    async with Rig(tmp_path, settings) as again:
+        assert sent(await again.batch()) == wanted
 
 
 async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:

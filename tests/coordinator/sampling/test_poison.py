@@ -53,7 +53,7 @@ class Trainer:
             fleet.became_ready(worker, pb.Ready(slots=1, shares_blobs=True))
             self.workers.append(worker)
         orders = [Order(f"{name}-1", name, Task("s", "a"), 5) for name in ("g1", "g2")]
-        self.batch = [ReleasedGroup(one.group_id, (rolled_out(one, True),), (1.0,)) for one in orders]
+        self.batch = [ReleasedGroup.evenly(one.group_id, (rolled_out(one, True),), (1.0,)) for one in orders]
 
     async def page(self, rank: int = 0) -> pb.TrainBatch:
         async with asyncio.timeout(5):
@@ -204,10 +204,13 @@ POISON = {
                                      " where trajectory_id = :id",
     "log-probabilities of NaN": "update steps set logprobs = cast(x'0000c07f' || substr(logprobs, 5) as blob)"
                                 " where trajectory_id = :id",
-    "no advantage": "update trajectories set advantage = null"
+    "no advantage": "update trajectories set advantages_json = null"
                     " where group_id = (select group_id from trajectories where id = :id)",
+    "too many advantages": f"update trajectories set advantages_json = '{[0.5] * 99}' where id = :id",
 }  # fmt: skip
 """What a run may have stored, as changes of the trajectory `:id`. With each of them, `--resume` used to end."""
+ONLY_RELEASED = ("no advantage", "too many advantages")
+"""Those that open groups do not have."""
 
 
 def poison(directory: Path, kind: str, *trajectories: str) -> None:
@@ -232,7 +235,7 @@ async def test_a_restart_drops_a_poisoned_group_and_trains_on(kind: str, tmp_pat
         assert third.data.waiting_groups == 0, "it does not come back"
 
 
-@pytest.mark.parametrize("kind", [name for name in POISON if name != "no advantage"])
+@pytest.mark.parametrize("kind", [name for name in POISON if name not in ONLY_RELEASED])
 async def test_a_restart_drops_an_open_group_that_is_poisoned(kind: str, tmp_path: Path) -> None:
     five = CONFIG.model_copy(update={"curation": CONFIG.curation.model_copy(update={"rollouts": 5})})
     async with Rig(tmp_path, five) as rig:
@@ -255,10 +258,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def waiting(run: Path, kind: str) -> dict[str, str]:
     """The first trajectory of each group that waits for the trainer, or for more roll-outs."""
-    states = ("released",) if kind == "no advantage" else ("released", "open")
+    states = ("released",) if kind in ONLY_RELEASED else ("released", "open")
     query = "select g.id, min(t.id) from groups g join trajectories t on t.group_id = g.id "
     query += f"where t.pooled_from = '' and g.state in ({', '.join('?' * len(states))}) "
-    query += "and (g.state = 'open' or t.advantage is not null) group by g.id"
+    query += "and (g.state = 'open' or t.advantages_json is not null) group by g.id"
     with closing(sqlite3.connect(run / "run.db")) as connection:
         return dict(connection.execute(query, states).fetchall())
 
