@@ -300,6 +300,30 @@ async def test_what_was_collected_stands_in_where_all_fail_and_a_restart_needs_i
         assert again.events("pooled")[-1]["success"] != used["success"], "uses were counted from the database"
 
 
+async def test_collected_pooled_and_own_successes_count_once_each_for_the_length(tmp_path: Path) -> None:
+    made = await collected(tmp_path / "made", [Task("miniwob", "click-color", seed) for seed in (3, 4)])
+    trains = training_with(made)
+    length = trains.curation.dynamic_length.model_copy(update={"window": 9})
+    trains = trains.model_copy(update={"curation": trains.curation.model_copy(update={"dynamic_length": length})})
+    (tmp_path / "run").mkdir()
+
+    def lengths(rig: Rig) -> list[int]:
+        return list(rig.data._planner.histories["click-color"].lengths)
+
+    async with Rig(tmp_path / "run", trains) as rig:
+        assert lengths(rig) == [2, 2], "the collected ones"
+        assert (await rig.order()).step_limit == 3, "two steps and a margin of one"
+    async with Rig(tmp_path / "run", trains) as rig:
+        await rig.group(False, False, False, False)
+        assert len(rig.events("pooled")) == 1 and lengths(rig) == [2, 2], "the copy's original counts already"
+        await rig.group(True, False, False, False, steps=5)
+        await rig.batch()
+        assert lengths(rig) == [2, 2, 5]
+    async with Rig(tmp_path / "run", trains) as again:
+        assert lengths(again) == [2, 2, 5]
+        assert (await again.order()).step_limit == 6
+
+
 async def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     color = [Task("miniwob", "click-color", 3)]
     small = tmp_path / "small"
