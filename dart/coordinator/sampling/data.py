@@ -178,7 +178,8 @@ class DataManager:
     async def _decide(self) -> None:
         """Judge every group that has nothing left to run."""
         while group := self._lifecycle.to_judge():
-            stand_in = await self._stand_in(group) if group.failed and self._config.curation.pool.enabled else None
+            pools = group.wants_success and self._config.curation.pool.enabled
+            stand_in = await self._stand_in(group) if pools else None
             await self._apply(self._lifecycle.judge(group, stand_in))
 
     async def _apply(self, verdict: Verdict) -> None:

@@ -51,9 +51,12 @@ class Group:
         return len(self.released.trajectories) if self.released else self.planned
 
     @property
-    def failed(self) -> bool:
-        """All of its roll-outs have finished without success: a success from the pool may replace one."""
-        return bool(self.finished) and not self.unusable and not any(one.success for one in self.finished)
+    def wants_success(self) -> bool:
+        """All of its roll-outs have finished without success: one from the pool may replace one of them.
+
+        Not if giving up roll-outs has left it with a single one: the success would have nothing to be compared with.
+        """
+        return len(self.finished) > 1 and not self.unusable and not any(one.success for one in self.finished)
 
     def validate(self) -> None:
         """Check that the group is consistent. Raises AssertionError."""

@@ -331,6 +331,23 @@ async def test_a_group_of_which_nothing_can_be_made_is_dropped(tmp_path: Path) -
         assert (await rig.database.group(orders[0].group_id)).state is GroupState.DROPPED
 
 
+async def test_a_group_that_giving_up_has_left_with_one_roll_out_uses_no_pooled_success(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+        orders = [await rig.order() for _ in range(4)]
+        for order in orders[1:]:
+            hopeless = replace(order, attempt=5, failed_on=frozenset({"env-0", "env-1"}))
+            rig.data.failed(hopeless, InfrastructureError("the page does not load"))
+        await rig.data.finished(orders[0], rolled_out(orders[0], False))
+        assert rig.events("group")[-1]["reason"] == "all 1 failed"
+        assert rig.progress.counts.pooled == 0 and not rig.events("pooled")
+        (success,) = await rig.database.newest_successes(9)
+        assert success.uses == 0
+        assert not any(
+            one.trajectory.pooled_from for one in (await rig.database.group(orders[0].group_id)).trajectories
+        )  # type: ignore[union-attr]
+
+
 async def test_a_group_whose_screenshots_are_gone_costs_its_batch_nothing_else(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         for _ in range(2):
