@@ -151,7 +151,7 @@ async def test_a_history_that_outgrows_the_context_is_no_infrastructure_failure(
     assert trajectory.termination is Termination.CONTEXT_FULL
     assert (trajectory.reward, trajectory.success, len(trajectory.steps)) == (0.0, False, 2)
     assert failure(trajectory) is Failure.CONTEXT_FULL
-    assert trajectory_to_proto(trajectory, None, "", True).termination == tpb.TERMINATION_CONTEXT_FULL
+    assert trajectory_to_proto(trajectory, (), "", True).termination == tpb.TERMINATION_CONTEXT_FULL
     with pytest.raises(ContextFull):
         await run(World(), Forgetful([WAIT] * 3))
 

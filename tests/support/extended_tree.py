@@ -139,7 +139,7 @@ async def fields() -> tuple[Trajectory, dict[str, object]]:
         await database.add_trajectory(made)
         stored = await database.trajectory("t", with_images=True)
     assert stored is not None
-    shown = MessageToDict(trajectory_to_proto(stored.trajectory, None, "", True), preserving_proto_field_name=True)
+    shown = MessageToDict(trajectory_to_proto(stored.trajectory, (), "", True), preserving_proto_field_name=True)
     stored_turn = stored.trajectory.steps[0].generation
     return made, {
         "of the turn, stored": stored_turn.queue_seconds,  # type: ignore[attr-defined]

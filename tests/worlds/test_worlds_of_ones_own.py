@@ -206,5 +206,5 @@ async def test_a_run_with_it(folder: Path) -> None:
     )
     evidence = json.dumps({"hit": "left", "at_limit": False})
     assert found == {("left", True, evidence): 6, ("right", False, evidence): 6}
-    assert stored[0] and trajectory_to_proto(stored[0].trajectory, None, "", False).evidence_json == evidence
+    assert stored[0] and trajectory_to_proto(stored[0].trajectory, (), "", False).evidence_json == evidence
     assert re.search(r"halves_world:Halves/left#\d+", " ".join(row.task.id for row in rows))

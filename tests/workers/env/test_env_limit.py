@@ -1,0 +1,162 @@
+"""What happens at the step limit: the last action counts, the verdict is asked for once, and it counts too.
+
+The episode of `dart.agent` on an environment of the real env worker's role, without a browser and without processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from dart.agent.episode import EpisodeSpec, run_episode
+from dart.agent.grammar import make_grammar
+from dart.config import Agent, Environment, EnvWorkerConfig
+from dart.core import action as a
+from dart.core.evaluation.outcomes import Failure, failure
+from dart.core.types import Generation, Prompt, Termination, Trajectory, VersionSpan
+from dart.v1 import session_pb2 as pb
+from dart.wire.convert import action_to_proto, observation_from_proto, task_to_proto
+from dart.workers.env.role import EnvRole
+from dart.workers.env.web import WebEnv, WebOptions
+from dart.worlds import Action, Observation, SyncEnv, Task, Verdict, WorldOptions, from_pixels
+
+AGENT = Agent(prompt="minimal", resize_multiple=1, min_pixels=1)
+PICTURE = from_pixels(bytes(3), 1, 1)
+CLICK, FINISH, NONSENSE = "Action: click(start_box='(000,000)')", "Action: finished(content='')", "Action: fly()"
+ASSIGNMENT = pb.Assignment(assignment_id="e", attempt=1)
+
+
+class Clicks(SyncEnv):
+    """Asks for three clicks. The task says whether the world ends the episode when they are done."""
+
+    class Options(WorldOptions):
+        pass
+
+    judged: ClassVar[int] = 0
+
+    def reset(self, task: Task) -> Observation:
+        type(self).judged = 0
+        self.task, self.clicks = task.name, 0
+        return Observation(PICTURE, "click three times")
+
+    def act(self, action: Action) -> Observation:
+        self.clicks += isinstance(action, a.Click)
+        return Observation(PICTURE, done=self.task == "ends" and self.clicks == 3)
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        type(self).judged += 1
+        return Verdict(self.clicks / 3, {"at_limit": at_limit})
+
+
+@dataclass
+class Hosted:
+    """The environment that an episode sees, as the coordinator would pass it on."""
+
+    role: EnvRole
+
+    async def reset(self, task: Task) -> Observation:
+        return await self._ask(pb.Reset(assignment=ASSIGNMENT, task=task_to_proto(task)))
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        return await self._ask(pb.Act(assignment=ASSIGNMENT, action=action_to_proto(action), last=last))
+
+    async def _ask(self, command: pb.Reset | pb.Act) -> Observation:
+        reply = await self.role.handle(command)
+        assert isinstance(reply, pb.Observed)
+        return observation_from_proto(reply)
+
+
+class Lines:
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = iter(lines)
+
+    async def generate(self, prompt: Prompt) -> Generation:
+        return Generation((1,), (2,), (-0.5,), (VersionSpan(0, 0, 1),), next(self.lines))
+
+
+async def episode(task: str, limit: int, *lines: str) -> Trajectory:
+    environment = {"kind": f"{__name__}:Clicks", "tasks": {"names": ["ends", "never-ends"]}, "slots": 1}
+    section = EnvWorkerConfig(environment=Environment.model_validate(environment))
+    role = EnvRole()
+    await role.prepare(section.model_dump_json())
+    running = asyncio.create_task(role.run(lambda slots: None))
+    try:
+        spec = EpisodeSpec("t", "g", Task(section.environment.kind, task, 1), limit, 1.0, AGENT)
+        return await run_episode(Hosted(role), Lines(list(lines)), spec, make_grammar(AGENT))
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await role.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "limit", "lines", "termination", "reward", "at_limit"),
+    [
+        ("ends", 4, [CLICK] * 3, Termination.ENVIRONMENT, 1.0, False),
+        ("ends", 3, [CLICK] * 3, Termination.STEP_LIMIT, 1.0, True),
+        ("ends", 2, [CLICK] * 2, Termination.STEP_LIMIT, 2 / 3, True),
+        ("never-ends", 3, [CLICK] * 3, Termination.STEP_LIMIT, 1.0, True),
+        ("never-ends", 2, [CLICK] * 2, Termination.STEP_LIMIT, 2 / 3, True),
+        ("never-ends", 3, [CLICK, CLICK, FINISH], Termination.FINISHED, 2 / 3, False),
+        ("never-ends", 3, [CLICK, CLICK, NONSENSE], Termination.UNPARSABLE, 0.0, None),
+    ],
+)
+async def test_the_last_step_counts_and_is_judged_once(
+    task: str, limit: int, lines: list[str], termination: Termination, reward: float, at_limit: bool | None
+) -> None:
+    done = await episode(task, limit, *lines)
+    assert (done.termination, done.success, len(done.steps)) == (termination, reward == 1.0, len(lines))
+    assert done.reward == pytest.approx(reward)
+    assert Clicks.judged == (at_limit is not None), "text that is no action gets no verdict"
+    if at_limit is not None:
+        assert json.loads(done.evidence_json) == {"at_limit": at_limit}
+    if done.success:
+        assert failure(done) is None, "a success in the last step is no failure of the limit"
+    elif termination is Termination.STEP_LIMIT:
+        assert failure(done) is Failure.STEP_LIMIT
+
+
+class Blank:
+    """A page that shows one picture and counts the inputs."""
+
+    broken, inputs = False, 0
+
+    async def input(self, calls: object) -> None:
+        self.inputs += 1
+
+    async def pass_time(self, seconds: float) -> None:
+        pass
+
+    async def screenshot(self) -> bytes:
+        return PICTURE.data
+
+
+class Page(WebEnv):
+    suite = "blank"
+
+    async def begin(self, task: Task) -> str:
+        self.page.inputs = 0  # type: ignore[attr-defined]
+        return "click three times"
+
+    async def grade(self) -> tuple[bool, Verdict]:
+        clicks = self.page.inputs  # type: ignore[attr-defined]
+        return clicks == 3, Verdict(float(clicks == 3))
+
+    @classmethod
+    def plan(cls, name: str) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("before", "reward"), [(1, 0.0), (2, 1.0)])
+async def test_a_web_page_is_graded_after_the_last_action(before: int, reward: float) -> None:
+    """MiniWoB and the ladder: what the page says after the action that reaches the limit."""
+    env = Page(None, WebOptions(), (1, 1), Blank())  # type: ignore[arg-type]
+    await env.reset(Task("blank", "any", 1))
+    for _ in range(before):
+        assert not (await env.act(a.Click(a.Point(0.5, 0.5)))).done
+    await env.conclude(a.Click(a.Point(0.5, 0.5)))
+    assert (await env.judge(a.Click(a.Point(0.5, 0.5)), at_limit=True)).reward == reward
