@@ -1,4 +1,4 @@
-"""What sharing prompts and sorting by length is worth to the trainer: `python -m benchmarks.trainer RUN`.
+"""What sharing prefixes and sorting by length is worth to the trainer: `python -m benchmarks.trainer RUN`.
 
 The same batches of a finished run (its real prompts, screenshots and responses), the same model and the same update,
 made twice: *plain*, with a row for every step, and micro-batches cut in order of arrival and padded to their longest
@@ -109,8 +109,8 @@ async def _batches(run: Path, count: int, size: int) -> list[list[pb.Sample]]:
 
 @contextmanager
 def _plain_rows(token_limit: int) -> Iterator[None]:
-    def make_rows(samples: Iterable[Sample], _limit: int) -> list[batches.Row]:
-        return [batches.Row((sample,)) for sample in samples]
+    def make_rows(samples: Iterable[Sample], _limit: int, layout: batches.Layout) -> list[batches.Row]:
+        return [batches.Row.of([batches.Keyed.of(sample, {}, layout)]) for sample in samples]
 
     def cut(rows: Iterable[batches.Row], _limit: int) -> list[list[batches.Row]]:
         parts: list[list[batches.Row]] = []

@@ -109,8 +109,38 @@ def mixed(groups: int = 3, rollouts: int = 3) -> list[pb.Sample]:
     return samples
 
 
+def following(before: pb.Sample, step: pb.Sample) -> pb.Sample:
+    """The step with a prompt that continues the prompt and the response of the one before."""
+    made = pb.Sample()
+    made.CopyFrom(step)
+    del made.prompt_token_ids[:], made.images[:]
+    made.prompt_token_ids.extend([*before.prompt_token_ids, *before.token_ids, *step.prompt_token_ids])
+    made.images.extend([*before.images, *step.images])
+    return made
+
+
+def episodes(rollouts: int = 3, steps: int = 3) -> list[pb.Sample]:
+    """A group of roll-outs whose every step's prompt continues the one before; two begin with the same action."""
+    rng = random.Random(9)
+    samples = []
+    for rollout in range(rollouts):
+        for step in range(steps):
+            answer = "12" if step == 0 and rollout < 2 else "".join(rng.choices("0123456789", k=3))
+            seen = screenshot(200 if step == 0 else 200 + 10 * step + rollout)
+            made = sample(f"episode-{rollout}-{step}", "go", answer, rng.choice([-1.0, 1.0]), [seen], group="e")
+            samples.append(following(samples[-1], made) if step else made)
+    return samples
+
+
 def totals(samples: list[pb.Sample]) -> tuple[int, int]:
     return len(samples), sum(len(one.token_ids) for one in samples)
+
+
+def alone(message: pb.Sample, layout: Any) -> Any:
+    """A row with nothing else in it."""
+    from dart.workers.train.batch import Keyed, Row
+
+    return Row.of([Keyed.of(read(message, layout), {}, layout)])
 
 
 def read(message: pb.Sample, layout: Any) -> Sample:

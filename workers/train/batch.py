@@ -1,9 +1,10 @@
 """From samples to model inputs: rows, micro-batches, tensors.
 
-A *row* is one prompt followed by every response in the batch that was sampled from exactly that prompt: the first
-steps of a group share theirs, and it is computed once. In a row, responses do not see each other, and each continues
-the prompt's positions, so a response's log-probabilities and gradients are those it would have alone. Rows are sorted
-by length and cut into *micro-batches* by padded tokens. Padding is on the right, where causal attention never looks.
+A *row* holds samples whose prompts begin alike, as a prefix tree: what they share is computed once. So the first
+steps of a group share their prompt, and a step whose prompt begins with the prompt and response of the step before
+continues from there. A token sees the tokens on its way to the root, and has the position that it would have alone, so
+log-probabilities and gradients are those of samples computed one by one. Rows are sorted by length and cut into
+*micro-batches* by padded tokens. Padding is on the right, where causal attention never looks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dart.workers.train.screenshots import Processed
 MAX_PADDING = 0.05
 """The largest share of a micro-batch's padded tokens that may be padding."""
 MOST_VERSIONS = 1 << 62
+SHARED = 0.5
+"""A sample joins a row if it shares at least this part of its prompt with it: sharing less is not worth a mask."""
 SMALL = 1 / 32
 """A micro-batch with at most this share of the token limit may be padded more."""
 
@@ -39,26 +42,109 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Keyed:
+    """A sample to be put into rows. keys: int64 [P + T], its tokens, but with a negative number of its image's own for
+    each placeholder, so that prompts over different screenshots differ."""
+
+    sample: Sample
+    keys: torch.Tensor
+
+    @classmethod
+    def of(cls, sample: Sample, digests: dict[bytes, int], layout: Layout) -> Keyed:
+        """`digests` has the numbers of the images seen so far."""
+        tokens = _tokens(sample)
+        pads = tokens == layout.image_token_id
+        runs = (pads & ~torch.cat([_FALSE, pads[:-1]])).cumsum(0)
+        numbers = [-1 - digests.setdefault(image.sha256, len(digests)) for image in sample.images]
+        # A run of placeholders without an image stays as it is; `collate` refuses it.
+        missing = max(0, int(runs.max()) - len(numbers))
+        of_run = torch.tensor([0, *numbers, *[layout.image_token_id] * missing])
+        return cls(sample, torch.where(pads, of_run[runs], tokens))
+
+    def shared_with(self, other: Keyed) -> int:
+        """The length of their common beginning."""
+        size = min(len(self.keys), len(other.keys))
+        differ = torch.nonzero(self.keys[:size] != other.keys[:size])
+        return int(differ[0]) if len(differ) else size
+
+    def images_from(self, start: int) -> tuple[Image, ...]:
+        """The images whose placeholders begin at `start` or later."""
+        image = self.keys < 0
+        begins = image & (self.keys != torch.cat([torch.zeros(1, dtype=torch.int64), self.keys[:-1]]))
+        at = torch.nonzero(begins).flatten().tolist()
+        return tuple(one for one, begin in zip(self.sample.images, at, strict=False) if begin >= start)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One sample in a row. path: int64 [P + T], where in the row its tokens are; the first `shared` of them it has in
+    common with the sample before it, the others are next to each other."""
+
+    keyed: Keyed
+    shared: int
+    path: torch.Tensor
+
+    @property
+    def sample(self) -> Sample:
+        return self.keyed.sample
+
+    @property
+    def own(self) -> slice:
+        """Where in the row its own tokens are."""
+        end = int(self.path[-1]) + 1
+        return slice(end - len(self.path) + self.shared, end)
+
+    @property
+    def predict(self) -> torch.Tensor:
+        """int64 [T]: where in the row the token before each response token is."""
+        return self.path[len(self.sample.generation.prompt_token_ids) - 1 : -1]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt and the samples (at least one) whose responses followed from it."""
+    """A prefix tree of samples, at least one. tokens: int64 [L]; images: those of its placeholders, in order."""
 
-    samples: tuple[Sample, ...]
+    branches: tuple[Branch, ...]
+    tokens: torch.Tensor
+    images: tuple[Image, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[Keyed]) -> Row:
+        """The samples must be in the order of `make_rows`, where neighbours have the longest common beginnings."""
+        branches: list[Branch] = []
+        tokens: list[torch.Tensor] = []
+        images: list[Image] = []
+        length = 0
+        for one in samples:
+            shared = one.shared_with(branches[-1].keyed) if branches else 0
+            own = torch.arange(length, length + len(one.keys) - shared)
+            path = torch.cat([branches[-1].path[:shared], own]) if branches else own
+            branches.append(Branch(one, shared, path))
+            tokens.append(_tokens(one.sample)[shared:])
+            images += one.images_from(shared)
+            length += len(own)
+        return cls(tuple(branches), torch.cat(tokens), tuple(images))
 
     @property
-    def prompt(self) -> Sequence[int]:
-        return self.samples[0].generation.prompt_token_ids
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        return self.samples[0].images
-
-    @property
-    def responses(self) -> list[Sequence[int]]:
-        return [sample.generation.token_ids for sample in self.samples]
+    def samples(self) -> list[Sample]:
+        return [branch.sample for branch in self.branches]
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + sum(map(len, self.responses))
+        return len(self.tokens)
+
+    @property
+    def straight(self) -> bool:
+        """Whether each sample continues the one before it, so that plain causal attention is right."""
+        return all(len(branch.path) == int(branch.path[-1]) + 1 for branch in self.branches)
+
+
+_FALSE = torch.zeros(1, dtype=torch.bool)
+
+
+def _tokens(sample: Sample) -> torch.Tensor:
+    """int64 [P + T]: of prompt and response."""
+    return torch.tensor([*sample.generation.prompt_token_ids, *sample.generation.token_ids], dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +234,23 @@ def _wrong(sample: Sample, why: str) -> SampleError:
     return SampleError(f"{sample.name} {why}", [sample.trajectory_id])
 
 
-def make_rows(samples: Iterable[Sample], token_limit: int) -> list[Row]:
-    """Put samples with the same prompt and screenshots into one row, of at most `token_limit` tokens if shared."""
-    open_rows: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Sample]] = {}
-    rows: list[Row] = []
-    for sample in samples:
-        key = (tuple(sample.generation.prompt_token_ids), tuple(image.sha256 for image in sample.images))
-        mates = open_rows.setdefault(key, [])
-        if mates and Row((*mates, sample)).length > token_limit:
-            rows.append(Row(tuple(mates)))
-            mates.clear()
-        mates.append(sample)
-    return rows + [Row(tuple(mates)) for mates in open_rows.values()]
+def make_rows(samples: Iterable[Sample], token_limit: int, layout: Layout) -> list[Row]:
+    """Put samples that share most of their prompts into one row, of at most `token_limit` tokens if shared."""
+    digests: dict[bytes, int] = {}
+    # Lexicographic order puts every sample next to the one with which it has the longest common beginning.
+    keyed = sorted((Keyed.of(sample, digests, layout) for sample in samples), key=lambda one: one.keys.tolist())
+    groups: list[list[Keyed]] = []
+    length = 0
+    for one in keyed:
+        shared = one.shared_with(groups[-1][-1]) if groups else 0
+        much = bool(groups) and shared >= SHARED * len(one.sample.generation.prompt_token_ids)
+        if much and length + len(one.keys) - shared <= token_limit:
+            groups[-1].append(one)
+            length += len(one.keys) - shared
+        else:
+            groups.append([one])
+            length = len(one.keys)
+    return [Row.of(group) for group in groups]
 
 
 def samples_of(rows: Iterable[Row]) -> list[Sample]:
@@ -169,8 +260,8 @@ def samples_of(rows: Iterable[Row]) -> list[Sample]:
 
 def without(rows: Iterable[Row], left_out: Container[int]) -> list[Row]:
     """The rows without those samples (by `id`), and without rows that have no others."""
-    kept = (tuple(sample for sample in row.samples if id(sample) not in left_out) for row in rows)
-    return [Row(samples) for samples in kept if samples]
+    kept = ((row, [one.keyed for one in row.branches if id(one.sample) not in left_out]) for row in rows)
+    return [row if len(left) == len(row.branches) else Row.of(left) for row, left in kept if left]
 
 
 def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
@@ -199,22 +290,13 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
     length = max(row.length for row in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.int64)
     position_ids = torch.zeros(3, len(rows), length, dtype=torch.int64)
-    segments = torch.full((len(rows), length), -1, dtype=torch.int64)
-    predict: list[int] = []
+    predict: list[torch.Tensor] = []
     order = list(dict.fromkeys(image.sha256 for row in rows for image in row.images))
     for index, row in enumerate(rows):
-        prompt_positions, following = _prompt_positions(row, images, layout)
-        end = len(row.prompt)
-        input_ids[index, : row.length] = torch.tensor([*row.prompt, *itertools.chain(*row.responses)])
-        position_ids[:, index, :end] = prompt_positions
-        segments[index, :end] = 0
-        base = index * length
-        for number, response in enumerate(row.responses, start=1):
-            start, end = end, end + len(response)
-            position_ids[:, index, start:end] = torch.arange(following, following + len(response))
-            segments[index, start:end] = number
-            predict.append(base + len(row.prompt) - 1)
-            predict.extend(range(base + start, base + end - 1))
+        input_ids[index, : row.length] = row.tokens
+        for branch in row.branches:
+            position_ids[:, index, branch.own] = _positions(branch.sample, images, layout)[:, branch.shared :]
+            predict.append(index * length + branch.predict)
     samples = samples_of(rows)
     lengths = torch.tensor([len(sample.generation.token_ids) for sample in samples])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
@@ -222,12 +304,12 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
-        attention_mask=_mask(segments) if any(len(row.samples) > 1 for row in rows) else None,
+        attention_mask=None if all(row.straight for row in rows) else _mask(rows, length),
         pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
         image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
         image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
-        predict_index=torch.tensor(predict),
-        token_ids=torch.tensor([token for row in rows for response in row.responses for token in response]),
+        predict_index=torch.cat(predict),
+        token_ids=torch.tensor([token for sample in samples for token in sample.generation.token_ids]),
         behaviour=torch.tensor([value for sample in samples for value in _behaviour(sample)], dtype=torch.float32),
         rescored=torch.tensor([sample.rescore for sample in samples])[step_index],
         advantages=advantages[step_index],
@@ -248,24 +330,29 @@ def _versions(sample: Sample) -> Iterator[int]:
         yield from itertools.repeat(span.version, span.end - span.start)
 
 
-def _mask(segments: torch.Tensor) -> torch.Tensor:
-    """Causal; a response (segment ≥ 1) sees the prompt (0) and itself. Padding (−1) sees the prompt, unread."""
-    length = segments.shape[1]
+def _mask(rows: Sequence[Row], length: int) -> torch.Tensor:
+    """bool [B, 1, L, L]: which tokens (last) each token sees: itself and its way to the root. Padding sees itself."""
+    mask = torch.eye(length, dtype=torch.bool).repeat(len(rows), 1, 1)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    key, query = segments[:, None, :], segments[:, :, None]
-    return (causal & ((key == 0) | (key == query))).unsqueeze(1)
+    for seen, row in zip(mask, rows, strict=True):
+        for branch in row.branches:
+            own = branch.own
+            size = own.stop - own.start
+            seen[own, own] = causal[:size, :size]
+            seen[own, branch.path[: branch.shared]] = True
+    return mask.unsqueeze(1)
 
 
-def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) -> tuple[torch.Tensor, int]:
-    """Multimodal rotary positions int64 [3, P] of the prompt, and the position that follows it.
+def _positions(sample: Sample, images: dict[bytes, Processed], layout: Layout) -> torch.Tensor:
+    """Multimodal rotary positions, int64 [3, P + T], of the prompt and the response.
 
     Text counts up in all three rows; an image's tokens have one time and their own height and width, and the next
     text starts one after the largest.
     """
     pieces: list[torch.Tensor] = []
     position, at = 0, 0
-    wanted = iter(row.images)
-    prompt, pad = row.prompt, layout.image_token_id
+    wanted = iter(sample.images)
+    prompt, pad = sample.generation.prompt_token_ids, layout.image_token_id
     while at < len(prompt):
         end = at
         while end < len(prompt) and (prompt[end] == pad) == (prompt[at] == pad):
@@ -278,7 +365,7 @@ def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) 
             tokens = 0 if image is None else images[image.sha256].tokens
             if image is None or tokens != end - at:
                 what = "no image" if image is None else f"an image of {tokens} tokens"
-                raise _no_match(row, f"has {end - at} image placeholders at {at} for {what}")
+                raise _no_match(sample, f"has {end - at} image placeholders at {at} for {what}")
             _, height, width = images[image.sha256].grid
             height, width = height // layout.merge_size, width // layout.merge_size
             down, across = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
@@ -286,9 +373,10 @@ def _prompt_positions(row: Row, images: dict[bytes, Processed], layout: Layout) 
             position += max(height, width)
         at = end
     if (left := sum(1 for _ in wanted)) > 0:
-        raise _no_match(row, f"has {left} images without placeholders in its prompt")
-    return torch.cat(pieces, dim=1), position
+        raise _no_match(sample, f"has {left} images without placeholders in its prompt")
+    pieces.append(torch.arange(position, position + len(sample.generation.token_ids)).expand(3, -1))
+    return torch.cat(pieces, dim=1)
 
 
-def _no_match(row: Row, why: str) -> SampleError:
-    return SampleError(f"{row.samples[0].name} {why}", [sample.trajectory_id for sample in row.samples])
+def _no_match(sample: Sample, why: str) -> SampleError:
+    return SampleError(f"{sample.name} {why}", [sample.trajectory_id])

@@ -177,7 +177,7 @@ class Trainer:
         for sample in samples:
             batches.check(sample, self.layout)
         self.screenshots.check_there({i.sha256: i for sample in samples for i in sample.images}.values())
-        return self._deal(batches.make_rows(samples, self.config.trainer.microbatch_tokens))
+        return self._deal(batches.make_rows(samples, self.config.trainer.microbatch_tokens, self.layout))
 
     def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
         """Assign rows to minibatches, at random but the same every time."""
@@ -313,12 +313,12 @@ class Trainer:
     def _culprits(self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> list[Sample]:
         """The samples whose own gradient is not finite; this takes one backward pass each."""
         found = []
-        for sample in batches.samples_of(rows):
+        for branch in (branch for row in rows for branch in row.branches):
             self.optimizer.zero_grad(set_to_none=True)
-            self._accumulate([batches.Row((sample,))], totals, scores, Tally(), Faults())
+            self._accumulate([batches.Row.of([branch.keyed])], totals, scores, Tally(), Faults())
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             if gradients and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
-                found.append(sample)
+                found.append(branch.sample)
         self.optimizer.zero_grad(set_to_none=True)
         return found
 
@@ -417,8 +417,8 @@ def _trajectories(samples: Iterable[Sample]) -> list[str]:
 
 
 def _steps(rows: list[batches.Row]) -> int:
-    return sum(len(row.samples) for row in rows)
+    return sum(len(row.branches) for row in rows)
 
 
 def _tokens(rows: list[batches.Row]) -> int:
-    return sum(len(response) for row in rows for response in row.responses)
+    return sum(len(sample.generation.token_ids) for row in rows for sample in row.samples)

@@ -11,13 +11,13 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import PAD, mixed, read, sample, screenshot  # noqa: E402
+from train_samples import PAD, following, mixed, read, sample, screenshot  # noqa: E402
 
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot  # noqa: E402
 from dart.v1 import image_pb2 as ipb  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
-from dart.workers.train.batch import Layout, collate, cut, make_rows  # noqa: E402
+from dart.workers.train.batch import Layout, collate, cut, make_rows, without  # noqa: E402
 from dart.workers.train.errors import SampleError  # noqa: E402
 from dart.workers.train.screenshots import Processed, ProcessedScreenshots  # noqa: E402
 
@@ -39,12 +39,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def rows_of(samples: list[pb.Sample], limit: int = 10_000) -> list[Any]:
-    return make_rows([read(one, LAYOUT) for one in samples], limit)
+    return make_rows([read(one, LAYOUT) for one in samples], limit, LAYOUT)
 
 
 def test_steps_with_the_same_prompt_make_one_row() -> None:
     rows = rows_of(mixed(groups=3, rollouts=4))
     assert sorted(len(row.samples) for row in rows) == [1, 1, 1, 4, 4, 4]
+
+
+def test_a_step_continues_the_one_before_it_in_its_row() -> None:
+    """Three roll-outs of two steps; two of them begin with the same action, and so see the same screenshot."""
+    first, second, other = screenshot(0), screenshot(1), screenshot(2)
+    starts = [sample(f"{n}/0", "go", answer, 1.0, [first]) for n, answer in enumerate(["12", "12", "13"])]
+    ends = [
+        following(before, sample(f"{n}/1", "then", "9", 1.0, [seen]))
+        for n, (before, seen) in enumerate(zip(starts, [second, second, other], strict=True))
+    ]
+    (row,) = rows_of([*ends, *starts])
+    assert sorted(one.name for one in row.samples) == sorted(f"sample {n}/{s}/0" for n in range(3) for s in range(2))
+    prompt, answer = len(starts[0].prompt_token_ids), len(starts[0].token_ids)
+    rest = len(ends[0].prompt_token_ids) + len(ends[0].token_ids) - prompt - answer
+    assert row.length == prompt + answer + rest + (answer - 1) + rest, "12 and 13 share their first token"
+    assert [image.sha256 for image in row.images] == [first.sha256, second.sha256, other.sha256]
+    assert not row.straight
+    (alone,) = rows_of([starts[2], ends[2]])
+    assert alone.straight and alone.length == len(ends[2].prompt_token_ids) + len(ends[2].token_ids)
+
+
+def test_rows_without_some_samples_have_only_what_the_others_need() -> None:
+    start = sample("0", "go", "12345", 1.0, [screenshot(0)])
+    end = following(start, sample("1", "then", "9", 1.0, [screenshot(1)]))
+    (row,) = rows_of([start, end])
+    first, last = row.samples
+    (left,) = without([row], {id(last)})
+    assert left.samples == [first] and left.length == len(start.prompt_token_ids) + 6 and len(left.images) == 1
+    (left,) = without([row], {id(first)})
+    assert left.length == row.length, "the first step's response is part of the last one's prompt"
+    assert without([row], {id(first), id(last)}) == []
+    assert without([row], set())[0] is row
 
 
 def test_same_text_over_another_screenshot_is_another_row() -> None:
@@ -53,7 +85,7 @@ def test_same_text_over_another_screenshot_is_another_row() -> None:
 
 
 def test_rows_are_split_at_the_token_limit() -> None:
-    samples = [sample(str(n), "go", "12345", 1.0, [screenshot(0)]) for n in range(6)]
+    samples = [sample(str(n), "go", f"{n}2345", 1.0, [screenshot(0)]) for n in range(6)]
     prompt = len(samples[0].prompt_token_ids)
     rows = rows_of(samples, prompt + 13)
     assert [len(row.samples) for row in rows] == [2, 2, 2]
@@ -104,7 +136,7 @@ def test_images_shared_by_rows_are_there_once(processor: Any) -> None:
     samples = mixed(groups=1, rollouts=2)
     batch = collate(rows_of(samples), processed(processor, *(i for s in samples for i in s.images)), LAYOUT)
     assert batch.image_grid_thw.shape[0] == 2
-    assert batch.image_index == (0, 0, 1)
+    assert sorted(batch.image_index) == [0, 0, 1]
 
 
 def test_cache_drops_the_least_recently_used(processor: Any) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import PAD, mixed, read, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import PAD, alone, episodes, mixed, read, sample, screenshot, settings, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
@@ -63,7 +63,8 @@ def logprobs(trainer: Trainer, parts: list[list[batches.Row]]) -> dict[str, Any]
 
 def cuts(trainer: Trainer, samples: list[pb.Sample]) -> dict[str, list[list[batches.Row]]]:
     steps = [read(one, trainer.layout) for one in samples]
-    shared, single = batches.make_rows(steps, 4096), [batches.Row((step,)) for step in steps]
+    shared = batches.make_rows(steps, 4096, trainer.layout)
+    single = [alone(one, trainer.layout) for one in samples]
     return {
         "everything in one": [shared],
         "in small parts": batches.cut(shared, 100),
@@ -82,7 +83,7 @@ def plain(folder: Path) -> Any:
 
 @pytest.mark.parametrize("cutting", ["everything in one", "in small parts", "nothing shared", "one by one"])
 def test_logprobs_and_gradients_equal_the_plain_forward(trainer: Trainer, plain: Any, cutting: str) -> None:
-    samples = mixed()
+    samples = [*mixed(), *episodes()]
     expected = {f"sample {s.trajectory_id}/0": plain_logprobs(trainer, plain, s) for s in samples}
     found = logprobs(trainer, cuts(trainer, samples)[cutting])
     assert found.keys() == expected.keys()

@@ -14,12 +14,11 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import mixed, read, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import alone, mixed, read, sample, screenshot, settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
 from dart.errors import UserError  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
-from dart.workers.train import batch as batches  # noqa: E402
 from dart.workers.train import collectives  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, UnknownScreenshotError  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
@@ -33,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logprob(trainer: Trainer, one: pb.Sample) -> float:
-    row = batches.Row((read(one, trainer.layout),))
+    row = alone(one, trainer.layout)
     with torch.no_grad():
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     return float(values.sum())
@@ -91,7 +90,7 @@ def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> N
     trainer = Trainer(settings(folder))
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
-        row = batches.Row((read(one, trainer.layout),))
+        row = alone(one, trainer.layout)
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     del one.logprobs[:]
     one.logprobs.extend((values + torch.tensor([0.0, -0.3, 0.0])).tolist())
@@ -109,7 +108,7 @@ def test_importance_weights_are_those_of_the_behaviour_logprobs(folder: Path) ->
     trainer = Trainer(settings(folder))
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
-        row = batches.Row((read(one, trainer.layout),))
+        row = alone(one, trainer.layout)
         values, _ = trainer._forward(trainer.model, trainer._collate([row]))
     # The engine thought twice as much of the first token, half as much of the second.
     del one.logprobs[:]
@@ -144,7 +143,7 @@ def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy(folder: Path) -
 def entropies(trainer: Trainer, samples: list[pb.Sample]) -> list[float]:
     """H of each step, alone."""
     with torch.no_grad():
-        rows = [batches.Row((read(one, trainer.layout),)) for one in samples]
+        rows = [alone(one, trainer.layout) for one in samples]
         return [float(trainer._forward(trainer.model, trainer._collate([row]))[1].mean()) for row in rows]
 
 
