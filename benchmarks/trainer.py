@@ -2,9 +2,9 @@
 
 The same batches of a finished run (its real prompts, screenshots and responses), the same model and the same update,
 made twice: *plain*, with a row for every step, and micro-batches cut in order of arrival and padded to their longest
-row; and *packed*, as in `dart.workers.train.batch`: steps with one prompt share a row in which responses do not see
-each other, and rows of similar length share a micro-batch. Both run in one process, alternating. Tokens are the
-samples' own, so a token that is computed once for eight samples counts eight times. Writes results/trainer.json.
+row; and *packed*, as in `dart.workers.train.batch`: steps whose prompts begin alike share a row, a prefix tree, and
+rows of similar length share a micro-batch. Both run in one process, alternating. Tokens are the samples' own, so a
+token that is computed once for eight samples counts eight times. Writes results/trainer.json.
 """
 
 from __future__ import annotations
