@@ -3,7 +3,7 @@
 Runs the ladder of `benchmarks.efficiency` with `dart train`: real Chromium, vLLM, trainer and weight sync, on this
 machine. One thing is artificial: environments sleep after each reset and action (`environment.delay` in
 configs/efficiency_real.yaml), because a MiniWoB page answers in milliseconds and a desktop does not. A run takes
-four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.learning.sweep`). Writes
+four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.trials.sweep`). Writes
 results/efficiency_real.json.
 
 On a GPU machine, give --config a config of your own: the schedules are applied to it, and the results carry its name.
@@ -14,29 +14,38 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from benchmarks.efficiency import LADDER, RATIOS
-from benchmarks.learning import sweep
-from benchmarks.learning.sweep import Setting
+from benchmarks.trials import sweep
+from benchmarks.trials.protocol import config_digest
+from benchmarks.trials.records import Record, curve
+from benchmarks.trials.sweep import Plan
+from dart.errors import UserError
 
 CONFIG = Path("configs/efficiency_real.yaml")
-SHOWN = ("env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",
-         "sampled_actions_per_minute")  # fmt: skip
+Shown = Literal[
+    "env_utilisation", "rollout_utilisation", "trainer_utilisation", "trained_actions_per_minute",
+    "sampled_actions_per_minute",
+]  # fmt: skip
+SHOWN: tuple[Shown, ...] = get_args(Shown)
 
 
-def settings() -> list[Setting]:
-    return [
-        Setting(
-            rung.replace(", ", "-").replace(" ", "-"),
-            (
-                f"schedule.sampling={schedule.sampling}",
-                f"schedule.training={schedule.training}",
-                f"schedule.sync={schedule.sync}",
-            ),
+def rungs() -> dict[str, tuple[str, ...]]:
+    """Overrides of each rung of the ladder, by a name that files can have."""
+    return {
+        rung.replace(", ", "-").replace(" ", "-"): (
+            f"schedule.sampling={schedule.sampling}",
+            f"schedule.training={schedule.training}",
+            f"schedule.sync={schedule.sync}",
         )
         for rung, schedule in LADDER.items()
-    ]
+    }
+
+
+def last_success(run: Record) -> float:
+    """Success in training at the end."""
+    return run["curve"][-1][2] if "curve" in run else curve(run["episodes"])[-1].success
 
 
 def main() -> None:
@@ -46,21 +55,23 @@ def main() -> None:
     parser.add_argument("--rungs", default="coupled,decoupled", help="names, separated by commas; all: all of them")
     parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
     options = parser.parse_args()
-    rungs, results = settings(), options.config.stem
-    names = [rung.name for rung in rungs]
-    wanted = names if options.rungs == "all" else options.rungs.split(",")
-    if unknown := set(wanted) - set(names):
-        parser.error(f"--rungs {', '.join(sorted(unknown))}: known are all, {', '.join(names)}")
-    chosen = [rung for rung in rungs if rung.name in wanted]
-    if not options.report:
-        sweep.run_missing(results, options.config, chosen, range(options.seeds))
-    runs = sweep.finished(results, rungs)
+    results, known = options.config.stem, rungs()
+    wanted = list(known) if options.rungs == "all" else options.rungs.split(",")
+    if unknown := set(wanted) - set(known):
+        parser.error(f"--rungs {', '.join(sorted(unknown))}: known are all, {', '.join(known)}")
+    seeds, marks = range(options.seeds), {"config_sha256": config_digest(options.config)}
+    try:
+        if not options.report:
+            sweep.run_missing(Plan(results, options.config, {name: known[name] for name in wanted}, seeds, marks))
+        runs = sweep.finished(Plan(results, options.config, known, seeds, marks))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     if not runs:
         parser.error("no run is finished yet: leave --report out")
     rows: list[dict[str, Any]] = [
         {"rung": name, "runs": len(made)}
-        | {field: round(statistics.fmean(run[field] for run in made), 4) for field in SHOWN}
-        | {"success": round(statistics.fmean(run["curve"][-1][2] for run in made), 4), "time": made[0]["time"]}
+        | {field: round(statistics.fmean(run[field] for run in made.values()), 4) for field in SHOWN}
+        | {"success": round(statistics.fmean(last_success(run) for run in made.values()), 4), "time": made[0]["time"]}
         for name, made in runs.items()
     ]
     if base := next((row for row in rows if row["rung"] == "coupled"), None):

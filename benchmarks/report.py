@@ -11,10 +11,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.sweep import HARD
+from benchmarks.trials import pages
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -22,9 +23,12 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "efficiency.md",
     ROOT / "docs" / "ablation.md",
+    ROOT / "docs" / "learning.md",
     ROOT / "docs" / "worlds.md",
     ROOT / "docs" / "robustness.md",
 )
+HARD = 0.1
+"""Hard, in the experiment on MiniWoB: tasks that the base policy solves in at most this share of its episodes."""
 PAPER = {  # DART, arXiv 2509.23866: coupled, decoupled
     "env_utilisation": (0.122, 0.677),
     "rollout_utilisation": (0.296, 0.467),
@@ -313,6 +317,12 @@ def _seconds(row: dict[str, float], *names: str) -> tuple[str, ...]:
     return tuple(f"{row[name]:,.0f}" if name in row else "" for name in names)
 
 
+def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | None:
+    """An experiment on the ladder (docs/learning.md)."""
+    return None if (found := pages.read(name)) is None else table(*rows(found))
+
+
+EXPERIMENTS = ("ablation", "sensitivity")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,
@@ -327,6 +337,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "fuzzed": fuzzed,
     "ablation": ablation,
     "sensitivity": sensitivity,
+    **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
+    **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
 }
 
 

@@ -1,93 +1,97 @@
-"""What each piece of adaptive curation is worth: `python -m benchmarks.learning.ablation`.
+"""What each piece of adaptive data curation is worth on the ladder: `python -m benchmarks.learning.ablation`.
 
-Trains with the whole algorithm, then without one piece at a time and without all of them, on MiniWoB tasks of mixed
-difficulty (docs/ablation.md says how they were chosen). The pool begins with 16 successes of each task, collected from
-the scripted oracle (`dart collect`) once for all runs. A run ends after the number of environment steps in
-configs/ablation.yaml, eleven to eighteen minutes with two runs at a time. The script can be stopped and started again
-(`benchmarks.learning.sweep`). Writes results/ablation.json and ablation.png from the finished runs.
+Runs protocols/ablation.yaml: the whole algorithm, none of it, and the algorithm without the dynamic number, the dynamic
+length or the experience pool, five seeds each, 12,000 environment steps a run. Everything is real: Chromium, vLLM,
+trainer and weight sync on this machine. First the base policy is evaluated on the held-out instances, and the
+protocol's gates are checked on training seeds; nothing runs if they fail.
+
+Two runs at a time, in pieces of six minutes; on two cores about a quarter of an hour of training per run and as long
+again for its two evaluations, so five to seven hours for all 25. It can be stopped at any moment (Ctrl-C, kill -9) and
+started again; --minutes ends it by itself. --report makes the table and the picture of what is there. Writes
+results/learning/ablation.json and ablation.png.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.learning import sweep
-from benchmarks.learning.sweep import Setting
+from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials.base import base_row, base_success, check_gates, has_base
+from benchmarks.trials.protocol import FOLDER, Protocol, check_committed, load, marks
+from benchmarks.trials.sweep import Patience, Plan
+from dart.errors import UserError
 
-CONFIG = Path("configs/ablation.yaml")
-WITHOUT = {
-    "number": "curation.dynamic_rollouts.enabled=false",
-    "length": "curation.dynamic_length.enabled=false",
-    "pool": "curation.pool.enabled=false",
-    "entropy": "trainer.loss.entropy_quantile=0",
-    "importance": "trainer.loss.importance=none",
-}
-POOL_RUNS = Path("runs/ablation-pool")
-PER_TASK = 16
-BASE_EPISODES = 1000
-STALE = ("curation.max_staleness=8", "trainer.trajectories_per_update=16")
-"""Many small updates behind a long queue: samples are at least four versions old."""
-SETTINGS = (
-    Setting("full", ()),
-    *(Setting(f"without-{name}", (override,)) for name, override in WITHOUT.items()),
-    Setting("none", tuple(WITHOUT.values())),
-    Setting("stale", STALE),
-    Setting("stale-without-importance", (*STALE, WITHOUT["importance"])),
-    Setting("informative", ("curation.task_preference=0.75",)),
-)
+PROTOCOL = FOLDER / "ablation.yaml"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time: one per core that can be spared")
-    parser.add_argument("--settings", default="", help="only these, by name, separated by commas")
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table of the finished runs")
-    options = parser.parse_args()
-    wanted = options.settings.split(",") if options.settings else [setting.name for setting in SETTINGS]
-    if unknown := set(wanted) - {setting.name for setting in SETTINGS}:
-        parser.error(f"--settings {', '.join(unknown)}: known are {', '.join(s.name for s in SETTINGS)}")
-    base = sweep.evaluate_base("ablation", CONFIG, BASE_EPISODES)
+def main(path: Path = PROTOCOL, doc: str | None = __doc__) -> None:
+    options = arguments(doc)
+    try:
+        _run(path, options)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """The options that all experiments have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, help="begin no piece of a run after this long")
+    parser.add_argument("--jobs", type=int, help="runs at a time [default: the protocol's]")
+    parser.add_argument("--report", action="store_true", help="run nothing; table and picture of the finished runs")
+    return parser.parse_args()
+
+
+def plan_of(path: Path, protocol: Protocol, jobs: int | None = None, *, controls: bool = False) -> Plan:
+    """The protocol's arms as a plan; with `controls`, its controls instead."""
+    arms = protocol.controls if controls else protocol.arms
+    return Plan(
+        f"learning/{protocol.name}",
+        protocol.config,
+        {arm: protocol.overrides(arm) for arm in arms},
+        protocol.seeds,
+        marks(path, protocol),
+        60 * protocol.piece_minutes if protocol.piece_minutes else None,
+        jobs or protocol.jobs,
+    )
+
+
+def with_pool(plan: Plan, protocol: Protocol) -> Plan:
+    """The plan with the oracle's successes in the pool, which are collected first if they are not there."""
+    if not protocol.pool_successes:
+        return plan
+    pool = sweep.oracle_pool(plan, protocol.pool_successes)
+    arms = {arm: (*overrides, pool) for arm, overrides in plan.arms.items()}
+    return replace(plan, arms=arms)
+
+
+def _run(path: Path, options: argparse.Namespace) -> None:
+    protocol = load(path, Protocol)
+    plan = plan_of(path, protocol, options.jobs)
     if not options.report:
-        chosen = [setting for setting in SETTINGS if setting.name in wanted]
-        sweep.run_missing("ablation", CONFIG, chosen, range(options.seeds), pool(), options.jobs)
-    runs = sweep.finished("ablation", SETTINGS)
+        check_committed(path)
+        patience = Patience(options.minutes)
+        check_gates(plan, protocol)
+        base_success(plan, protocol)
+        sweep.run_missing(with_pool(plan, protocol), patience)
+    report(plan, protocol)
+
+
+def report(plan: Plan, protocol: Protocol) -> None:
+    """Table, results file and picture of the runs that have finished. Raises UserError if none has."""
+    runs, missing = sweep.finished(plan), sweep.missing(plan)
     if not runs:
-        parser.error("no run is finished yet: leave --report out")
-    rows = sweep.table(runs, base)
-    sweep.show(rows, base)
-    results = {"base": base, "table": rows, "steps_saved_at_equal_success": steps_saved(runs)}
-    print(sweep.write("ablation", CONFIG, results))
-    print(sweep.plot("ablation", runs, "Without one piece at a time"))
-
-
-def pool() -> tuple[str, ...]:
-    """The override that names the oracle's successes, which are first collected if there are none."""
-    if not POOL_RUNS.is_dir() or not any(POOL_RUNS.glob("*/summary.json")):
-        command = [sys.executable, "-m", "dart", "collect", str(CONFIG), "--from", "oracle", "--quiet"]
-        command += ["--per-task", str(PER_TASK), "--set", f"run.directory={POOL_RUNS}"]
-        subprocess.run(command, check=True)
-    newest = max(path.parent for path in POOL_RUNS.glob("*/run.db"))
-    return (f"curation.pool.sources=[{newest}]",)
-
-
-def steps_saved(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Environment steps in which `full` reaches the success that `none` ends with, compared with those of `none`."""
-    if not {"full", "none"} <= set(runs):
-        return {}
-    level = statistics.fmean(run["curve"][-1][2] for run in runs["none"])
-    needed = {name: [sweep.steps_to(run, level) for run in runs[name]] for name in ("full", "none")}
-    reached = {name: [steps for steps in made if steps is not None] for name, made in needed.items()}
-    saved = None
-    if reached["full"] and reached["none"]:
-        saved = 1 - statistics.fmean(reached["full"]) / statistics.fmean(reached["none"])
-    return {"success": level, "env_steps": needed, "saved": saved}
+        raise UserError("no run is finished yet: leave --report out")
+    rows = findings.arm_rows(runs, protocol)
+    base = [base_row(base_success(plan, protocol), protocol)] if has_base(plan) else []
+    showing.show_arms([*base, *rows], protocol.name)
+    showing.show_findings(findings.findings(runs, protocol), protocol.reference)
+    showing.say_if_incomplete(missing, len(plan.arms) * len(plan.seeds))
+    results = {**findings.as_json(runs, protocol, missing), "base": asdict(base[0])["endpoints"] if base else None}
+    print(sweep.write(plan.name, plan.config, {**plan.marks, **results}))
+    picture = sweep.RESULTS / f"{plan.name}.png"
+    print(showing.draw(picture, runs, protocol, lambda point: point.env_steps, "environment steps"))
 
 
 if __name__ == "__main__":

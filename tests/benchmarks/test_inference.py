@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.learning.inference import compare, estimate, fisher, holm, smallest_detectable
+from benchmarks.trials.inference import compare, estimate, fisher, holm, smallest_detectable
 
 
 def test_an_interval_of_student() -> None:

@@ -11,8 +11,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from scipy import integrate, optimize, stats
+import numpy as np
+from scipy import integrate, optimize, special, stats
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -94,25 +96,28 @@ def smallest_detectable(sd: float, n: int, family: int = 1, alpha: float = ALPHA
         raise ValueError(f"{n} pairs have no standard deviation: two at least")
     if sd == 0.0:
         return 0.0
-    critical = float(stats.t.isf(alpha / family / 2, n - 1))
-    above = critical
-    while _power(above, critical, n - 1) < power:
-        above *= 2.0
-    shift = optimize.brentq(lambda one: _power(one, critical, n - 1) - power, 0.0, above)
-    return float(shift) * sd / math.sqrt(n)
+    return _detectable_shift(n, alpha / family, power) * sd / math.sqrt(n)
 
 
-def _power(shift: float, critical: float, df: int) -> float:
-    """The chance that |t| exceeds `critical` when the true difference is `shift` standard errors.
+@cache
+def _detectable_shift(n: int, alpha: float, power: float) -> float:
+    """The true difference, in standard errors, at which |t| exceeds its critical value with this power.
 
     Integrated over the observed standard deviation, because scipy's noncentral t is NaN far out.
     """
+    df = n - 1
+    critical = float(stats.t.isf(alpha / 2, df))
+    chi = np.linspace(0.0, math.sqrt(df) + 10.0, 20_001)
+    density, bound = stats.chi.pdf(chi, df), critical * chi / math.sqrt(df)
 
-    def given(chi: float) -> float:
-        bound = critical * chi / math.sqrt(df)
-        return float(stats.chi.pdf(chi, df) * (stats.norm.cdf(shift - bound) + stats.norm.cdf(-shift - bound)))
+    def excess(shift: float) -> float:
+        beyond = special.ndtr(shift - bound) + special.ndtr(-shift - bound)
+        return float(integrate.simpson(density * beyond, x=chi)) - power
 
-    return float(integrate.quad(given, 0.0, math.sqrt(df) + 10.0, epsabs=1e-9)[0])
+    above = critical
+    while excess(above) < 0.0:
+        above *= 2.0
+    return float(optimize.brentq(excess, 0.0, above))
 
 
 def fisher(one: tuple[int, int], other: tuple[int, int]) -> float:

@@ -1,0 +1,134 @@
+"""One training run in pieces: `dart train`, interrupted after some minutes, then `--resume`, until it has finished.
+
+A piece ends as after Ctrl-C: the weights are saved if that takes less than three seconds, and everything sampled is in
+the run's database anyway. So whatever is killed at whatever moment, this process included, the next call goes on: with
+the newest checkpoint, and with all groups that were sampled since. `stop` counts over all pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart.coordinator.summary import write_json
+from dart.errors import UserError
+from dart.rundir import RunDirectory
+from dart.store.lock import is_held
+
+INTERRUPTED = 130
+ENDING_SECONDS = 120.0
+"""A piece that has not ended this long after its interruption is killed."""
+MOST_PIECES = 100
+MOST_FAILURES = 2
+"""Pieces in a row that may end with an error."""
+ORIGIN, LOG = "origin.json", "output.log"
+_INTERRUPTED_WITH_PARENT = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGINT)})  # PR_SET_PDEATHSIG
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes the command, which gets a SIGINT when its parent ends, even if by SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to make: `overrides` of the config, everything of it under `folder`."""
+
+    folder: Path
+    config: Path
+    overrides: tuple[str, ...]
+    origin: Mapping[str, object]
+    """What the run belongs to: another one's pieces are not continued."""
+
+
+def train(run: Run, piece_seconds: float | None, goes_on: Callable[[], bool] = lambda: True) -> RunDirectory | None:
+    """Make pieces until the run has finished; its directory, or None if `goes_on()` no longer held before a piece.
+
+    Raises UserError if pieces fail, if another process works on the run, or if its pieces are another run's.
+    """
+    _take_up(run)
+    failures = 0
+    for _ in range(MOST_PIECES):
+        if (begun := _newest(run.folder)) and begun.summary.is_file():
+            return begun
+        if not goes_on():
+            return None
+        code = _piece(_command(run, begun), run.folder / LOG, piece_seconds)
+        failures = 0 if code in (0, INTERRUPTED) else failures + 1
+        if failures > MOST_FAILURES:
+            raise UserError(f"exit code {code}: {_last_line(run.folder / LOG)} ({run.folder} is kept)")
+    raise UserError(f"{run.folder} has not finished in {MOST_PIECES} pieces: make them longer, or look at {LOG} there")
+
+
+def _take_up(run: Run) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    origin, path = json.loads(json.dumps({**run.origin, "overrides": run.overrides})), run.folder / ORIGIN
+    if not path.exists():
+        write_json(path, origin)
+    elif (there := json.loads(path.read_text(encoding="utf-8"))) != origin:
+        other = sorted(name for name in origin if there.get(name) != origin[name])
+        raise UserError(
+            f"{run.folder} was begun with another {', '.join(other)}: remove it to begin anew, or restore what it was "
+            "begun with"
+        )
+    if (begun := _newest(run.folder)) is not None:
+        _wait_until_free(begun)
+
+
+def _wait_until_free(run: RunDirectory) -> None:
+    """An earlier piece may still be ending, if the process that made it was killed. Raises UserError."""
+    late = time.monotonic() + ENDING_SECONDS
+    while is_held(run.lock_file):
+        if time.monotonic() > late:
+            raise UserError(f"another process works on {run.path}: wait until it has ended")
+        time.sleep(0.5)
+
+
+def _newest(folder: Path) -> RunDirectory | None:
+    """The run's directory, once its database is there."""
+    found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/run.db"))]
+    return found[-1] if found else None
+
+
+def _command(run: Run, begun: RunDirectory | None) -> list[str]:
+    command = [sys.executable, "-m", "dart", "train", str(run.config), "--quiet", *as_sets(run.overrides)]
+    command += as_sets((f"run.directory={run.folder}",))
+    return [*command, "--resume", str(begun.path)] if begun else command
+
+
+def as_sets(overrides: Sequence[str]) -> list[str]:
+    return [part for one in overrides for part in ("--set", one)]
+
+
+def _piece(command: Sequence[str], log: Path, seconds: float | None) -> int:
+    """Run the command, interrupt it after `seconds`; its exit code."""
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            [sys.executable, "-c", _INTERRUPTED_WITH_PARENT, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(ENDING_SECONDS)
+        process.kill()
+        process.wait()
+    return INTERRUPTED  # nothing that was stored is lost
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"

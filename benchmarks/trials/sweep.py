@@ -1,0 +1,198 @@
+"""The runner that the experiments share: arms × seeds of real training runs, each kept as one JSON file when finished.
+
+Everything is real (`dart train` in a process of its own: Chromium, vLLM, the trainer, weight sync). A finished run is a
+file under results/NAME/ and is never made again; an unfinished one is under runs/experiments/NAME/ and continues where
+it was (`benchmarks.trials.pieces`). So an experiment can be stopped at any moment, with Ctrl-C or kill -9, and
+started again. Seeds are the outer loop: whenever it stops, all arms have about as many runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.trials import pieces, records
+from benchmarks.trials.protocol import check_marks
+from benchmarks.trials.records import Record
+from dart.coordinator.summary import machine, software, write_json
+from dart.core.evaluation.documents import Document
+from dart.errors import UserError
+
+RESULTS = Path(__file__).parents[1] / "results"
+UNFINISHED = Path("runs/experiments")
+REAL = "real: Chromium, vLLM, trainer and weight sync on this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. `arms`: all overrides of each. `marks`: what results must agree on to belong together."""
+
+    name: str
+    config: Path
+    arms: Mapping[str, tuple[str, ...]]
+    seeds: Sequence[int]
+    marks: Mapping[str, str]
+    piece_seconds: float | None = None
+    jobs: int = 1
+
+    @property
+    def results(self) -> Path:
+        return RESULTS / self.name
+
+    def record(self, arm: str, seed: int) -> Path:
+        return self.results / f"{arm}-{seed}.json"
+
+    def unfinished(self, arm: str, seed: int) -> Path:
+        return UNFINISHED / self.name / f"{arm}-{seed}"
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long to go on: until `stop` is called, or `minutes` have passed. A piece that has begun is made whole."""
+
+    minutes: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def goes_on(self) -> bool:
+        late = self.minutes is not None and time.monotonic() - self.began > 60 * self.minutes
+        return not (late or self._stopped.is_set())
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def missing(plan: Plan) -> list[tuple[str, int]]:
+    """Arms and seeds without a result, in the order in which they are made. Raises UserError for foreign results."""
+    wanted = []
+    for seed in plan.seeds:
+        for arm in plan.arms:
+            path = plan.record(arm, seed)
+            if path.exists():
+                check_marks(path, json.loads(path.read_text(encoding="utf-8")), plan.marks)
+            else:
+                wanted.append((arm, seed))
+    return wanted
+
+
+def finished(plan: Plan) -> dict[str, dict[int, Record]]:
+    """Arm → seed → its run, without arms that have none. Raises UserError for foreign results."""
+    missing(plan)
+    found: dict[str, dict[int, Record]] = {}
+    for arm in plan.arms:
+        for seed in plan.seeds:
+            if plan.record(arm, seed).exists():
+                found.setdefault(arm, {})[seed] = records.load(plan.record(arm, seed))
+    return found
+
+
+def run_missing(plan: Plan, patience: Patience | None = None) -> None:
+    """Make the missing runs, `plan.jobs` at a time; failed ones are reported, and continued the next time."""
+    patience = patience or Patience()
+    wanted = missing(plan)
+    print(f"{plan.name}: {len(wanted)} runs to finish, {plan.jobs} at a time", flush=True)
+    with ThreadPoolExecutor(plan.jobs) as pool:
+        try:
+            for made in [pool.submit(_make, plan, arm, seed, patience) for arm, seed in wanted]:
+                made.result()
+        finally:
+            # After Ctrl-C no piece begins; those under way have received it, too, and end by themselves.
+            patience.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
+    overrides = (*plan.arms[arm], f"run.seed={seed}")
+    run = pieces.Run(plan.unfinished(arm, seed), plan.config, overrides, plan.marks)
+    try:
+        made = pieces.train(run, plan.piece_seconds, patience.goes_on)
+    except UserError as error:
+        print(f"{plan.name}: {arm}, seed {seed}: {error}", flush=True)
+        return
+    if made is None:
+        return
+    record = {"arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, **records.read(made)}
+    plan.results.mkdir(parents=True, exist_ok=True)
+    write_compact(plan.record(arm, seed), record)
+    shutil.rmtree(run.folder)
+    print(f"{plan.name}: {arm}, seed {seed}: finished, {record['updates']} updates, {record['env_steps']} steps, "
+          f"{record['train_seconds']:.0f} s of training", flush=True)  # fmt: skip
+
+
+def write_compact(path: Path, value: Mapping[str, object]) -> None:
+    """On one line, atomically: a file that exists is whole."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+# ---- evaluations of policies that no run has made ----
+
+
+def evaluate(plan: Plan, label: str, arguments: Sequence[str], overrides: Sequence[str]) -> Document:
+    """`dart eval` with these arguments and overrides: made once, kept in results/NAME/LABEL.json.
+
+    Raises UserError if it fails, or if the kept one belongs to another protocol, config or base policy.
+    """
+    path = plan.results / f"{label}.json"
+    asked = [*arguments, *overrides]
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        check_marks(path, kept, plan.marks)
+        if kept["asked"] != asked:
+            raise UserError(f"{path} was evaluated with {kept['asked']}, now it would be {asked}: remove it")
+        known: Document = kept["evaluation"]
+        return known
+    folder = UNFINISHED / plan.name / label
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "dart", "eval", str(plan.config), "--quiet", *arguments]
+    command += pieces.as_sets((*overrides, f"run.directory={folder}"))
+    print(f"{plan.name}: {label}", flush=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{label}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
+    (found,) = folder.glob("*/evaluation.json")
+    document: Document = json.loads(found.read_text(encoding="utf-8"))
+    plan.results.mkdir(parents=True, exist_ok=True)
+    write_compact(path, {**plan.marks, "asked": asked, "evaluation": document})
+    shutil.rmtree(folder)
+    return document
+
+
+def oracle_pool(plan: Plan, per_task: int) -> str:
+    """The override that names the oracle's successes for the pool, which are collected if they are not there yet."""
+    folder = UNFINISHED / plan.name / "pool"
+    if not any(folder.glob("*/summary.json")):
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "dart", "collect", str(plan.config), "--from", "oracle", "--quiet"]
+        command += ["--per-task", str(per_task), *pieces.as_sets((f"run.directory={folder}",))]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (summary,) = folder.glob("*/summary.json")
+    return f"curation.pool.sources=[{summary.parent}]"
+
+
+# ---- what is written ----
+
+
+def write(name: str, config: Path, results: Mapping[str, object], what: str = REAL) -> Path:
+    """Write results/NAME.json. `what`: what was real and what was not."""
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "name": name,
+        "real_or_simulated": what,
+        "machine": machine(),
+        "versions": software(),
+        "date": time.strftime("%Y-%m-%d"),
+        "config": config.name,
+        "results": dict(results),
+    }
+    return write_json(path, content)

@@ -1,0 +1,120 @@
+"""Protocols: every shipped one is sound, wrong ones are refused, and results of another one too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.trials.protocol import FOLDER, Protocol, check_committed, check_marks, load, marks
+from dart.errors import UserError
+
+ABLATION = FOLDER / "ablation.yaml"
+
+
+@pytest.mark.parametrize("name", ["ablation", "sensitivity"])
+def test_shipped_protocols_are_sound(name: str) -> None:
+    protocol = load(FOLDER / f"{name}.yaml", Protocol)
+    assert protocol.name == name and len(protocol.seeds) == 5
+    for arm in (*protocol.arms, *protocol.controls):
+        config = protocol.load_config(arm)
+        assert config.stop.env_steps == 12_000 and config.curation.step_limit == 30
+        assert not config.evaluation.before and config.evaluation.decodings == ("sampled", "greedy")
+
+
+def test_the_ablation_is_the_one_that_was_designed() -> None:
+    protocol = load(ABLATION, Protocol)
+    assert list(protocol.arms) == ["none", "full", "without-number", "without-length", "without-pool"]
+    assert protocol.family == 8
+    full, none = (protocol.load_config(arm) for arm in ("full", "none"))
+    assert (
+        full.curation.dynamic_rollouts.enabled and full.curation.dynamic_length.enabled and full.curation.pool.enabled
+    )
+    assert full.trainer.loss.entropy_quantile == 0.2 and full.trainer.loss.importance == "truncated"
+    assert not (
+        none.curation.dynamic_rollouts.enabled or none.curation.dynamic_length.enabled or none.curation.pool.enabled
+    )
+    assert none.trainer.loss.entropy_quantile == 0 and none.trainer.loss.importance == "none"
+    tasks = full.environment.tasks.names
+    assert [len(protocol.tasks_of(level, tasks)) for level in protocol.levels] == [15, 3, 3]
+    assert protocol.gates is not None and (protocol.gates.greedy_at_most, protocol.gates.samples) == (0.05, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "ful"}, "ful is no arm: they are full, none"),
+        ({"against": ["full"]}, "full is compared with itself"),
+        ({"seeds": [0, 1, 1]}, "has a seed twice"),
+        ({"seeds": [0]}, "seeds"),
+        ({"primary": [{"levels": ["extreme"], "decoding": "greedy"}]}, "extreme is no level"),
+        ({"primary": [{"levels": ["hard"], "decoding": "beam"}]}, "'sampled' or 'greedy'"),
+        (
+            {"levels": {"easy": "ladder-easy-*", "medium": "ladder-medium-*", "hard": "click-*"}},
+            "click-\\* matches no task",
+        ),
+        (
+            {"arms": {"full": {"curation.pol": False}, "none": {}}, "against": ["none"]},
+            "curation.pol is not a known field",
+        ),
+        ({"alpah": 0.1}, "alpah"),
+    ],
+)
+def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    raw = yaml.safe_load(ABLATION.read_text(encoding="utf-8")) | changes
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        load(path, Protocol)
+
+
+def test_results_are_bound_to_protocol_config_and_base_policy(tmp_path: Path) -> None:
+    raw = yaml.safe_load(ABLATION.read_text(encoding="utf-8"))
+    config = tmp_path / "ladder.yaml"
+    settings = yaml.safe_load(Path(raw["config"]).read_text(encoding="utf-8"))
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"weights")
+    settings["model"]["path"] = str(base)
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    path = tmp_path / "ablation.yaml"
+    path.write_text(yaml.safe_dump(raw | {"config": str(config)}), encoding="utf-8")
+    before = marks(path, load(path, Protocol))
+
+    path.write_text(path.read_text(encoding="utf-8") + "# said later\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"full-0.json was made with another protocol"):
+        check_marks(tmp_path / "full-0.json", before, marks(path, load(path, Protocol)))
+
+    before = marks(path, load(path, Protocol))
+    (base / "model.safetensors").write_bytes(b"better weights")
+    with pytest.raises(UserError, match="with another base policy"):
+        check_marks(tmp_path / "full-0.json", before, marks(path, load(path, Protocol)))
+
+    before = marks(path, load(path, Protocol))
+    config.write_text(yaml.safe_dump(settings | {"run": {"name": "other"}}), encoding="utf-8")
+    with pytest.raises(UserError, match="with another config"):
+        check_marks(tmp_path / "full-0.json", before, marks(path, load(path, Protocol)))
+    check_marks(tmp_path / "full-0.json", before, before)
+
+    (base / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="make the base policy first"):
+        marks(path, load(path, Protocol))
+
+
+def test_a_protocol_has_to_be_committed(tmp_path: Path) -> None:
+    path = tmp_path / "protocol.yaml"
+    path.write_text("question: why\n")
+    check_committed(path)  # no repository: nothing to check
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    with pytest.raises(UserError, match="commit it before the first run"):
+        check_committed(path)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "said"], check=True)
+    check_committed(path)
+    path.write_text("question: what\n")
+    with pytest.raises(UserError, match="commit it"):
+        check_committed(path)
