@@ -49,9 +49,12 @@ def sequence_token_ratio(
     """s_t = sg[s] · π(a_t) / sg[π(a_t)], sg stopping the gradient (GSPO-token, arXiv 2507.18071).
 
     Its value is s; its gradient s · ∂ log π(a_t), token t's own. Summed over a step whose tokens weigh the same, the
-    gradient is that of `sequence_ratio`; where weights differ by token (w does), each stays with its token.
+    gradient is that of `sequence_ratio`; where weights differ by token (w does), each stays with its token. A step
+    whose mean log-ratio is beyond the bound has no gradient.
     """
-    return sequence_ratio(new, old, steps, bound).detach() * (new - new.detach()).exp()
+    checks.flat(new=new, old=old)
+    mean = steps.spread(steps.means((new - old).detach()))
+    return bounded(mean + (new - new.detach()), bound).exp()
 
 
 RATIOS: dict[str, Callable[[torch.Tensor, torch.Tensor, Steps, float], torch.Tensor]] = {

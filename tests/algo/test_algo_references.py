@@ -58,17 +58,47 @@ def make_case(seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def make_extreme(seed: int) -> dict[str, Any]:
+    """The same with log-ratios of up to 30 either way between any two policies, and a response of advantage 0."""
+    case = make_case(seed)
+    draw = torch.Generator().manual_seed(seed)
+    apart = torch.tensor([-30.0, -21.0, -12.0, -2.0, 0.0, 0.2, 1.0, 9.0, 19.0, 22.0, 30.0], dtype=torch.float64)
+
+    def far() -> Any:
+        return apart[torch.randint(0, len(apart), case["old"].shape, generator=draw)]
+
+    old = case["old"] - 70
+    case |= {"old": old, "new": old + far(), "behaviour": old + far()}
+    case["reference"] = case["new"] + far()
+    case["advantages"][3] = 0.0
+    case["behaviour"][5] = old[5] + 0.05  # verl divides by the sum of weights, which masking must not make 0
+    return case
+
+
+Cases = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each case with what the references made of it."""
+def both(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """Each case, usual and extreme, with what the references made of it."""
     folder = tmp_path_factory.mktemp("references")
-    made = [make_case(seed) for seed in range(CASES)]
+    made = [make_case(seed) for seed in range(CASES)] + [make_extreme(seed) for seed in range(CASES)]
     torch.save(made, folder / "in.pt")
     command = [sys.executable, str(TESTS / "reference_losses.py"), REFERENCES, folder / "in.pt", folder / "out.pt"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return list(zip(made, torch.load(folder / "out.pt"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def cases(both: Cases) -> Cases:
+    return both[:CASES]
+
+
+@pytest.fixture(scope="module")
+def extremes(both: Cases) -> Cases:
+    return both[CASES:]
 
 
 def flat(case: dict[str, Any], values: Any) -> Any:
@@ -130,6 +160,15 @@ def test_losses_are_those_of_verl(cases: Any, theirs: str, aggregation: str) -> 
         same(case, ours(case, aggregation=aggregation, **VERL[theirs]), expected)
 
 
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("theirs", ["vanilla", "cispo"])
+def test_losses_at_extremes_are_those_of_verl(extremes: Any, theirs: str, aggregation: str) -> None:
+    """Its GSPO cuts the mean log-ratio at 10 and from above alone, so that it cannot be compared here."""
+    for case, results in extremes:
+        expected = results["verl"][f"{theirs} {AGGREGATIONS[aggregation]}"]
+        same(case, ours(case, aggregation=aggregation, **VERL[theirs]), expected)
+
+
 TRL = {
     "grpo": {"aggregation": "step_mean"},
     "bnpo": {"aggregation": "token_mean", "entropy_coefficient": ENTROPY},
@@ -155,8 +194,8 @@ def test_sequence_ratios_are_those_of_trl(cases: Any, theirs: str) -> None:
         same(case, ours(case, **changes, **TRL[theirs]), results["trl"][f"{theirs} sequence"])
 
 
-def test_importance_weights_are_those_of_verl(cases: Any) -> None:
-    for case, results in cases:
+def test_importance_weights_are_those_of_verl(both: Any) -> None:
+    for case, results in both:
         old, behaviour = flat(case, case["old"]), flat(case, case["behaviour"])
         token = importance.behaviour_ratio(old, behaviour)
         sequence = importance.sequence_behaviour_ratio(old, behaviour, steps_of(case))
@@ -168,8 +207,8 @@ def test_importance_weights_are_those_of_verl(cases: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_kl_estimators_are_those_of_verl(cases: Any, name: str) -> None:
-    for case, results in cases:
+def test_kl_estimators_are_those_of_verl(both: Any, name: str) -> None:
+    for case, results in both:
         new = flat(case, case["new"]).clone().requires_grad_()
         values = ESTIMATORS[name](new, flat(case, case["reference"]))
         close(values.detach(), flat(case, results["verl"][name]["values"]))
