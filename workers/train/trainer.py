@@ -163,6 +163,7 @@ class Trainer:
         self.remarks = faults.remarks
         metrics |= self._metrics(tallies)
         (metrics["samples_left_out"],) = collectives.add([len(faults.left_out)], self.device)
+        metrics["steps_taken"] = len(norms)
         metrics["steps_skipped"] = len(tallies) - len(norms)
         metrics["gradient_norm"] = sum(norms) / max(1, len(norms))
         metrics["learning_rate"] = self.learning_rate(self.updates - 1)

@@ -253,6 +253,11 @@ class DataManager:
         self._refused = 0
         self._notify()
 
+    async def skipped(self, batch: Sequence[ReleasedGroup], why: str) -> None:
+        """The update counts, but changed no weight. Its groups are dropped, so that they do not come back after a
+        restart from an earlier checkpoint. Raises UserError as `unusable` does."""
+        await self.unusable(batch, why)
+
     async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
         """The update was not made, because these groups of its batch cannot be trained on. The others wait again.
 

@@ -82,6 +82,9 @@ class Demonstrations:
     async def consumed(self, batch: list[ReleasedGroup], update: int, trainer_version: int) -> None:
         self._progress.batch_consumed(batch, [0 for group in batch for _ in group.trajectories])
 
+    async def skipped(self, batch: Sequence[ReleasedGroup], why: str) -> None:
+        """The update counts, but changed no weight: these demonstrations come again in the next epoch."""
+
     async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
         names = ", ".join(group.id for group in groups)
         raise UserError(f"sft.sources: demonstrations that cannot be trained on ({names}): {why}")

@@ -40,6 +40,7 @@ LOOK_SECONDS = 1.0
 STARVED_SECONDS = 60.0
 MOST_REMARKS = 20
 """The most remarks of the trainer that are recorded for one update."""
+SKIPPED = "no gradient of its update was finite, so the trainer skipped it"
 
 
 class Training:
@@ -227,13 +228,17 @@ class Training:
         return None if waiting.cancelled() else waiting.result()
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
-        """The next update has trained on the batch and made version `made`."""
+        """The next update has trained on the batch and made version `made`, which differs from the last unless the
+        trainer had to skip every optimiser step."""
         self._in_flight = None
         before = self._progress.counts.version
         self._progress.version_made(made, metrics.get("round_trip_seconds"))
         self._last_update, update = metrics, self._progress.counts.updates
         failpoint("batch-trained")
-        await self._data.consumed(batch, update, before)
+        if metrics.get("steps_taken") == 0:
+            await self._data.skipped(batch, SKIPPED)
+        else:
+            await self._data.consumed(batch, update, before)
         failpoint("batch-consumed")
         await self._database.add_version(made, update, metrics, time.time())
         self._log_update(batch)

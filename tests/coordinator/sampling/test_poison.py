@@ -27,6 +27,7 @@ from dart.coordinator.sampling.data import MOST_LOSSES
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training import ranks as ranks_module
 from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
+from dart.coordinator.training.updates import SKIPPED
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.orders import Order
 from dart.core.types import Task
@@ -189,6 +190,53 @@ def test_what_the_trainer_was_lost_with_is_noted(monkeypatch: pytest.MonkeyPatch
         simulate(SET_UP, DECOUPLED, Timings(), hours=6.0)
     ((_, lost),) = [event for event in events if event[0] == "trainer_lost"]
     assert len(lost["groups"]) >= 4 and len(set(lost["groups"])) == len(lost["groups"])
+
+
+# ---- updates that the trainer skips ----
+
+
+class Skips(killed_run.Trainer):
+    """The gradient of its third update is not finite."""
+
+    def answer(self, command: Any, seconds: float, **reply: Any) -> None:
+        if (trained := reply.get("trained")) and trained.update == 3:
+            trained.metrics["steps_taken"] = 0.0
+            trained.remarks.append("the gradient's norm is nan: the optimiser's step was skipped")
+        super().answer(command, seconds, **reply)
+
+
+async def test_a_skipped_update_costs_its_batch_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(killed_run, "Trainer", Skips)
+        async with asyncio.timeout(killed_run.HANG_SECONDS):
+            summary = await killed_run.work(run, updates=3)
+    assert summary["updates"] == 3, "it counts"
+    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    (skipped,) = [set(line["groups"]) for line in told if line.get("trained") == 3]
+    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [one["why"] for one in events if one["event"] == "trainer_remark"] == [
+        "the gradient's norm is nan: the optimiser's step was skipped"
+    ]
+    assert [one["trainer"].get("steps_taken") for one in events if one["event"] == "update"] == [None, None, 0]
+    with closing(sqlite3.connect(run.database)) as connection:
+        query = "select g.id, count(*) from groups g join trajectories t on t.group_id = g.id where g.fate = ? "
+        query += "and t.fate = 'dropped: cannot be trained on' group by g.id"
+        found = dict(connection.execute(query, (f"dropped: cannot be trained on: {SKIPPED}",)).fetchall())
+    assert set(found) == skipped
+    assert summary["dropped"]["cannot be trained on"] == sum(found.values()) >= 8
+
+    # As if the run had been killed before the checkpoint that follows the skipped update.
+    shutil.rmtree(run.checkpoints / "v000003")
+    with closing(sqlite3.connect(run.database)) as connection, connection:
+        connection.execute("update runs set state = 'interrupted', finished = null")
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        summary = await killed_run.work(run, updates=5)
+    assert summary["updates"] == 5 and summary["dropped"]["cannot be trained on"] == sum(found.values())
+    later = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()][len(told) :]
+    assert {"resumed": 2} in later and [line["trained"] for line in later if "trained" in line] == [3, 4, 5]
+    assert not skipped & {group for line in later if "trained" in line for group in line["groups"]}
 
 
 # ---- poison in the database ----

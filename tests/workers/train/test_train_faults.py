@@ -67,6 +67,7 @@ def test_a_sample_whose_loss_is_no_number_is_left_out_and_named(folder: Path, tr
     samples = with_advantage(POISON, "1-1")
     metrics = poisoned.update(samples, *totals(samples))
     assert (metrics["samples_left_out"], metrics["steps_skipped"]) == (1, 0)
+    assert metrics["steps_taken"] == trainer.get("minibatches", 1)
     (remark,) = poisoned.remarks
     assert remark == "sample 1-1/0 of group 1 was left out of the update: its loss is not finite"
     # As if it had had nothing to say.
@@ -118,8 +119,8 @@ def test_samples_that_break_the_gradient_twice_are_named(folder: Path) -> None:
 def test_one_bad_gradient_now_and_then_costs_its_step_alone(folder: Path) -> None:
     trainer = trainer_of(folder)
     good, bad = mixed(groups=3), with_advantage(PITFALL, "0-1")
-    skipped = [trainer.update(one, *totals(one))["steps_skipped"] for one in (bad, good, bad, good)]
-    assert skipped == [1, 0, 1, 0]
+    metrics = [trainer.update(one, *totals(one)) for one in (bad, good, bad, good)]
+    assert [(one["steps_skipped"], one["steps_taken"]) for one in metrics] == [(1, 0), (0, 1)] * 2
 
 
 def test_a_batch_of_nothing_else_is_refused_with_every_name(folder: Path) -> None:
