@@ -186,7 +186,7 @@ async def _updates(
                 trained = await ranks.update(number, [])
                 await database.add_version(trained.weight_version, number, {}, time.time())
                 updates.append(Update(trained.weight_version, before, time.monotonic()))
-                sync.publish(trained.weight_version, trained.tensors)
+                sync.staged(trained.weight_version, trained.tensors)
                 await sync.settled()
                 await asyncio.sleep(how.after_seconds)
                 if lost:

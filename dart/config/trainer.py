@@ -169,6 +169,11 @@ class Sync(Section):
     transport: Literal["gloo", "nccl"] = Field(
         "nccl", description="nccl: trainer and replicas have GPUs of their own; gloo: everything else, a CPU included."
     )
+    every_updates: Positive = Field(
+        1,
+        description="Replicas get new weights after every so many updates; more than 1 makes samples older. A replica "
+        "that lacks the newest published weights, as after a restart, gets the newest there are.",
+    )
     max_unavailable: Positive = Field(1, description="The most replicas that may be updated at the same time.")
     mode: Literal["keep", "drain", "abort"] = Field("drain", description="What happens to requests in flight.")
     timeout_seconds: Seconds = Field(120.0, description="A transfer that takes longer is aborted and tried again.")

@@ -73,6 +73,12 @@ class Config(Section):
                 f"trainer.advantage.overlong_buffer is {self.trainer.advantage.overlong_buffer}, more than "
                 f"rollout.max_tokens ({self.rollout.max_tokens}): make it a part of it"
             )
+        if (age := self.sync.every_updates - 1) > self.curation.max_staleness:
+            raise ValueError(
+                f"sync.every_updates is {self.sync.every_updates}, so samples would be up to {age} versions old when "
+                f"they begin, and curation.max_staleness is {self.curation.max_staleness}: raise it, or lower "
+                "sync.every_updates"
+            )
         if self.sync.max_unavailable > self.rollout.replicas:
             raise ValueError(
                 f"sync.max_unavailable is {self.sync.max_unavailable} "

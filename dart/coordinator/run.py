@@ -90,8 +90,9 @@ class Run:
         self.fleet.boundary.limits = Limits(start.version, vocabulary_size(config.model.folder))
         self.envs = EnvPool(self.fleet)
         self.replicas: Replicas[Worker] = Replicas(
-            time.monotonic(), start.version, config.sync.max_unavailable, together=config.schedule.sync == "all"
-        )
+            time.monotonic(), start.version, config.sync.max_unavailable,
+            together=config.schedule.sync == "all", every_updates=config.sync.every_updates,
+        )  # fmt: skip
         self.policy = RolloutPool(self.fleet, screenshots, self.replicas)
         self.ranks = TrainerRanks(self.fleet, config.trainer.ranks, screenshots)
         self.accounting = Accounting(self.envs, self.policy, self.ranks)
@@ -364,8 +365,8 @@ class Run:
         )  # fmt: skip
 
     def _note_version(self) -> None:
-        """No worker has a newer version than the one that was published last."""
-        self.fleet.boundary.limits.version = self.replicas.version
+        """No worker has a newer version than the one that the trainer has staged last."""
+        self.fleet.boundary.limits.version = self.replicas.newest
 
     def _welcome(self, hello: pb.Hello) -> str:
         return welcome(self.config, self._start, hello, self._job, self._shared)

@@ -67,6 +67,7 @@ class Pulse:
     trainer: str = ""
     """ "training" or "saving"; empty while it has nothing to do."""
     version: int = 0
+    """The newest published version."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """The version of each replica."""
     environments: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,12 +80,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path, transport: str, capable: bool) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, transport: str, capable: bool, every_updates: int = 1) -> AsyncIterator[Stage]:
     async def add_sync(record: Any) -> None:
         pass
 
     fleet = Fleet(60.0)
-    pool, ranks = RolloutPool(fleet, StoredScreenshots(None)), TrainerRanks(fleet, 1, StoredScreenshots(None))
+    replicas: Replicas[Worker] = Replicas(time.monotonic(), every_updates=every_updates)
+    pool = RolloutPool(fleet, StoredScreenshots(None), replicas)
+    ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
     settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
     made = Stage(
@@ -115,7 +118,7 @@ async def test_a_transfer_that_finds_no_trainer_has_failed(tmp_path: Path) -> No
     async with stage(tmp_path, "gloo", capable=True) as made:
         trainer = next(worker for worker in made.fleet.workers.values() if worker.role == pb.ROLE_TRAIN)
         made.fleet.lose(trainer, "killed")
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         while '"sync_failed"' not in (tmp_path / "metrics.jsonl").read_text():
             await asyncio.sleep(0.01)
         assert "the trainer is gone" in (tmp_path / "metrics.jsonl").read_text()
@@ -124,7 +127,7 @@ async def test_a_transfer_that_finds_no_trainer_has_failed(tmp_path: Path) -> No
 
 async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Path) -> None:
     async with stage(tmp_path, "gloo", capable=True) as made:
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settled()
         assert sorted(made.seen[:2]) == [("ReceiveWeights", True), ("SendWeights", True)]
         assert made.seen[2:] == [("LoadWeights", False)]
@@ -135,7 +138,7 @@ async def test_over_gloo_a_replica_serves_until_everything_is_there(tmp_path: Pa
 @pytest.mark.parametrize(("transport", "capable"), [("nccl", True), ("gloo", False)])
 async def test_else_it_is_out_of_the_rotation_all_the_while(tmp_path: Path, transport: str, capable: bool) -> None:
     async with stage(tmp_path, transport, capable) as made:
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settled()
         assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
         assert made.serves
@@ -148,7 +151,7 @@ async def test_a_replica_whose_transfer_breaks_serves_on_and_is_tried_again_in_a
     async with stage(tmp_path, "gloo", capable=True) as made:
         times = iter([True, False])
         made.fails = lambda command: isinstance(command, broken) and next(times)
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settled()
         assert ("LoadWeights", True) not in made.seen
         assert all(serving for name, serving in made.seen if name != "LoadWeights")
@@ -161,7 +164,7 @@ async def test_a_replica_that_cannot_load_is_tried_again_and_serves_nothing_mean
     async with stage(tmp_path, "gloo", capable=True) as made:
         times = iter([True, False])
         made.fails = lambda command: isinstance(command, pb.LoadWeights) and next(times)
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settled()
         assert made.seen[2] == ("LoadWeights", False)
         assert sorted(made.seen[3:5]) == [("ReceiveWeights", False), ("SendWeights", False)]
@@ -174,7 +177,7 @@ async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_
         sending, go_on = asyncio.Event(), asyncio.Event()
         made.holds = lambda command: isinstance(command, pb.SendWeights) and not sending.is_set()
         made.sending, made.go_on = sending, go_on
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await sending.wait()
         hello = pb.Hello(worker_id="replica", instance_id="new", role=pb.ROLE_ROLLOUT,
                          capabilities=[RECEIVES_WHILE_SERVING])  # fmt: skip
@@ -189,6 +192,22 @@ async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_
         assert made.serves
 
 
+async def test_weights_are_sent_after_every_third_update_and_at_the_end(tmp_path: Path) -> None:
+    async with stage(tmp_path, "gloo", capable=True, every_updates=3) as made:
+        made.sync.staged(1, TENSORS)
+        made.sync.staged(2, TENSORS)
+        await made.sync.settled()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert made.seen == [] and made.replicas.versions == {"replica": 0}
+        made.sync.staged(3, TENSORS)
+        await made.sync.settled()
+        assert made.replicas.versions == {"replica": 3}
+        made.sync.staged(4, TENSORS)
+        await made.sync.settle_or_exclude()
+        assert made.replicas.versions == {"replica": 4}, "the policy that is evaluated is the last one"
+
+
 async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +216,7 @@ async def test_the_end_waits_for_no_replica_that_cannot_be_updated(
         other, _ = made.fleet.admit(pb.Hello(worker_id="other", instance_id="other", role=pb.ROLE_ROLLOUT))
         made.fleet.became_ready(other, pb.Ready(slots=1, weight_version=1, engine_ranks=1))
         made.fails = lambda command: isinstance(command, pb.SendWeights)
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settle_or_exclude()
         assert not made.serves and made.replicas.get("other").serving
         made.fleet.lose(other, "goodbye")
@@ -218,7 +237,7 @@ async def test_whoever_is_told_first_old_weights_serve_nothing(
         def look(*told: Any) -> None:
             assert not any(one.serving and one.version < 1 for one in made.replicas)
 
-        made.sync.publish(1, TENSORS)
+        made.sync.staged(1, TENSORS)
         await made.sync.settled()
         made.fleet.lose(made.fleet.workers["replica"], "its machine is gone")
         waiting = asyncio.create_task(

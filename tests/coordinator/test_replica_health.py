@@ -132,7 +132,7 @@ async def test_a_screenshot_that_is_not_held_and_a_weight_update_are_no_failures
         assert await asked(pool, 1, 1) == {"rollout": 1}
         assert not pool.replicas.get("rollout").health.failures
     async with fleet(rollout=updated) as (_, pool):
-        pool.replicas.publish(1, 0.0)
+        pool.replicas.staged(1, 0.0)
         assert pool.replicas.next_update()
         assert await asked(pool, 1, 1) == {"rollout": 1}
         assert not pool.replicas.get("rollout").health.failures

@@ -178,6 +178,17 @@ async def test_a_hung_trainer_behind_a_session_that_lives(tmp_path: Path, capsys
     assert next(e["culprit"] for e in told if e["event"] == "stalled" and e["kind"] == "trainer") == "train-0 (rank 0)"
 
 
+async def test_weights_that_are_not_published_yet_are_not_missed(tmp_path: Path) -> None:
+    made = settings()
+    made = made.model_copy(update={"sync": made.sync.model_copy(update={"every_updates": 3})})
+    async with running(tmp_path, made) as scene:
+        seen = []
+        for version in (1, 2, 3, 4):
+            scene.run.replicas.staged(version, 0.0)
+            seen.append(scene.run._watch._pulse(0.0).version)
+        assert seen == [0, 0, 3, 3]
+
+
 async def test_a_worker_that_never_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with running(tmp_path, settings(replicas=2)) as scene:
         scene.join("env-0", pb.ROLE_ENV, World())

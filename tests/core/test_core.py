@@ -90,6 +90,8 @@ def test_balance_leaves_no_sample_out() -> None:
 def test_budget_always_lets_a_batch_fill() -> None:
     assert start_budget(0, 64, 8) == 72
     assert start_budget(2, 64, 8) == 136
+    assert start_budget(16, 16, 8, every_updates=8) == 9 * 16 + 8, "the first are seven versions old when they begin"
+    assert start_budget(7, 16, 8, every_updates=8) == 24
 
 
 def test_the_ledger_books_every_slot_second_once() -> None:

@@ -147,7 +147,7 @@ def test_without_a_healthy_replica_the_least_bad_one_is_asked() -> None:
 def test_a_good_replica_that_is_being_updated_is_waited_for() -> None:
     replicas = made("bad", "good")
     fail(replicas, "bad")
-    replicas.publish(1, 0.0)
+    replicas.staged(1, 0.0)
     assert replicas.next_update() == (the(replicas, "bad"), 1)
     replicas.updated(the(replicas, "bad"), 1, 0.0)
     good, _ = replicas.next_update() or pytest.fail("both are updated")
@@ -220,10 +220,10 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     replicas = made("a", "b")
     a, b = the(replicas, "a"), the(replicas, "b")
     assert replicas.next_update() is None
-    replicas.publish(1, 0.0)
+    replicas.staged(1, 0.0)
     assert replicas.next_update() == (a, 1)
     assert replicas.next_update() is None, "never both at once"
-    replicas.publish(2, 0.0)
+    replicas.staged(2, 0.0)
     replicas.updated(a, 1, 0.0)
     assert replicas.next_update() == (b, 2), "the oldest first, straight to the newest"
     replicas.update_failed(b)
@@ -231,7 +231,7 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     replicas.updated(a, 2, 0.0)
     assert replicas.next_update() == (b, 2)
     replicas.update_failed(b)
-    replicas.publish(3, 0.0)
+    replicas.staged(3, 0.0)
     assert replicas.next_update() == (a, 3)
     replicas.updated(a, 3, 0.0)
     assert replicas.next_update() == (b, 3)
@@ -239,12 +239,58 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
     assert replicas.settled
     assert not replicas.updated(b, 3, 0.0) and replicas.versions == {"a": 3}
     with pytest.raises(ValueError, match="versions only grow"):
-        replicas.publish(2, 0.0)
+        replicas.staged(2, 0.0)
+
+
+def test_every_third_version_is_published() -> None:
+    replicas = made("a", "b", every_updates=3)
+    a, b = the(replicas, "a"), the(replicas, "b")
+    for version in (1, 2):
+        replicas.staged(version, 0.0)
+        assert replicas.next_update() is None and replicas.settled and not replicas.behind
+    replicas.staged(3, 0.0)
+    assert not replicas.settled and replicas.behind == [a, b]
+    assert replicas.next_update() == (a, 3)
+    replicas.updated(a, 3, 0.0)
+    replicas.staged(4, 0.0)
+    assert replicas.next_update() == (b, 4), "the trainer no longer has version 3"
+    replicas.updated(b, 4, 0.0)
+    assert replicas.settled and replicas.next_update() is None, "a has what was published"
+    replicas.staged(5, 0.0)
+    late = replicas.join("c", 4, 0, None, 0.0)
+    assert not late.serving and replicas.next_update() == (late, 5)
+    replicas.updated(late, 5, 0.0)
+    replicas.publish_newest(0.0)
+    assert replicas.behind == [a, b], "the last weights reach everybody, whatever their number"
+    for replica in (a, b):
+        assert replicas.next_update() == (replica, 5)
+        replicas.updated(replica, 5, 0.0)
+    assert replicas.settled
+    replicas.publish_newest(0.0)
+    assert replicas.settled, "published already"
+    replicas.staged(7, 0.0)
+    replicas.staged(8, 0.0)
+    assert replicas.next_update() == (a, 8), "counted from the last one that was published"
+    replicas.validate()
+
+
+def test_all_at_once_at_every_second_version() -> None:
+    replicas = made("a", "b", together=True, every_updates=2)
+    replicas.staged(1, 0.0)
+    assert all(replica.serving for replica in replicas)
+    late = replicas.join("c", 4, 0, None, 0.0)
+    assert late.serving, "nothing newer is published"
+    replicas.publish_newest(0.0)
+    assert not any(replica.serving for replica in replicas)
+    while chosen := replicas.next_update():
+        replicas.updated(*chosen, 0.0)
+    assert replicas.settled and all(replica.serving for replica in replicas)
+    replicas.validate()
 
 
 def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_service() -> None:
     replicas = made("a", "b", "c", "d")
-    replicas.publish(1, 0.0)
+    replicas.staged(1, 0.0)
     tried = []
     for _ in range(6):
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
@@ -260,7 +306,7 @@ def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_servic
 
 def test_transfers_that_break_take_turns() -> None:
     replicas = made("a", "b")
-    replicas.publish(1, 0.0)
+    replicas.staged(1, 0.0)
     order = []
     for _ in range(4):
         chosen, _ = replicas.next_update() or pytest.fail("nobody has the version")
@@ -271,7 +317,7 @@ def test_transfers_that_break_take_turns() -> None:
 
 def test_all_at_once() -> None:
     replicas = made("a", "b", "c", together=True)
-    replicas.publish(1, 0.0)
+    replicas.staged(1, 0.0)
     chosen = [replicas.next_update() for _ in range(4)]
     assert chosen == [(the(replicas, name), 1) for name in "abc"] + [None]
     for name in "ab":
@@ -290,15 +336,15 @@ def test_old_weights_serve_nothing() -> None:
 # ---- random histories ----
 
 EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "publish",
-          "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
+          "settle", "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
 HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=80)
 
 
 class Life:
     """Plays the part of the coordinator, and checks what has to hold after every event."""
 
-    def __init__(self, most: int, together: bool) -> None:
-        self.replicas: Replicas[None] = Replicas(0.0, 0, most, together=together)
+    def __init__(self, most: int, together: bool, every: int = 1) -> None:
+        self.replicas: Replicas[None] = Replicas(0.0, 0, most, together=together, every_updates=every)
         self.now = 0.0
         self.running: list[Request[None]] = []
         self.line: list[Request[None]] = []
@@ -355,7 +401,9 @@ class Life:
             case "leave" if replica:
                 replicas.leave(replica, self.now, for_good=number % 2 == 0)
             case "publish":
-                replicas.publish(replicas.version + 1, self.now)
+                replicas.staged(replicas.newest + 1, self.now)
+            case "settle":
+                replicas.publish_newest(self.now)
             case "begin":
                 if chosen := replicas.next_update():
                     self.transfers[chosen[0]] = chosen[1]
@@ -403,9 +451,9 @@ class Life:
 
 
 @settings(max_examples=300, deadline=None)
-@given(HISTORY, st.integers(1, 2), st.booleans())
-def test_any_history(events: list[tuple[str, int]], most: int, together: bool) -> None:
-    life = Life(most, together)
+@given(HISTORY, st.integers(1, 2), st.booleans(), st.sampled_from([1, 3]))
+def test_any_history(events: list[tuple[str, int]], most: int, together: bool, every: int) -> None:
+    life = Life(most, together, every)
     life.event("join", 0)
     for kind, number in events:
         life.event(kind, number)

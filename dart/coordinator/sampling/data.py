@@ -359,4 +359,5 @@ def _rules(config: Config) -> Rules:
             overlong_buffer=advantage.overlong_buffer,
             max_tokens=config.rollout.max_tokens,
         ),
+        config.sync.every_updates,
     )

@@ -136,7 +136,7 @@ class Watch:
             failures=self._envs.failures(),
             updates=progress.counts.updates,
             trainer=next((str(s) for s in (TrainerState.TRAINING, TrainerState.SAVING) if trainer.get(s)), ""),
-            version=progress.counts.version,
+            version=self._replicas.version,
             versions=self._replicas.versions,
             environments=self._envs.slots,
             sampling=sampled.going_on,

@@ -1,10 +1,10 @@
 """Weight sync. Rolling: one replica after the other gets the newest version while the others serve.
 
-`dart.core.fleet.replicas.Replicas` decides which replica is updated next; whenever it has changed, `WeightSync.run`
-starts the transfers that it allows. Over gloo a replica receives while it serves, and is out of the rotation only while
-it loads the received weights into the model; over NCCL, from the moment its transfer starts. Training and the other
-replicas continue; with `schedule.sync: all` none serves until all have answered. A transfer that fails is repeated for
-that replica with a new transfer group, and does not affect the trainer.
+`dart.core.fleet.replicas.Replicas` decides which versions are published, and which replica is updated next; whenever it
+has changed, `WeightSync.run` starts the transfers that it allows. Over gloo a replica receives while it serves, and is
+out of the rotation only while it loads the received weights into the model; over NCCL, from the moment its transfer
+starts. Training and the other replicas continue; with `schedule.sync: all` none serves until all have answered. A
+transfer that fails is repeated for that replica with a new transfer group, and does not affect the trainer.
 """
 
 from __future__ import annotations
@@ -63,20 +63,22 @@ class WeightSync:
         self._replicas_changed()
         replicas.on_change.append(self._replicas_changed)
 
-    def publish(self, version: int, tensors: Sequence[weights_pb2.TensorInfo]) -> None:
-        """The trainer has staged a new version."""
+    def staged(self, version: int, tensors: Sequence[weights_pb2.TensorInfo]) -> None:
+        """The trainer has staged a new version, which is published at once or later (`sync.every_updates`)."""
         self._tensors = tensors
-        self._replicas.publish(version, time.monotonic())
+        self._replicas.staged(version, time.monotonic())
 
     async def settled(self) -> None:
-        """Wait until every replica serves the newest version."""
+        """Wait until every replica serves the newest published version."""
         await self._settled.wait()
 
     async def settle_or_exclude(self) -> None:
-        """Wait until every replica has the newest version; take those that cannot get it out of the rotation.
+        """Publish the newest version, and wait until every replica has it; take those that cannot get it out of the
+        rotation.
 
         Raises UserError if no replica can get it.
         """
+        self._replicas.publish_newest(time.monotonic())
         try:
             async with asyncio.timeout(SETTLE_TIMEOUTS * self._settings.timeout_seconds):
                 return await self.settled()

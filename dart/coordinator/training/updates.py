@@ -165,7 +165,7 @@ class Training:
             for remark in trained.remarks[:MOST_REMARKS]:
                 self._journal.event("trainer_remark", update=number, why=remark)
             await self._updated(batch, trained.weight_version, timed(trained, begun))
-            self._sync.publish(trained.weight_version, trained.tensors)
+            self._sync.staged(trained.weight_version, trained.tensors)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()

@@ -135,11 +135,12 @@ def staleness(trainer_version: int, trajectory: Trajectory) -> int:
     return max(0, trainer_version - trajectory.oldest_version)
 
 
-def start_budget(max_staleness: int, trajectories_per_update: int, rollouts: int) -> int:
+def start_budget(max_staleness: int, trajectories_per_update: int, rollouts: int, every_updates: int = 1) -> int:
     """How many trajectories may have begun and not yet be consumed or dropped.
 
     A trajectory that starts behind `u` unconsumed ones is trained u / trajectories_per_update updates later, so
     max_staleness batches in the pipeline keep the bound; one batch and one group are always allowed, or no batch could
-    ever be filled.
+    ever be filled. Where replicas get new weights only after every `every_updates` updates, a trajectory may begin with
+    weights that are up to every_updates - 1 versions old already, so as many batches fewer may be in the pipeline.
     """
-    return max(max_staleness, 1) * trajectories_per_update + rollouts
+    return max(max_staleness - (every_updates - 1), 1) * trajectories_per_update + rollouts

@@ -64,10 +64,12 @@ class Rules:
     schedule: Schedule
     max_staleness: int
     judging: Judging = field(default_factory=Judging)
+    every_updates: int = 1
 
     @property
     def budget(self) -> int:
-        return start_budget(self.max_staleness, self.schedule.trajectories_per_update, self.schedule.rollouts)
+        size = self.schedule.trajectories_per_update
+        return start_budget(self.max_staleness, size, self.schedule.rollouts, self.every_updates)
 
 
 class Lifecycle:
@@ -319,12 +321,10 @@ class Lifecycle:
     def _close(self, group: Group) -> None:
         """Close the group: nothing is left to run."""
         self._open -= 1
-        self._closing += 1
-        group.stage = Stage.CLOSING
-        self._to_judge.append(group)
+        self._judge_again(group)
 
     def _judge_again(self, group: Group) -> None:
-        """Close a group that became unusable while it waited or was in training."""
+        """Have a group judged: one that nothing is left to run of, or that became unusable later."""
         self._closing += 1
         group.stage = Stage.CLOSING
         self._to_judge.append(group)
@@ -337,8 +337,7 @@ class Lifecycle:
 
     def stale(self, trainer_version: int) -> list[Verdict]:
         """Verdicts on waiting groups with a token past the staleness bound, which are closing from now on."""
-        stale = self._waiting.older_than(trainer_version - self._rules.max_staleness)
-        if stale:
+        if stale := self._waiting.older_than(trainer_version - self._rules.max_staleness):
             self._waiting.remove(stale)
             self._closing += len(stale)
         return [self._stale_verdict(group, trainer_version) for group in stale]

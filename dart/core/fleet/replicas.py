@@ -6,10 +6,12 @@ cache is warm), then the least busy one, and among equals the newest version. A 
 replica (`dart.core.fleet.health`) gets only probes, unless no healthy replica is left. A choice takes time
 logarithmic in the number of replicas; only when none is healthy are all of them examined.
 
-*Who is updated next?* `next_update`: at most `max_unavailable` at once, the oldest version first, straight to the
-newest one; a replica whose transfer broke comes after those that have not been tried since. If the newest version does
-not get through to anybody, the rest keep serving with the old one. With `together`, all are updated at once, and none
-serves until all are done. A replica that joins with old weights serves nothing before its first update.
+*Who is updated next?* The trainer stages a version after every update, and every `every_updates`-th is published: from
+then on, replicas with older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest
+version first, straight to the newest staged one, because the trainer keeps no older ones; a replica whose transfer
+broke comes after those that have not been tried since. If the newest version does not get through to anybody, the rest
+keep serving with the old one. With `together`, all are updated at once, and none serves until all are done. A replica
+that joins with old weights serves nothing before its first update.
 
 `Replicas` owns all of this state; others query it or report events to it. A listener in `on_change` is called after
 each change is complete, and asks again; the order of listeners does not matter. `validate` checks the invariants.
@@ -37,9 +39,13 @@ REMEMBERED = 256
 
 
 class Replicas(Generic[S]):
-    def __init__(self, now: float, version: int = 0, max_unavailable: int = 1, *, together: bool = False) -> None:
+    def __init__(
+        self, now: float, version: int = 0, max_unavailable: int = 1, *, together: bool = False, every_updates: int = 1
+    ) -> None:
         self.version = version
-        """The newest published version."""
+        """The newest published version. A replica that was updated late may have a newer one."""
+        self.newest = version
+        """The newest staged version: what a replica gets when it is updated."""
         self.together = together
         """Update all replicas at once, and let none serve until all are done: the baseline for rolling updates."""
         self.usage = Ledger({ReplicaState.BUSY}, now)
@@ -47,7 +53,7 @@ class Replicas(Generic[S]):
         """Called when a replica has joined or left, changed its version or health, or entered or left the rotation."""
         self.on_condition: list[Callable[[Replica[S]], None]] = []
         """Called with a replica that has entered or left quarantine, or may be probed from now on."""
-        self._max_unavailable = max_unavailable
+        self._max_unavailable, self._every_updates = max_unavailable, every_updates
         self._replicas: dict[str, Replica[S]] = {}
         self._numbers = itertools.count(1)
         self._offers: Offers[S] = Offers()
@@ -75,8 +81,8 @@ class Replicas(Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Every replica has the newest version."""
-        return all(replica.target is None and replica.version == self.version for replica in self)
+        """Every replica has the newest published version, or a newer one."""
+        return all(replica.target is None and replica.version >= self.version for replica in self)
 
     @property
     def waiting(self) -> int:
@@ -225,14 +231,26 @@ class Replicas(Generic[S]):
 
     # ---- which replica is updated next ----
 
-    def publish(self, version: int, now: float) -> None:
-        """New weights are available."""
-        if version <= self.version:
-            raise ValueError(f"version {version} was published after {self.version}: versions only grow")
-        self.version = version
+    def staged(self, version: int, now: float) -> None:
+        """The trainer has made a version. It is published if the last published one is `every_updates` older."""
+        if version <= self.newest:
+            raise ValueError(f"version {version} was staged after {self.newest}: versions only grow")
+        self.newest = version
+        if version - self.version >= self._every_updates:
+            self.publish_newest(now)
+        else:
+            self._changed()
+
+    def publish_newest(self, now: float) -> None:
+        """Publish the newest staged version, if it is not published yet."""
+        if self.newest == self.version:
+            return
+        self.version = self.newest
         if self.together:
             for replica in self:
                 self._set_serving(replica, False, now)
+            if self.settled:
+                self._serve_all(now)
         self._changed()
 
     def next_update(self) -> tuple[Replica[S], int] | None:
@@ -244,8 +262,8 @@ class Replicas(Generic[S]):
         if not behind:
             return None
         replica = min(self._updatable(behind), key=lambda one: (max(one.version, one.broken), one.turn))
-        replica.target = self.version
-        return replica, self.version
+        replica.target = self.newest
+        return replica, self.newest
 
     def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
         """Of the replicas with old weights, those that may be updated now.
@@ -255,7 +273,7 @@ class Replicas(Generic[S]):
         otherwise a trainer that hangs would take one replica after the other out of service.
         """
         out = [one for one in behind if not one.serving]
-        broken = sum(one.broken == self.version for one in out)
+        broken = sum(one.broken >= self.version for one in out)
         nobody = all(one.version < self.version for one in self)
         return out if nobody and broken > self._max_unavailable else behind
 
@@ -279,13 +297,13 @@ class Replicas(Generic[S]):
     def update_failed(self, replica: Replica[S]) -> None:
         """The transfer to the replica broke: it is tried again, after the others."""
         if not replica.gone:
-            replica.broken, replica.target = replica.target or self.version, None
+            replica.broken, replica.target = replica.target or self.newest, None
             replica.turn = next(self._numbers)
             self._changed()
 
     @property
     def behind(self) -> list[Replica[S]]:
-        """Replicas with an older version than the newest."""
+        """Replicas with an older version than the newest published one."""
         return [replica for replica in self if replica.version < self.version]
 
     def exclude(self, replica: Replica[S], now: float) -> None:
@@ -343,7 +361,7 @@ class Replicas(Generic[S]):
 
     def _comes_back(self, replica: Replica[S]) -> bool:
         """Whether it is out of the rotation for an update that has gone well so far."""
-        if self.together and replica.version == self.version:
+        if self.together and replica.version >= self.version:
             return True
         return replica.target is not None and replica.broken <= replica.version and not replica.excluded
 
@@ -410,13 +428,14 @@ class Replicas(Generic[S]):
             probed = health.condition is Condition.PROBING and room and not replica.probes
             assert name == replica.name and not replica.gone
             assert 0 <= replica.probes <= replica.busy <= replica.slots
-            assert replica.target is None or replica.version < replica.target <= self.version
+            assert replica.target is None or replica.version < replica.target <= self.newest
             assert replica.capacity == (replica.slots if healthy and replica.serving else 0)
             assert replica.rank == (-replica.version, name, replica.number)
             assert (name in self._to_probe) == probed
             assert replica.booked is replica.doing and self.usage.counts(name) == {replica.booked: 1}
             assert healthy or health.failures, "only failures end health"
             assert health.condition is not Condition.QUARANTINED or health.until < math.inf, "every rest ends"
+        assert self.version <= self.newest < self.version + self._every_updates
         assert self.together or sum(one.target is not None for one in self) <= self._max_unavailable
         assert not self._line.keys() & self._retry_line.keys()
         assert not any(request.failed_on for request in self._line)
