@@ -8,8 +8,8 @@ results/learning/sensitivity.json and sensitivity.png.
 
 from __future__ import annotations
 
-from benchmarks.learning import ablation
-from benchmarks.trials.protocol import FOLDER
+from benchmarks.trials.command import Experiment, main
+from benchmarks.trials.protocol import FOLDER, Protocol
 
 if __name__ == "__main__":
-    ablation.main(FOLDER / "sensitivity.yaml", __doc__)
+    main(Experiment(FOLDER / "sensitivity.yaml", Protocol, __doc__))

@@ -1,7 +1,8 @@
 """The runner of experiments: protocols, runs in pieces, what is kept of them, and what they can say.
 
-protocol.py    what is asked, written down before the runs      inference.py   t-intervals, Holm, smallest effects
-pieces.py      one run, in pieces that may be killed            findings.py    the comparisons of a protocol
-records.py     what is kept of a finished run                   showing.py     tables and pictures
-sweep.py       arms × seeds                                     base.py        the base policy and its gates
+protocol.py   what is asked, written down before the runs     inference.py   t-intervals, Holm, smallest effects
+pieces.py     one run, in pieces that may be killed           findings.py    the comparisons of a protocol
+records.py    what is kept of a finished run                  showing.py     tables and pictures
+sweep.py      arms × seeds                                    pages.py       tables for the docs
+base.py       the base policy and its gates                   command.py     what the commands share
 """

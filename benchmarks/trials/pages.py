@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 RESULTS = Path(__file__).parents[1] / "results" / "learning"
 Table = tuple[Sequence[str], list[list[str]]]
@@ -39,12 +39,35 @@ class Comparison(TypedDict):
     smallest: float | None
 
 
+class Course(TypedDict):
+    seed: int
+    peak: float
+    lowest_after_peak: float
+    last: float
+    collapsed_at: int | None
+
+
+class Ratio(TypedDict):
+    target: str
+    faster: str
+    slower: str
+    seeds: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+    at_least: bool
+
+
 class Results(TypedDict):
     complete: bool
     missing: list[str]
     base: Mapping[str, Estimate] | None
     arms: list[Arm]
     comparisons: list[Comparison]
+    courses: NotRequired[Mapping[str, list[Course]]]
+    fisher_p: NotRequired[float | None]
+    seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
+    ratios: NotRequired[list[Ratio]]
 
 
 def read(name: str) -> Results | None:
@@ -78,6 +101,38 @@ def comparisons(found: Results) -> Table:
         for one in found["comparisons"]
     ]  # fmt: skip
     return head, rows + _incomplete(found, len(head))
+
+
+def collapses(found: Results) -> Table:
+    """Every run's course, and Fisher's exact test over seeds."""
+    head = ("arm", "seed", "peak", "lowest after it", "last", "below half its peak at update")
+    rows = [
+        [arm, str(one["seed"]), f"{one['peak']:.1%}", f"{one['lowest_after_peak']:.1%}", f"{one['last']:.1%}",
+         "never" if one["collapsed_at"] is None else str(one["collapsed_at"])]
+        for arm, courses in found.get("courses", {}).items()
+        for one in courses
+    ]  # fmt: skip
+    rows.append(["Fisher's exact test", "", "", "", "", f"p = {p_value(found.get('fisher_p'))}"])
+    return head, rows + _incomplete(found, len(head))
+
+
+def times(found: Results) -> Table:
+    """Minutes to each target by arm and seed, then the ratios."""
+    head = ("target", "arm", "minutes of training, by seed", "times as long as")
+    rows = []
+    for target, arms_of in found.get("seconds", {}).items():
+        for arm, by_seed in arms_of.items():
+            said = ["never" if seconds is None else f"{seconds / 60:.1f}" for seconds in by_seed.values()]
+            slower = [one for one in found.get("ratios", []) if one["target"] == target and one["slower"] == arm]
+            rows.append([target, arm, ", ".join(said), "; ".join(_ratio(one) for one in slower)])
+    return head, rows + _incomplete(found, len(head))
+
+
+def _ratio(one: Ratio) -> str:
+    if one["ratio"] is None:
+        return f"{one['faster']}: not known, it did not always get there"
+    interval = "" if one["low"] is None or one["high"] is None else f" ({one['low']:.1f} to {one['high']:.1f})"
+    return f"{one['faster']}: {'at least ' if one['at_least'] else ''}{one['ratio']:.1f}{interval}"
 
 
 def _incomplete(found: Results, width: int) -> list[list[str]]:

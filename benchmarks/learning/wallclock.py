@@ -1,0 +1,150 @@
+"""Wall time to a fixed success, coupled and decoupled: `python -m benchmarks.learning.wallclock`.
+
+Runs protocols/wallclock.yaml: training on the ladder with the coupled baseline's schedule (batch-wise sampling,
+synchronous training, all replicas updated at once) and with the decoupled one, each without and with adaptive data
+curation. Chromium, vLLM, trainer and weight sync are real; one thing is artificial: environments sleep after each reset
+and action, 4 to 8 and 1 to 4 seconds, because a page answers in milliseconds and a desktop does not.
+
+The result is the time of training until success in training reaches a level that the protocol fixed; runs that never
+reach it are censored, and shown so. Twelve runs of 30 minutes, one at a time: six and a half hours on two cores. It can
+be stopped at any moment, but a run that was interrupted shows a little more time than one that was not. --report makes
+the table and the picture of what is there. Writes results/learning/wallclock.json and wallclock.png.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pydantic import Field, model_validator
+
+from benchmarks.trials.command import Experiment, main
+from benchmarks.trials.findings import Runs
+from benchmarks.trials.inference import estimate
+from benchmarks.trials.protocol import FOLDER, Protocol, Section
+from benchmarks.trials.records import Point, Record, curve
+from dart.core.json_text import JSON
+
+
+class Target(Section):
+    levels: tuple[str, ...] = Field(min_length=1)
+    success: float = Field(gt=0, lt=1)
+    smoothing: int = Field(gt=0)
+
+    @property
+    def name(self) -> str:
+        return f"{' and '.join(self.levels)} at {self.success:.0%}"
+
+
+class WallclockProtocol(Protocol):
+    targets: tuple[Target, ...] = Field(min_length=1)
+    pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
+    """(faster, slower), as expected."""
+
+    @model_validator(mode="after")
+    def _arms_of_pairs(self) -> WallclockProtocol:
+        if unknown := {arm for pair in self.pairs for arm in pair} - self.arms.keys():
+            raise ValueError(f"pairs: {', '.join(sorted(unknown))} is no arm: they are {', '.join(self.arms)}")
+        if unknown := {level for target in self.targets for level in target.levels} - self.levels.keys():
+            raise ValueError(f"targets: {', '.join(sorted(unknown))} is no level: they are {', '.join(self.levels)}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as long the slower arm took: the geometric mean over the seeds that both have.
+
+    `at_least`: some run of the slower arm never got there, so the ratio is a lower bound. `ratio` is None if a run of
+    the faster arm never did.
+    """
+
+    target: str
+    faster: str
+    slower: str
+    seeds: int
+    ratio: float | None
+    low: float | None = None
+    high: float | None = None
+    at_least: bool = False
+
+
+def time_to(run: Record, target: Target, protocol: Protocol) -> float | None:
+    """Seconds of training until success on the target's tasks first reaches its level; None if it never does."""
+    names = {task for level in target.levels for task in protocol.tasks_of(level, tuple(run["tasks"]))}
+    wanted = [one for one in run["episodes"] if run["tasks"][one.task] in names]
+    if len({one.task for one in wanted}) < len(names):
+        return None  # some task was never sampled
+    return next((p.seconds for p in curve(wanted, target.smoothing) if p.success >= target.success), None)
+
+
+def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol) -> Ratio | None:
+    """None if no seed has both."""
+    faster, slower = (runs.get(arm, {}) for arm in pair)
+    seeds = sorted(faster.keys() & slower.keys())
+    if not seeds:
+        return None
+    quick = [time_to(faster[seed], target, protocol) for seed in seeds]
+    slow = [time_to(slower[seed], target, protocol) for seed in seeds]
+    ends = [slower[seed]["train_seconds"] for seed in seeds]
+    reached = [one for one in quick if one is not None]
+    if len(reached) < len(seeds):
+        return Ratio(target.name, *pair, len(seeds), None)
+    waited = [end if time is None else time for time, end in zip(slow, ends, strict=True)]
+    found = estimate([math.log(late / early) for early, late in zip(reached, waited, strict=True)])
+    low, high = (None if bound is None else math.exp(bound) for bound in (found.low, found.high))
+    return Ratio(target.name, *pair, len(seeds), math.exp(found.mean), low, high, at_least=None in slow)
+
+
+def times(runs: Runs, protocol: WallclockProtocol) -> dict[str, JSON]:
+    """Each run's time to each target, None where it is censored, and the ratios of the protocol's pairs."""
+    ratios = [ratio(runs, pair, target, protocol) for target in protocol.targets for pair in protocol.pairs]
+    return {
+        "seconds": {
+            target.name: {
+                arm: {str(seed): time_to(run, target, protocol) for seed, run in of.items()}
+                for arm, of in runs.items()
+            }
+            for target in protocol.targets
+        },
+        "ratios": [asdict(one) for one in ratios if one is not None],
+    }  # fmt: skip
+
+
+def show(found: Mapping[str, JSON]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    seconds, ratios = found["seconds"], found["ratios"]
+    assert isinstance(seconds, Mapping) and isinstance(ratios, list)
+    table = Table("target", "arm", "seconds of training, by seed")
+    for target, arms in seconds.items():
+        assert isinstance(arms, Mapping)
+        for arm, of in arms.items():
+            assert isinstance(of, Mapping)
+            said = ["never" if time is None else f"{time:.0f}" for time in of.values()]
+            table.add_row(target, arm, ", ".join(said))
+    Console().print(table)
+    for one in ratios:
+        print(said_of(Ratio(**one)))
+
+
+def said_of(one: Ratio) -> str:
+    about = f"{one.target}: {one.slower} over {one.faster}"
+    if one.ratio is None:
+        return f"{about}: a run of {one.faster} never got there, so no ratio"
+    least = "at least " if one.at_least else ""
+    interval = "" if one.low is None or one.high is None else f" ({one.low:.1f} to {one.high:.1f})"
+    return f"{about}: {least}{one.ratio:.1f} times the time{interval}, {one.seeds} seeds"
+
+
+def by_minutes(point: Point) -> float:
+    return point.seconds / 60
+
+
+EXPERIMENT = Experiment(
+    FOLDER / "wallclock.yaml", WallclockProtocol, __doc__, by_minutes, "minutes of training", measure=times, show=show
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

@@ -1,0 +1,111 @@
+"""The command of all experiments: run what is missing, then report. An experiment adds what only it measures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Generic
+
+from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials.base import base_row, base_success, check_gates, has_base
+from benchmarks.trials.findings import Runs
+from benchmarks.trials.protocol import P, Protocol, check_committed, load, marks
+from benchmarks.trials.records import Point
+from benchmarks.trials.sweep import Patience, Plan
+from dart.core.json_text import JSON
+from dart.errors import UserError
+
+
+def env_steps(point: Point) -> float:
+    return point.env_steps
+
+
+def nothing(runs: Runs, protocol: Protocol) -> dict[str, JSON]:
+    return {}
+
+
+def silent(found: Mapping[str, JSON]) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(Generic[P]):
+    """`by`, `label`: the axis that learning curves are drawn over. `measure`: further results, which `show` prints."""
+
+    path: Path
+    kind: type[P]
+    doc: str | None
+    by: Callable[[Point], float] = env_steps
+    label: str = "environment steps"
+    measure: Callable[[Runs, P], Mapping[str, JSON]] = nothing
+    show: Callable[[Mapping[str, JSON]], None] = silent
+
+
+def main(experiment: Experiment[P]) -> None:
+    options = arguments(experiment.doc)
+    try:
+        protocol = load(experiment.path, experiment.kind)
+        plan = plan_of(experiment.path, protocol, options.jobs)
+        if not options.report:
+            run(experiment.path, plan, protocol, Patience(options.minutes))
+        report(experiment, plan, protocol)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, help="begin no piece of a run after this long")
+    parser.add_argument("--jobs", type=int, help="runs at a time [default: the protocol's]")
+    parser.add_argument("--report", action="store_true", help="run nothing; table and picture of the finished runs")
+    return parser.parse_args()
+
+
+def plan_of(path: Path, protocol: Protocol, jobs: int | None = None, *, controls: bool = False) -> Plan:
+    """The protocol's arms as a plan; with `controls`, its controls instead."""
+    arms = protocol.controls if controls else protocol.arms
+    return Plan(
+        f"learning/{protocol.name}",
+        protocol.config,
+        {arm: protocol.overrides(arm) for arm in arms},
+        protocol.seeds,
+        marks(path, protocol),
+        60 * protocol.piece_minutes if protocol.piece_minutes else None,
+        jobs or protocol.jobs,
+    )
+
+
+def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
+    """Check the gates, evaluate the base policy, fill the pool, and make the missing runs, as far as patience goes."""
+    check_committed(path)
+    check_gates(plan, protocol)
+    if protocol.primary:
+        base_success(plan, protocol)
+    if protocol.pool_successes:
+        pool = sweep.oracle_pool(plan, protocol.pool_successes)
+        plan = replace(plan, arms={arm: (*overrides, pool) for arm, overrides in plan.arms.items()})
+    sweep.run_missing(plan, patience)
+
+
+def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
+    """Table, results file and picture of the runs that have finished. Raises UserError if none has."""
+    runs, missing = sweep.finished(plan), sweep.missing(plan)
+    if not runs:
+        raise UserError("no run is finished yet: leave --report out")
+    base = [base_row(base_success(plan, protocol), protocol)] if has_base(plan) else []
+    showing.show_arms([*base, *findings.arm_rows(runs, protocol)], protocol.name)
+    if protocol.primary:
+        showing.show_findings(findings.findings(runs, protocol), protocol.reference)
+    more = experiment.measure(runs, protocol)
+    experiment.show(more)
+    showing.say_if_incomplete(missing, len(plan.arms) * len(plan.seeds))
+    results = {
+        **findings.as_json(runs, protocol, missing),
+        "base": asdict(base[0])["endpoints"] if base else None,
+        **more,
+    }
+    print(sweep.write(plan.name, plan.config, {**plan.marks, **results}))
+    picture = sweep.RESULTS / f"{plan.name}.png"
+    print(showing.draw(picture, runs, protocol, experiment.by, experiment.label))

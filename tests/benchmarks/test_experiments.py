@@ -1,0 +1,140 @@
+"""What single experiments measure: collapses of training, and times to a success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trial_samples import record
+
+from benchmarks.learning import alignment, wallclock
+from benchmarks.learning.alignment import AlignmentProtocol, Collapse, collapses, course
+from benchmarks.learning.wallclock import Ratio, Target, WallclockProtocol, ratio, said_of, time_to, times
+from benchmarks.trials import pages
+from benchmarks.trials.protocol import FOLDER, load
+from benchmarks.trials.records import Episode
+
+MARKS = {"protocol_sha256": "p", "config_sha256": "c", "base_sha256": "b"}
+ALIGNMENT = load(FOLDER / "alignment.yaml", AlignmentProtocol)
+WALLCLOCK = load(FOLDER / "wallclock.yaml", WallclockProtocol)
+
+
+def run(successes: list[int], tasks: list[str] | None = None, seconds: float = 1.0, **more: Any) -> Any:
+    """Roll-outs of the tasks in turn, `seconds` apart; ten make an update."""
+    tasks = tasks or ["a", "b"]
+    episodes = [Episode(n * seconds, n % len(tasks), 5, one, n // 10) for n, one in enumerate(successes)]
+    levels = {"easy": 1.0, "medium": 0.5, "hard": 0.2}
+    return record("arm", 0, levels, MARKS) | {"tasks": tasks, "episodes": episodes, **more}
+
+
+# ---- alignment ----
+
+
+def test_the_alignment_experiment_is_the_one_that_was_designed() -> None:
+    with_w, without = (ALIGNMENT.load_config(arm) for arm in ("with-w", "without-w"))
+    assert with_w.sync.every_updates == 8 and with_w.curation.max_staleness == 16
+    assert with_w.trainer.trajectories_per_update == 16 and with_w.trainer.minibatches == 2
+    assert with_w.stop.updates == 150 and with_w.stop.env_steps is None
+    assert with_w.model_copy(update={"trainer": without.trainer}) == without, "w is all that differs"
+    assert (with_w.trainer.loss.importance, without.trainer.loss.importance) == ("truncated", "none")
+    assert ALIGNMENT.collapse == Collapse(smoothing=16, below=0.5)
+
+
+def test_a_run_collapses_when_it_falls_below_half_its_peak() -> None:
+    falls = run([1] * 100 + [0] * 60)
+    found = course(0, falls, ALIGNMENT.collapse)
+    # 32 roll-outs are smoothed over, 17 failures of them are more than half.
+    assert found.peak == 1.0 and found.collapsed_at == 116 // 10 and found.lowest_after_peak == 0.0
+    dips = run([1] * 100 + [0] * 16 + [1] * 60)
+    found = course(0, dips, ALIGNMENT.collapse)
+    assert found.collapsed_at is None and found.lowest_after_peak == 0.5 and found.last == 1.0
+    assert course(0, run([0] * 100), ALIGNMENT.collapse).collapsed_at is None, "nothing learned is no collapse"
+    with pytest.raises(ValueError, match="too short"):
+        course(0, run([]), ALIGNMENT.collapse)
+
+
+def test_collapses_are_tested_over_seeds() -> None:
+    good, bad = run([1] * 100), run([1] * 100 + [0] * 100)
+    runs = {"with-w": dict.fromkeys(range(5), good), "without-w": dict.fromkeys(range(5), bad)}
+    found = collapses(runs, ALIGNMENT)
+    assert found["collapsed"] == {"with-w": 0, "without-w": 5}
+    assert found["fisher_p"] == pytest.approx(2 / 252)
+    assert collapses({"with-w": {0: good}}, ALIGNMENT)["fisher_p"] is None
+    alignment.show(found)
+    told: Any = {"complete": True, "missing": [], **found}
+    head, rows = pages.collapses(told)
+    assert all(len(row) == len(head) for row in rows) and rows[-1][-1] == "p = 0.008"
+    assert [row[-1] for row in rows[4:6]] == ["never", "11"]
+
+
+# ---- wall time ----
+
+
+def test_the_schedules_are_the_baselines() -> None:
+    coupled, decoupled, both = (
+        WALLCLOCK.load_config(arm) for arm in ("coupled", "decoupled", "decoupled-with-curation")
+    )
+    assert (coupled.schedule.sampling, coupled.schedule.training, coupled.schedule.sync) == (
+        "batch", "synchronous", "all")  # fmt: skip
+    assert coupled.model_copy(update={"schedule": decoupled.schedule}) == decoupled, "the schedule is all that differs"
+    assert both.schedule == decoupled.schedule and both.curation.pool.enabled and not decoupled.curation.pool.enabled
+    for config in (coupled, decoupled, both):
+        assert config.environment.delay.step_seconds == (1.0, 4.0) and config.environment.slots == 32
+        assert config.trainer.trajectories_per_update == 32, "the coupled batch fills the environments"
+
+
+LADDER = ["ladder-medium-01", "ladder-medium-02", "ladder-medium-03", "ladder-easy-01"]
+MEDIUM = Target(levels=("medium",), success=0.75, smoothing=4)
+
+
+def test_the_time_is_that_of_the_targets_tasks_alone() -> None:
+    """Medium tasks succeed from the 40th roll-out on; the easy one never does, and does not matter."""
+    successes = [int(n >= 40 and n % 4 != 3) for n in range(80)]
+    found = time_to(run(successes, LADDER, seconds=2.0), MEDIUM, WALLCLOCK)
+    # Three quarters of each medium task's last four: three of each after the 40th.
+    assert found == 2.0 * (40 + 2 * 4 + 2)
+    assert time_to(run([0] * 80, LADDER), MEDIUM, WALLCLOCK) is None
+    hard = Target(levels=("medium", "hard"), success=0.1, smoothing=4)
+    assert time_to(run([1] * 80, [*LADDER[:3], "ladder-hard-01"]), hard, WALLCLOCK) is not None
+
+
+def late(at: int, seconds: float) -> Any:
+    return run([int(n >= at) for n in range(200)], LADDER, seconds, train_seconds=200 * seconds)
+
+
+def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
+    pair = ("decoupled", "coupled")
+    quick = {0: late(40, 1.0), 1: late(60, 1.0)}
+    slow = {0: late(40, 3.0), 1: late(60, 3.0)}
+    found = ratio({"decoupled": quick, "coupled": slow}, pair, MEDIUM, WALLCLOCK)
+    assert found is not None and found.ratio == pytest.approx(3.0) and found.low == pytest.approx(3.0)
+    assert not found.at_least and said_of(found).endswith("3.0 times the time (3.0 to 3.0), 2 seeds")
+
+    never = {0: late(40, 3.0), 1: late(999, 3.0)}
+    bound = ratio({"decoupled": quick, "coupled": never}, pair, MEDIUM, WALLCLOCK)
+    assert bound is not None and bound.at_least and bound.ratio is not None and bound.ratio > 3.0
+    assert "at least" in said_of(bound)
+    none = ratio({"decoupled": never, "coupled": slow}, pair, MEDIUM, WALLCLOCK)
+    assert none is not None and none.ratio is None and "never got there" in said_of(none)
+    assert ratio({"decoupled": quick}, pair, MEDIUM, WALLCLOCK) is None
+
+
+def test_every_run_has_its_times(capsys: pytest.CaptureFixture[str]) -> None:
+    found = times({"coupled": {0: late(999, 1.0)}, "decoupled": {0: late(0, 1.0)}}, WALLCLOCK)
+    assert found["seconds"]["medium at 75%"]["coupled"] == {"0": None}
+    assert found["seconds"]["medium at 75%"]["decoupled"]["0"] is not None
+    assert Ratio(**found["ratios"][0]).at_least
+    wallclock.show(found)
+    told: Any = {"complete": False, "missing": ["coupled-1"], **found}
+    head, rows = pages.times(told)
+    assert all(len(row) == len(head) for row in rows)
+    assert rows[0][:3] == ["medium at 75%", "coupled", "never"] and rows[0][3].startswith("decoupled: at least ")
+    assert "never" in capsys.readouterr().out
+
+
+def test_pairs_and_targets_name_what_there_is() -> None:
+    raw = WALLCLOCK.model_dump()
+    with pytest.raises(ValueError, match="pairs: tightly is no arm"):
+        WallclockProtocol.model_validate(raw | {"pairs": [("decoupled", "tightly")]})
+    with pytest.raises(ValueError, match="targets: extreme is no level"):
+        WallclockProtocol.model_validate(raw | {"targets": [raw["targets"][0] | {"levels": ("extreme",)}]})
