@@ -322,7 +322,7 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
     return None if (found := pages.read(name)) is None else table(*rows(found))
 
 
-EXPERIMENTS = ("ablation", "sensitivity", "alignment")
+EXPERIMENTS = ("ablation", "sensitivity", "alignment", "controls")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,
@@ -338,7 +338,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "ablation": ablation,
     "sensitivity": sensitivity,
     **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
-    **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in ("ablation", "sensitivity")},
+    **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
+    "learning_temperatures": partial(learning, "controls", pages.temperatures),
     "learning_alignment_collapses": partial(learning, "alignment", pages.collapses),
     "learning_wallclock": partial(learning, "wallclock", pages.times),
 }

@@ -7,26 +7,40 @@ from benchmarks.trials.findings import ArmRow
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import Protocol, as_options
 from benchmarks.trials.sweep import Plan
-from dart.core.evaluation.documents import ByDecoding
+from dart.core.evaluation.documents import ByDecoding, Decoding, Success
 from dart.errors import UserError
 
 
-def base_success(plan: Plan, protocol: Protocol) -> ByDecoding:
-    """Held-out success of the policy that all runs start from, on the instances that the runs are evaluated on."""
+def held_out(plan: Plan, protocol: Protocol, temperature: float) -> Success:
+    """Success of the policy that all runs start from, on the held-out instances that the runs are evaluated on.
+
+    Evaluated once, and kept. Raises UserError.
+    """
+    overrides = (*as_options(protocol.settings), f"evaluation.temperature={temperature:g}")
+    return sweep.evaluate(plan, _label(temperature), [], overrides)["success"]
+
+
+def has_held_out(plan: Plan, temperature: float) -> bool:
+    return (plan.results / f"{_label(temperature)}.json").exists()
+
+
+def _label(temperature: float) -> str:
+    return f"base-at-{temperature:g}"
+
+
+def temperatures(protocol: Protocol) -> dict[Decoding, float]:
+    """Of the two decodings that runs are evaluated with."""
     config = protocol.load_config()
-    temperatures = {"sampled": config.rollout.temperature, "greedy": 0.0}
-    return {
-        decoding: sweep.evaluate(plan, f"base-{decoding}", [], _at(protocol, temperatures[decoding]))["success"]
-        for decoding in config.evaluation.decodings
-    }
+    sampled, greedy = config.evaluation.temperature, 0.0
+    return {"sampled": config.rollout.temperature if sampled is None else sampled, "greedy": greedy}
 
 
-def has_base(plan: Plan) -> bool:
-    return all((plan.results / f"base-{decoding}.json").exists() for decoding in ("sampled", "greedy"))
+def base_success(plan: Plan, protocol: Protocol) -> ByDecoding:
+    return {decoding: held_out(plan, protocol, one) for decoding, one in temperatures(protocol).items()}
 
 
-def _at(protocol: Protocol, temperature: float) -> tuple[str, ...]:
-    return (*as_options(protocol.settings), f"evaluation.temperature={temperature:g}")
+def has_base(plan: Plan, protocol: Protocol) -> bool:
+    return all(has_held_out(plan, one) for one in temperatures(protocol).values())
 
 
 def base_row(success: ByDecoding, protocol: Protocol) -> ArmRow:
@@ -35,8 +49,7 @@ def base_row(success: ByDecoding, protocol: Protocol) -> ArmRow:
         one.name: estimate([findings.success(success, one, protocol)])
         for one in (*protocol.primary, *protocol.secondary)
     }
-    nothing = estimate([0.0])
-    return ArmRow("(base policy)", 0, endpoints, *[nothing] * 6)
+    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 6)
 
 
 def check_gates(plan: Plan, protocol: Protocol) -> None:

@@ -79,14 +79,19 @@ def plan_of(path: Path, protocol: Protocol, jobs: int | None = None, *, controls
 
 def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
     """Check the gates, evaluate the base policy, fill the pool, and make the missing runs, as far as patience goes."""
-    check_committed(path)
-    check_gates(plan, protocol)
-    if protocol.primary:
-        base_success(plan, protocol)
+    prepare(path, plan, protocol)
     if protocol.pool_successes:
         pool = sweep.oracle_pool(plan, protocol.pool_successes)
         plan = replace(plan, arms={arm: (*overrides, pool) for arm, overrides in plan.arms.items()})
     sweep.run_missing(plan, patience)
+
+
+def prepare(path: Path, plan: Plan, protocol: Protocol) -> None:
+    """What has to hold before the first run. Raises UserError."""
+    check_committed(path)
+    check_gates(plan, protocol)
+    if protocol.primary:
+        base_success(plan, protocol)
 
 
 def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
@@ -94,10 +99,10 @@ def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
     runs, missing = sweep.finished(plan), sweep.missing(plan)
     if not runs:
         raise UserError("no run is finished yet: leave --report out")
-    base = [base_row(base_success(plan, protocol), protocol)] if has_base(plan) else []
+    base = [base_row(base_success(plan, protocol), protocol)] if has_base(plan, protocol) else []
     showing.show_arms([*base, *findings.arm_rows(runs, protocol)], protocol.name)
     if protocol.primary:
-        showing.show_findings(findings.findings(runs, protocol), protocol.reference)
+        showing.show_findings(findings.findings(runs, protocol))
     more = experiment.measure(runs, protocol)
     experiment.show(more)
     showing.say_if_incomplete(missing, len(plan.arms) * len(plan.seeds))

@@ -25,6 +25,7 @@ class Finding:
 
     endpoint: str
     primary: bool
+    reference: str
     arm: str
     difference: Estimate
     p: float | None
@@ -99,7 +100,7 @@ def _finding(runs: Runs, protocol: Protocol, endpoint: Endpoint, arm: str, *, pr
     if difference.sd is not None:
         family = protocol.family if primary else 1
         smallest = smallest_detectable(difference.sd, difference.n, family, protocol.alpha, protocol.power)
-    return Finding(endpoint.name, primary, arm, difference, compared.p, None, smallest)
+    return Finding(endpoint.name, primary, protocol.reference, arm, difference, compared.p, None, smallest)
 
 
 def _corrected(found: list[Finding], family: int) -> list[Finding]:

@@ -32,6 +32,7 @@ class Arm(TypedDict):
 class Comparison(TypedDict):
     endpoint: str
     primary: bool
+    reference: str
     arm: str
     difference: Estimate
     p: float | None
@@ -68,6 +69,7 @@ class Results(TypedDict):
     fisher_p: NotRequired[float | None]
     seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     ratios: NotRequired[list[Ratio]]
+    temperatures: NotRequired[Mapping[str, Mapping[str, float]]]
 
 
 def read(name: str) -> Results | None:
@@ -94,9 +96,10 @@ def arms(found: Results) -> Table:
 
 
 def comparisons(found: Results) -> Table:
-    head = ("endpoint", "the reference minus", "points", "p", "p, Holm", "would have been found, points", "seeds")
+    head = ("endpoint", "compared", "points", "p", "p, Holm", "would have been found, points", "seeds")
     rows = [
-        [one["endpoint"], one["arm"], points(one["difference"]), p_value(one["p"]), p_value(one["p_holm"]),
+        [one["endpoint"], f"{one['reference']} - {one['arm']}", points(one["difference"]),
+         p_value(one["p"]), p_value(one["p_holm"]),
          "" if one["smallest"] is None else f"{100 * one['smallest']:.1f}", str(one["difference"]["n"])]
         for one in found["comparisons"]
     ]  # fmt: skip
@@ -114,6 +117,14 @@ def collapses(found: Results) -> Table:
     ]  # fmt: skip
     rows.append(["Fisher's exact test", "", "", "", "", f"p = {p_value(found.get('fisher_p'))}"])
     return head, rows + _incomplete(found, len(head))
+
+
+def temperatures(found: Results) -> Table:
+    """The base policy's held-out success at several temperatures."""
+    at = found.get("temperatures", {})
+    levels = list(dict.fromkeys(level for by_level in at.values() for level in by_level))
+    rows = [[one, *(f"{by_level[level]:.1%}" for level in levels)] for one, by_level in at.items()]
+    return ("base policy at temperature", *levels), rows
 
 
 def times(found: Results) -> Table:

@@ -41,12 +41,13 @@ def show_arms(rows: Sequence[ArmRow], title: str) -> None:
     Console().print(table)
 
 
-def show_findings(found: Sequence[Finding], reference: str) -> None:
-    table = Table("endpoint", f"{reference} minus", "points", "p", "p, Holm", "would have been found", "n")
+def show_findings(found: Sequence[Finding]) -> None:
+    table = Table("endpoint", "compared", "points", "p", "p, Holm", "would have been found", "n")
     for one in found:
+        smallest = "" if one.smallest is None else f"{100 * one.smallest:.1f}"
         table.add_row(
-            one.endpoint, one.arm, points(told(one.difference)), p_value(one.p), p_value(one.p_holm),
-            "" if one.smallest is None else f"{100 * one.smallest:.1f}", str(one.difference.n),
+            one.endpoint, f"{one.reference} - {one.arm}", points(told(one.difference)),
+            p_value(one.p), p_value(one.p_holm), smallest, str(one.difference.n),
         )  # fmt: skip
     Console().print(table)
 

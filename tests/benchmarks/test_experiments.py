@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from trial_samples import record
+from trial_samples import after, record
 
-from benchmarks.learning import alignment, wallclock
+from benchmarks.learning import alignment, controls, wallclock
 from benchmarks.learning.alignment import AlignmentProtocol, Collapse, collapses, course
 from benchmarks.learning.wallclock import Ratio, Target, WallclockProtocol, ratio, said_of, time_to, times
-from benchmarks.trials import pages
-from benchmarks.trials.protocol import FOLDER, load
+from benchmarks.trials import base, pages, sweep
+from benchmarks.trials.protocol import FOLDER, Protocol, as_options, load
 from benchmarks.trials.records import Episode
+from benchmarks.trials.sweep import Plan
+from dart.errors import UserError
 
 MARKS = {"protocol_sha256": "p", "config_sha256": "c", "base_sha256": "b"}
 ALIGNMENT = load(FOLDER / "alignment.yaml", AlignmentProtocol)
@@ -138,3 +142,85 @@ def test_pairs_and_targets_name_what_there_is() -> None:
         WallclockProtocol.model_validate(raw | {"pairs": [("decoupled", "tightly")]})
     with pytest.raises(ValueError, match="targets: extreme is no level"):
         WallclockProtocol.model_validate(raw | {"targets": [raw["targets"][0] | {"levels": ("extreme",)}]})
+
+
+# ---- controls ----
+
+ABLATION = load(FOLDER / "ablation.yaml", Protocol)
+
+
+def test_imitation_differs_from_none_in_its_loss_alone() -> None:
+    none, imitation = (ABLATION.load_config(arm) for arm in ("none", "imitation"))
+    loss = none.trainer.loss.model_copy(
+        update={"kind": "benchmarks.learning.imitation:own_successes", "kl_coefficient": 0.0}
+    )
+    trainer = none.trainer.model_copy(update={"loss": loss})
+    assert imitation == none.model_copy(update={"trainer": trainer})
+    assert imitation.stop.env_steps == ABLATION.load_config("full").stop.env_steps
+
+
+@pytest.mark.torch
+def test_only_successes_are_imitated() -> None:
+    torch = pytest.importorskip("torch")
+    from dart.algo.objectives import Tokens, find
+    from dart.algo.steps import Steps
+
+    objective = find("benchmarks.learning.imitation:own_successes")
+    new = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([2, 1]))
+    old = new.detach()
+    value = objective(Tokens(new, torch.exp(new - old), old, old, torch.tensor([0.4, 0.4, -2.0]), steps), 0.2, 0.28)
+    assert value.tolist() == [-1.0, -2.0, 0.0]
+    value.sum().backward()
+    assert new.grad.tolist() == [1.0, 1.0, 0.0], "whatever the advantage, and nothing for a failure"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
+    """The plans of the ablation's arms and of its controls, with some runs and evaluations of both."""
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    arms, controls = (
+        Plan("learning/ablation", ABLATION.config, dict.fromkeys(names, ()), ABLATION.seeds, MARKS)
+        for names in (ABLATION.arms, ABLATION.controls)
+    )
+    arms.results.mkdir(parents=True)
+    for arm, medium in (("full", 0.9), ("none", 0.5), ("imitation", 0.6)):
+        for seed in range(4):
+            levels = {"easy": 1.0, "medium": medium + seed / 100, "hard": 0.2}
+            sweep.write_compact(arms.record(arm, seed), record(arm, seed, levels, MARKS))
+    settings = [*as_options(ABLATION.settings)]
+    for temperature, medium in (("0", 0.5), ("0.5", 0.6)):
+        success = after({"easy": 0.9, "medium": medium, "hard": 0.0})["sampled"]
+        asked = [*settings, f"evaluation.temperature={temperature}"]
+        made = {**MARKS, "asked": asked, "evaluation": {"success": success}}
+        sweep.write_compact(arms.results / f"base-at-{temperature}.json", made)
+    return arms, controls
+
+
+def test_controls_are_reported_beside_the_ablation(
+    kept: tuple[Plan, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controls.report(*kept, ABLATION)
+    assert "INCOMPLETE: 1 of 5 runs are missing" in capsys.readouterr().out
+    results = json.loads((tmp_path / "learning" / "controls.json").read_text())["results"]
+    assert not results["complete"] and results["missing"] == ["imitation-4"]
+    assert results["temperatures"]["0.5"] == {"easy": 0.9, "medium": pytest.approx(0.6), "hard": 0.0,
+                                              "all": pytest.approx((15 * 0.9 + 3 * 0.6) / 21)}  # fmt: skip
+    first = results["comparisons"][0]
+    assert (first["reference"], first["arm"], first["p_holm"]) == ("full", "imitation", None)
+    assert first["difference"]["mean"] == pytest.approx(0.15)
+    head, rows = pages.temperatures(results)
+    assert head == ("base policy at temperature", "easy", "medium", "hard", "all") and len(rows) == 2
+
+
+def test_an_evaluation_of_another_kind_is_not_taken_for_the_kept_one(kept: tuple[Plan, Plan]) -> None:
+    other = ABLATION.model_copy(update={"settings": ABLATION.settings | {"curation.step_limit": 15}})
+    with pytest.raises(UserError, match=r"base-at-0\.json was evaluated with .* remove it"):
+        base.held_out(kept[0], other, 0.0)
+
+
+def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    empty = Plan("learning/ablation", ABLATION.config, {"imitation": ()}, (0, 1), MARKS)
+    with pytest.raises(UserError, match="nothing is finished yet"):
+        controls.report(empty, empty, ABLATION)

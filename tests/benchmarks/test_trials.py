@@ -277,7 +277,7 @@ def test_pages_have_the_same_numbers_and_say_what_is_missing() -> None:
     assert rows[0][:3] == ["full", "5", "62.0% (57.6% to 66.4%)"]
     assert rows[-1][0] == "**incomplete: 1 runs are missing**"
     head, rows = pages.comparisons(found)
-    assert rows[0][:3] == ["medium and hard, sampled", "none", "+38.0 (+33.7 to +42.3)"]
+    assert rows[0][:3] == ["medium and hard, sampled", "full - none", "+38.0 (+33.7 to +42.3)"]
 
 
 def test_every_run_is_in_the_picture(tmp_path: Path) -> None:

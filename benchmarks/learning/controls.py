@@ -1,0 +1,101 @@
+"""Controls for the ablation: `python -m benchmarks.learning.controls`.
+
+1. Imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning): the control of
+   protocols/ablation.yaml, with the same base policy, seeds, environment steps and evaluation as the ablation's arms.
+   Compared, paired by seed, with the ablation's `full` and `none` as far as those have run.
+2. The base policy on the held-out instances at temperatures 0, 0.2, 0.5 and 1: what lower temperatures give for
+   nothing, which no training should be credited with.
+
+Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Five runs in pieces of six minutes, two at
+a time, about an hour and a half on two cores, and four evaluations of some minutes each; resumable as the ablation is.
+--report makes the tables of what is there. Writes results/learning/controls.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.trials import base, command, findings, showing, sweep
+from benchmarks.trials.findings import Finding, Runs
+from benchmarks.trials.protocol import FOLDER, Protocol, load
+from benchmarks.trials.sweep import Patience, Plan
+from dart.core.evaluation.documents import Success
+from dart.errors import UserError
+
+PROTOCOL = FOLDER / "ablation.yaml"
+TEMPERATURES = (0.0, 0.2, 0.5, 1.0)
+
+
+def main() -> None:
+    options = command.arguments(__doc__)
+    try:
+        protocol = load(PROTOCOL, Protocol)
+        controls = command.plan_of(PROTOCOL, protocol, options.jobs, controls=True)
+        if not options.report:
+            patience = Patience(options.minutes)
+            command.prepare(PROTOCOL, controls, protocol)
+            for temperature in TEMPERATURES:
+                base.held_out(controls, protocol, temperature)
+            command.run(PROTOCOL, controls, protocol, patience)
+        report(command.plan_of(PROTOCOL, protocol), controls, protocol)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def report(arms: Plan, controls: Plan, protocol: Protocol) -> None:
+    """Tables and results file of what is there. `arms`: the ablation's. Raises UserError if there is nothing."""
+    evaluated = [one for one in TEMPERATURES if base.has_held_out(controls, one)]
+    at = {one: by_level(base.held_out(controls, protocol, one), protocol) for one in evaluated}
+    runs: Runs = {**sweep.finished(controls), **sweep.finished(arms)}
+    if not at and not any(arm in runs for arm in protocol.controls):
+        raise UserError("nothing is finished yet: leave --report out")
+    names = (*protocol.controls, "none", "full")
+    rows = findings.arm_rows({arm: runs[arm] for arm in names if arm in runs}, protocol)
+    compared, missing = comparisons(runs, protocol), sweep.missing(controls)
+    show_temperatures(at)
+    showing.show_arms(rows, "imitation of the policy's own successes, and the ablation's arms")
+    showing.show_findings(compared)
+    showing.say_if_incomplete(missing, len(controls.arms) * len(controls.seeds))
+    results = {
+        "complete": not missing and len(at) == len(TEMPERATURES),
+        "missing": [f"{arm}-{seed}" for arm, seed in missing],
+        "temperatures": {f"{temperature:g}": levels for temperature, levels in at.items()},
+        "base": None,
+        "arms": [asdict(row) for row in rows],
+        "comparisons": [asdict(one) for one in compared],
+    }
+    print(sweep.write("learning/controls", controls.config, {**controls.marks, **results}))
+
+
+def by_level(success: Success, protocol: Protocol) -> dict[str, float]:
+    """Level → the mean over its tasks; and over all tasks."""
+    rates = success["per_task"]
+    levels = {
+        level: fmean(rates[task]["mean"] for task in protocol.tasks_of(level, tuple(rates)))
+        for level in protocol.levels
+    }
+    return {**levels, "all": success["mean"]}
+
+
+def comparisons(runs: Runs, protocol: Protocol) -> list[Finding]:
+    """`full` and `none` minus each control, at every endpoint, without correction."""
+    against = tuple(protocol.controls)
+    full, none = (protocol.model_copy(update={"reference": reference}) for reference in ("full", "none"))
+    return [*findings.findings(runs, full, against), *findings.findings(runs, none, against)]
+
+
+def show_temperatures(at: Mapping[float, Mapping[str, float]]) -> None:
+    levels = list(dict.fromkeys(level for found in at.values() for level in found))
+    table = Table("base policy at temperature", *levels, title="held-out success without any training")
+    for temperature, found in at.items():
+        table.add_row(f"{temperature:g}", *(f"{found[level]:.1%}" for level in levels))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
