@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -93,9 +94,18 @@ def _wait_until_free(run: RunDirectory) -> None:
 
 
 def _newest(folder: Path) -> RunDirectory | None:
-    """The run's directory, once its database is there."""
-    found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/run.db"))]
+    """The run's directory, once a run has been recorded in its database."""
+    found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/run.db")) if _has_run(path)]
     return found[-1] if found else None
+
+
+def _has_run(database: Path) -> bool:
+    """False if the first piece was killed before it had recorded the run: then there is nothing to resume."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        try:
+            return bool(connection.execute("select count(*) from runs").fetchone()[0])
+        except sqlite3.OperationalError:
+            return False
 
 
 def _command(run: Run, begun: RunDirectory | None) -> list[str]:
@@ -123,7 +133,8 @@ def _piece(command: Sequence[str], log: Path, seconds: float | None) -> int:
             return process.wait(seconds)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(ENDING_SECONDS)
+            # Interrupted while it was still starting, it may end with any code.
+            return 0 if process.wait(ENDING_SECONDS) == 0 else INTERRUPTED
         process.kill()
         process.wait()
     return INTERRUPTED  # nothing that was stored is lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -24,14 +25,18 @@ from dart.errors import UserError
 
 MARKS = {"protocol_sha256": "p", "config_sha256": "c", "base_sha256": "b"}
 PIECE = """
-import json, signal, sys, time
+import json, signal, sqlite3, sys, time
 from pathlib import Path
 from typing import Any
 folder, needed = Path(sys.argv[1]) / "run", int(sys.argv[2])
 resumed = "--resume" in sys.argv
 assert resumed == (folder / "run.db").exists()
 folder.mkdir(exist_ok=True)
-(folder / "run.db").touch()
+if not resumed:
+    database = sqlite3.connect(folder / "run.db")
+    database.execute("create table runs (id text)")
+    database.execute("insert into runs values ('run')")
+    database.commit()
 with (folder / "pieces").open("a") as file:
     file.write("x")
 if len((folder / "pieces").read_text()) >= needed:
@@ -67,6 +72,18 @@ def test_a_run_is_resumed_piece_by_piece(tmp_path: Path, train_needs: object) ->
     assert made is not None and (made.path / "pieces").read_text() == "xxx"
     again = pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), 1.0)
     assert again == made and (made.path / "pieces").read_text() == "xxx", "a finished run is not made again"
+
+
+def test_a_run_that_was_killed_before_it_was_recorded_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.db").touch()
+    assert pieces._newest(tmp_path) is None
+    with sqlite3.connect(tmp_path / "run" / "run.db") as database:
+        database.execute("create table runs (id text)")
+    assert pieces._newest(tmp_path) is None
+    with sqlite3.connect(tmp_path / "run" / "run.db") as database:
+        database.execute("insert into runs values ('run')")
+    assert pieces._newest(tmp_path) is not None
 
 
 def test_it_stops_between_pieces_when_asked(tmp_path: Path, train_needs: object) -> None:
