@@ -242,52 +242,6 @@ def test_updates_roll_one_at_a_time_and_skip_to_the_newest() -> None:
         replicas.staged(2, 0.0)
 
 
-def test_every_third_version_is_published() -> None:
-    replicas = made("a", "b", every_updates=3)
-    a, b = the(replicas, "a"), the(replicas, "b")
-    for version in (1, 2):
-        replicas.staged(version, 0.0)
-        assert replicas.next_update() is None and replicas.settled and not replicas.behind
-    replicas.staged(3, 0.0)
-    assert not replicas.settled and replicas.behind == [a, b]
-    assert replicas.next_update() == (a, 3)
-    replicas.updated(a, 3, 0.0)
-    replicas.staged(4, 0.0)
-    assert replicas.next_update() == (b, 4), "the trainer no longer has version 3"
-    replicas.updated(b, 4, 0.0)
-    assert replicas.settled and replicas.next_update() is None, "a has what was published"
-    replicas.staged(5, 0.0)
-    late = replicas.join("c", 4, 0, None, 0.0)
-    assert not late.serving and replicas.next_update() == (late, 5)
-    replicas.updated(late, 5, 0.0)
-    replicas.publish_newest(0.0)
-    assert replicas.behind == [a, b], "the last weights reach everybody, whatever their number"
-    for replica in (a, b):
-        assert replicas.next_update() == (replica, 5)
-        replicas.updated(replica, 5, 0.0)
-    assert replicas.settled
-    replicas.publish_newest(0.0)
-    assert replicas.settled, "published already"
-    replicas.staged(7, 0.0)
-    replicas.staged(8, 0.0)
-    assert replicas.next_update() == (a, 8), "counted from the last one that was published"
-    replicas.validate()
-
-
-def test_all_at_once_at_every_second_version() -> None:
-    replicas = made("a", "b", together=True, every_updates=2)
-    replicas.staged(1, 0.0)
-    assert all(replica.serving for replica in replicas)
-    late = replicas.join("c", 4, 0, None, 0.0)
-    assert late.serving, "nothing newer is published"
-    replicas.publish_newest(0.0)
-    assert not any(replica.serving for replica in replicas)
-    while chosen := replicas.next_update():
-        replicas.updated(*chosen, 0.0)
-    assert replicas.settled and all(replica.serving for replica in replicas)
-    replicas.validate()
-
-
 def test_a_trainer_that_sends_to_nobody_does_not_take_all_replicas_out_of_service() -> None:
     replicas = made("a", "b", "c", "d")
     replicas.staged(1, 0.0)
