@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,8 +25,6 @@ from examples.base_policy.chat import SIDE, Chat, image_of
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.model import MERGE, PATCH
 
-MOST_ATTEMPTS = 6
-"""After this many attempts in an episode, no more clicks miss."""
 JITTER = 0.06
 """Demonstrated clicks are within this share of the target's size around its middle."""
 
@@ -60,7 +58,7 @@ class Pool:
                     known.extend(demos.read(path))
                     self._seen.add(path)
 
-    def draw(self, counts: dict[str, int], chance: random.Random) -> list[Demonstration]:
+    def draw(self, counts: Mapping[str, int], chance: random.Random) -> list[Demonstration]:
         return [d for task, count in counts.items() for d in chance.choices(self.by_task[task], k=count)]
 
 
@@ -75,52 +73,12 @@ def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int,
     return replace(move, x=max(0, min(x, width - 1)), y=max(0, min(y, height - 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A move, right or wrong, and the screenshot (PNG) that it answers."""
-
-    move: Move
-    image: bytes
-
-
-def attempts(
-    demonstration: Demonstration, chance: random.Random, mistakes: float, viewport: tuple[int, int]
-) -> list[Attempt]:
-    """The episode as played by an oracle that errs in this share of its moves.
-
-    A wrong click lands anywhere but on its target; nothing happens, so the same screenshot comes again and the click
-    is retried. A wrong name has a wrong letter, and is not noticed.
-    """
-    made: list[Attempt] = []
-    for move, image in zip(demonstration.moves, demonstration.images, strict=True):
-        if not move.box:
-            made.append(Attempt(_misspelt(move, chance) if chance.random() < mistakes else move, image))
-            continue
-        while chance.random() < mistakes and len(made) < MOST_ATTEMPTS:
-            made.append(Attempt(_missed(move, chance, viewport), image))
-        made.append(Attempt(jitter(move, chance, JITTER, viewport), image))
-    return made
-
-
-def _misspelt(move: Move, chance: random.Random) -> Move:
-    at = chance.randrange(len(move.text))
-    return replace(move, text=move.text[:at] + chance.choice(string.ascii_lowercase) + move.text[at + 1 :])
-
-
-def _missed(move: Move, chance: random.Random, viewport: tuple[int, int]) -> Move:
-    left, top, right, bottom = move.box
-    while True:
-        x, y = chance.randrange(viewport[0]), chance.randrange(viewport[1])
-        if not (left <= x <= right and top <= y <= bottom):
-            return replace(move, x=x, y=y)
-
-
-def rows(chat: Chat, demonstration: Demonstration, played: Sequence[Attempt]) -> list[Row]:
-    """The episode, played like this, in as few rows as its prompts allow."""
+def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
+    """The episode with these moves, one per screenshot, in as few rows as its prompts allow."""
     made: list[Row] = []
     turns: list[Turn] = []
-    for attempt in played:
-        move, observation = attempt.move, image_of(attempt.image)
+    for move, png in zip(moves, demonstration.images, strict=True):
+        observation = image_of(png)
         prompt, images = chat.prompt(demonstration.instruction, turns, observation)
         action = chat.action_tokens(move.action(observation.width, observation.height), observation)
         last = made[-1] if made else None

@@ -3,33 +3,33 @@
 `record` fills `folder/TASK/FIRST_SEED.npz` with SHARD episodes each, and leaves existing files alone, so it can be
 stopped and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only
 episodes that the task's own verdict called a success are kept. The oracle (`workers/env/oracle.py`) reads the page; the
-policy will see only pixels. Seeds begin at FIRST_SEED, far from those used for RL and evaluation.
+policy will see only pixels.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image as Picture
 
-from dart.config import BUILTIN_SUITE, Environment
 from dart.core.action import Action, Click, Point, TypeText
 from dart.core.types import Task
-from dart.workers.env.browser import Browser, Page
-from dart.workers.env.inputs import InputDevices
-from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
-from dart.workers.env.miniwob_oracle import plan
-from dart.workers.env.oracle import Oracle, Target
+from dart.workers.env import oracle
+from dart.workers.env.browser import Page
+from dart.workers.env.miniwob import MiniWob, MiniWobEnv
+from dart.workers.env.oracle import Target
+from dart.workers.env.web import WebEnv, WebWorld
+from examples.base_policy.recipes import DEMONSTRATED, Recipe
 
-FIRST_SEED = 2_000_000
-SHARD = 500
+SHARD = 250
 PAGES = 4
 
 _AGAIN = """(async () => {
@@ -60,7 +60,7 @@ class Move:
                 return cls(x=int(x * width), y=int(y * height), box=tuple(round(edge, 6) for edge in box))
             case TypeText(text), None:
                 return cls(text)
-        raise ValueError(f"{action} is neither a click nor typing: leave its task out of TASKS")
+        raise ValueError(f"{action} is neither a click nor typing: do not teach its task")
 
     def action(self, width: int, height: int) -> Action:
         return Click(Point(self.x / width, self.y / height)) if self.box else TypeText(self.text)
@@ -74,6 +74,15 @@ class Demonstration:
     instruction: str
     moves: tuple[Move, ...]
     images: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, shown: oracle.Demonstration) -> Demonstration:
+        images = [step.observation.image for step in shown.steps]
+        moves = (
+            Move.of(step.action, step.target, image.width, image.height)
+            for step, image in zip(shown.steps, images, strict=True)
+        )
+        return cls(shown.task.name, shown.instruction, tuple(moves), tuple(image.data for image in images))
 
 
 def shards(folder: Path, task: str) -> list[Path]:
@@ -97,59 +106,82 @@ def pixels(png: bytes) -> np.ndarray:
     return np.asarray(Picture.open(io.BytesIO(png)).convert("RGB"))
 
 
-def record(folder: Path, config: Environment, episodes: int) -> None:
-    """Record until every task has `episodes` demonstrations (in whole shards)."""
+@contextlib.asynccontextmanager
+async def environments(world_of: type[WebWorld], viewport: tuple[int, int], count: int) -> AsyncIterator[list[WebEnv]]:
+    """Environments of a world, in one browser."""
+    world = world_of()
+    try:
+        await world.start(world.Options(), viewport)
+        yield [await world.lease() for _ in range(count)]
+    finally:
+        await world.close()
+
+
+class _Again(MiniWobEnv):
+    """Starts the next episode of the same task on the page that is there: ten times quicker than loading the page, with
+    the same pixels, but clicks may leave something behind: the oracle's do not."""
+
+    _shown: tuple[str, Page] | None = None
+
+    async def begin(self, task: Task) -> str:
+        if self._shown == (task.name, self.page):
+            return str(await self.page.evaluate(_AGAIN % task.seed, wait=True))
+        self._shown = (task.name, self.page)
+        return await super().begin(task)
+
+
+class _QuickMiniWob(MiniWob):
+    environment = _Again
+
+
+_QUICK: dict[type[WebWorld], type[WebWorld]] = {MiniWob: _QuickMiniWob}
+
+
+def instructions(recipe: Recipe) -> list[str]:
+    """The instructions of `recipe.texts` episodes of each of its tasks."""
+    return asyncio.run(_instructions(recipe))
+
+
+async def _instructions(recipe: Recipe) -> list[str]:
+    said = []
+    world = _QUICK.get(recipe.world, recipe.world)
+    async with environments(world, recipe.viewport, 1) as (env,):
+        for name in recipe.tasks:
+            for seed in range(DEMONSTRATED, DEMONSTRATED + recipe.texts):
+                said.append((await env.reset(Task(env.suite, name, seed))).instruction)
+    return said
+
+
+def record(folder: Path, recipe: Recipe) -> None:
+    """Record until every taught task has its demonstrations (in whole shards)."""
     missing = [
         (name, first)
-        for first in range(FIRST_SEED, FIRST_SEED + episodes, SHARD)
-        for name in config.tasks.names
+        for first in range(DEMONSTRATED, DEMONSTRATED + recipe.demonstrations, SHARD)
+        for name in recipe.taught
         if not (folder / name / f"{first}.npz").exists()
     ]
     if missing:
-        asyncio.run(_record(folder, config, missing))
+        asyncio.run(_record(folder, recipe, missing))
 
 
-async def _record(folder: Path, config: Environment, missing: Sequence[tuple[str, int]]) -> None:
-    options = MiniWobOptions()
-    async with Browser.launch(options.browser) as browser:
-        environments = [await MiniWobEnv.open(browser, options, config.viewport) for _ in range(PAGES)]
+async def _record(folder: Path, recipe: Recipe, missing: Sequence[tuple[str, int]]) -> None:
+    world = _QUICK.get(recipe.world, recipe.world)
+    async with environments(world, recipe.viewport, PAGES) as leased:
         for name, first in missing:
             seeds = iter(range(first, first + SHARD))
             kept: list[Demonstration] = []
             async with asyncio.TaskGroup() as group:
-                for environment in environments:
-                    group.create_task(_worker(environment, name, seeds, kept))
+                for env in leased:
+                    group.create_task(_worker(env, name, seeds, kept))
             await asyncio.to_thread(_write, folder / name / f"{first}.npz", kept)
             print(f"recorded {name} from seed {first}: {len(kept)} of {SHARD} episodes", flush=True)
 
 
-async def _worker(environment: MiniWobEnv, name: str, seeds: Iterator[int], kept: list[Demonstration]) -> None:
-    first = next(seeds, None)
-    if first is None:
-        return
-    await environment.reset(Task(BUILTIN_SUITE, name, first))
-    for seed in itertools.chain([first], seeds):
-        demonstration = await _episode(environment.page, name, seed)
-        if demonstration is not None:
-            kept.append(demonstration)
-
-
-async def _episode(page: Page, name: str, seed: int) -> Demonstration | None:
-    """One episode on a page that already shows the task: ten times quicker than loading it, with the same pixels."""
-    instruction = await page.evaluate(_AGAIN % seed, wait=True)
-    oracle = Oracle(plan(name), instruction)
-    moves: list[Move] = []
-    images: list[bytes] = []
-    while suggested := await oracle.next(page):
-        png = await page.screenshot()
-        width, height = Picture.open(io.BytesIO(png)).size
-        move = Move.of(*suggested, width, height)
-        moves.append(move)
-        images.append(png)
-        await page.calls(InputDevices((width, height)).calls(move.action(width, height)))
-    if not await page.evaluate("WOB_DONE_GLOBAL && WOB_RAW_REWARD_GLOBAL >= 1"):
-        return None
-    return Demonstration(name, instruction, tuple(moves), tuple(images))
+async def _worker(env: WebEnv, name: str, seeds: Iterator[int], kept: list[Demonstration]) -> None:
+    for seed in seeds:
+        shown = await oracle.demonstrate(env, Task(env.suite, name, seed))
+        if shown.reward >= 1.0:
+            kept.append(Demonstration.of(shown))
 
 
 def _write(path: Path, demonstrations: Sequence[Demonstration]) -> None:

@@ -1,9 +1,9 @@
-"""Success in the real browser, sampled at temperature 1 with transformers' own generation, in lockstep over pages."""
+"""Success in the real browser, greedy or at temperature 1, with transformers' generation, in lockstep over pages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 
 from dart.agent.parsing import ParseError
 from dart.agent.prompt import Turn
-from dart.config import BUILTIN_SUITE, Environment
-from dart.core.types import Image, Observation, Task
-from dart.workers.env.browser import Browser
-from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions
+from dart.core.types import Observation, Task
+from dart.workers.env.web import WebEnv
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
-from examples.base_policy.demos import Move
+from examples.base_policy.demos import Move, environments
+from examples.base_policy.recipes import VALIDATED, Recipe
 
 MAX_TOKENS = 24
+SLOTS = 24
+Rates = dict[str, float]
+"""Task → success rate."""
 
 
 @dataclass(slots=True)
@@ -30,53 +32,42 @@ class Episode:
     failure: str = ""
 
 
-def success(model: Any, chat: Chat, config: Environment, seeds: range, step_limit: int) -> dict[str, float]:
-    """The success rate of each task over `seeds`."""
-    return asyncio.run(_success(model, chat, config, seeds, step_limit))
+def success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episodes: int, greedy: bool) -> Rates:
+    """The success rate of each task over this many validation episodes."""
+    return asyncio.run(_success(model, chat, recipe, names, episodes, greedy))
 
 
-async def _success(model: Any, chat: Chat, config: Environment, seeds: range, step_limit: int) -> dict[str, float]:
-    tasks = iter([Task(BUILTIN_SUITE, name, seed) for seed in seeds for name in config.tasks.names])
-    rewards: dict[str, list[float]] = {name: [] for name in config.tasks.names}
-    options = MiniWobOptions()
-    async with Browser.launch(options.browser) as browser:
-        environments = [await MiniWobEnv.open(browser, options, config.viewport) for _ in range(config.slots)]
+async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episodes: int, greedy: bool) -> Rates:
+    suite, seeds = recipe.world.environment.suite, range(VALIDATED, VALIDATED + episodes)
+    tasks = iter([Task(suite, name, seed) for seed in seeds for name in names])
+    rewards: dict[str, list[float]] = {name: [] for name in names}
+    async with environments(recipe.world, recipe.viewport, SLOTS) as leased:
         active: dict[int, Episode] = {}
         while True:
-            idle = [number for number in range(len(environments)) if number not in active]
-            await asyncio.gather(*(_start(environments[number], number, active, tasks) for number in idle))
+            idle = [number for number in range(len(leased)) if number not in active]
+            await asyncio.gather(*(_start(leased[number], number, active, tasks) for number in idle))
             if not active:
                 break
             numbers = list(active)
-            sampled = await asyncio.to_thread(sample, model, chat, [active[number] for number in numbers])
+            sampled = await asyncio.to_thread(sample, model, chat, [active[number] for number in numbers], greedy)
             await asyncio.gather(
-                *(_act(environments[n], chat, active[n], ids) for n, ids in zip(numbers, sampled, strict=True))
+                *(_act(leased[n], chat, active[n], ids) for n, ids in zip(numbers, sampled, strict=True))
             )
             for number in numbers:
                 episode = active[number]
-                if episode.observation.done or episode.failure or len(episode.turns) >= step_limit:
+                if episode.observation.done or episode.failure or len(episode.turns) >= recipe.step_limit:
                     rewards[episode.task.name].append(float(episode.observation.reward >= 1.0))
                     del active[number]
     return {name: sum(got) / len(got) for name, got in rewards.items()}
 
 
-async def _start(environment: MiniWobEnv, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
+async def _start(env: WebEnv, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
     task = next(tasks, None)
     if task is not None:
-        active[number] = Episode(task, await look(environment, task))
+        active[number] = Episode(task, await env.reset(task))
 
 
-async def look(environment: MiniWobEnv, task: Task) -> Observation:
-    observation = await environment.reset(task)
-    if await environment.page.evaluate("scrollX || scrollY"):
-        await environment.page.evaluate("scrollTo(0, 0)")
-        png = await environment.page.screenshot()
-        image = Image.of(png, "image/png", observation.image.width, observation.image.height)
-        return Observation(image, observation.instruction)
-    return observation
-
-
-async def _act(environment: MiniWobEnv, chat: Chat, episode: Episode, ids: list[int]) -> None:
+async def _act(env: WebEnv, chat: Chat, episode: Episode, ids: list[int]) -> None:
     image = episode.observation.image
     episode.turns.append(Turn(image, tuple(ids), ids[-1] != chat.end))
     try:
@@ -85,13 +76,13 @@ async def _act(environment: MiniWobEnv, chat: Chat, episode: Episode, ids: list[
         episode.failure = str(error)
         return
     instruction = episode.observation.instruction
-    seen = await environment.act(action)
+    seen = await env.act(action)
     episode.observation = Observation(seen.image, instruction, seen.done, seen.reward)
 
 
 @torch.no_grad()
-def sample(model: Any, chat: Chat, episodes: list[Episode]) -> list[list[int]]:
-    """Sample one turn of every episode; returns the tokens, including the stop token."""
+def sample(model: Any, chat: Chat, episodes: list[Episode], greedy: bool = False) -> list[list[int]]:
+    """Write one turn of every episode; returns the tokens, including the stop token."""
     made = []
     for episode in episodes:
         ids, images = chat.prompt(episode.observation.instruction, episode.turns, episode.observation.image)
@@ -100,9 +91,13 @@ def sample(model: Any, chat: Chat, episodes: list[Episode]) -> list[list[int]]:
     training = model.training
     model.eval()
     out = model.generate(
-        **inputs, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_TOKENS,
-        suppress_tokens=chat.banned, eos_token_id=chat.end, pad_token_id=chat.pad,
-    )  # fmt: skip
+        **inputs,
+        **({"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}),
+        max_new_tokens=MAX_TOKENS,
+        suppress_tokens=chat.banned,
+        eos_token_id=chat.end,
+        pad_token_id=chat.pad,
+    )
     model.train(training)
     new = out[:, inputs["input_ids"].shape[1] :].tolist()
     return [ids[: ids.index(chat.end) + 1] if chat.end in ids else ids for ids in new]

@@ -17,19 +17,18 @@ import torch
 from torch import Tensor
 
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Batch, Pool, Row, attempts, batches, rows, spelling
+from examples.base_policy.data import JITTER, Batch, Pool, Row, batches, jitter, rows, spelling
 from examples.base_policy.fast import speed_up
+from examples.base_policy.recipes import Recipe
 
-SPELLINGS = 16
-"""Rows per step that only ask for a made-up name to be typed."""
 POINTING = 0.5
 """The weight of the auxiliary loss (see Pointer)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    steps: int = 1700
-    learning_rate: float = 1.5e-3
+    steps: int
+    learning_rate: float
     warm_up: int = 100
     final: float = 0.05
 
@@ -38,19 +37,9 @@ class Schedule:
 
 
 class Trainer:
-    def __init__(
-        self,
-        model: Any,
-        chat: Chat,
-        pool: Pool,
-        counts: dict[str, int],
-        schedule: Schedule,
-        viewport: tuple[int, int],
-        mistakes: float = 0.0,
-        mistakes_from: int = 0,
-    ) -> None:
-        self.viewport, self.mistakes, self.mistakes_from = viewport, mistakes, mistakes_from
-        self.model, self.chat, self.pool, self.counts, self.schedule = model, chat, pool, counts, schedule
+    def __init__(self, model: Any, chat: Chat, pool: Pool, recipe: Recipe) -> None:
+        self.model, self.chat, self.pool, self.recipe = model, chat, pool, recipe
+        self.schedule = Schedule(recipe.steps, recipe.learning_rate)
         speed_up(model)
         model.train()
         model.set_attn_implementation("eager")
@@ -80,13 +69,13 @@ class Trainer:
             self.pool.refresh()
         made: list[Row] = []
         tasks: list[str] = []
-        for demonstration in self.pool.draw(self.counts, self.chance):
-            mistakes = self.mistakes if self.step >= self.mistakes_from else 0.0
-            new = rows(self.chat, demonstration, attempts(demonstration, self.chance, mistakes, self.viewport))
+        for demonstration in self.pool.draw(self.recipe.taught, self.chance):
+            moves = [jitter(move, self.chance, JITTER, self.recipe.viewport) for move in demonstration.moves]
+            new = rows(self.chat, demonstration, moves)
             made += new
             tasks += [demonstration.task] * len(new)
-        made += [spelling(self.chat, self.chance) for _ in range(SPELLINGS)]
-        tasks += ["spelling"] * SPELLINGS
+        made += [spelling(self.chat, self.chance) for _ in range(self.recipe.spellings)]
+        tasks += ["spelling"] * self.recipe.spellings
         order = sorted(range(len(made)), key=lambda number: len(made[number].images))
         made, tasks = [made[number] for number in order], [tasks[number] for number in order]
         for group in self.optimiser.param_groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,14 @@ pytest.importorskip("miniwob")
 import torch
 
 from dart.core.action import Click, Point, TypeText, Wait
-from dart.workers.env import miniwob_oracle
 from dart.workers.env.oracle import Target
+from examples.base_policy import demos
 from examples.base_policy import model as base
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import Attempt, Row, attempts, collate, jitter, rows
+from examples.base_policy.data import Row, collate, jitter, rows
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.make import TASKS
+from examples.base_policy.recipes import RECIPES
 
 pytestmark = pytest.mark.torch
 
@@ -62,10 +63,6 @@ def enter_text() -> Demonstration:
     return Demonstration("enter-text", TEXTS[0], moves, (png(10), png(20), png(30)))
 
 
-def played(demonstration: Demonstration) -> list[Attempt]:
-    return [Attempt(*one) for one in zip(demonstration.moves, demonstration.images, strict=True)]
-
-
 def test_names_are_spelled_and_phrases_are_not(chat: Chat) -> None:
     tokens = chat.tokenizer.tokenize
     assert tokens("Action: click(start_box='(080,112)')") == [
@@ -85,7 +82,7 @@ def test_any_text_comes_back(chat: Chat) -> None:
 
 def test_an_episode_is_as_few_rows_as_its_window_allows(chat: Chat) -> None:
     demonstration = enter_text()
-    first, second = rows(chat, demonstration, played(demonstration))
+    first, second = rows(chat, demonstration, demonstration.moves)
     assert [len(first.images), len(second.images)] == [2, 2]  # the third turn's prompt has lost the first screenshot
     said = "".join(chat.tokenizer.decode([i for i, on in zip(first.ids, first.trained, strict=True) if on]))
     assert said == "Action: click(start_box='(070,064)')<|im_end|>Action: type(content='Truman')<|im_end|>"
@@ -101,28 +98,10 @@ def test_jitter_stays_on_the_screen() -> None:
     assert len({(m.x, m.y) for m in moved}) > 5
 
 
-def test_a_missed_click_is_tried_again_and_a_wrong_letter_is_not_noticed() -> None:
-    demonstration = enter_text()
-    assert [a.image for a in attempts(demonstration, random.Random(0), 0.0, (160, 224))] == list(demonstration.images)
-    for seed in range(30):
-        made = attempts(demonstration, random.Random(seed), 0.5, (160, 224))
-        wanted = iter(zip(demonstration.moves, demonstration.images, strict=True))
-        move, image = next(wanted)
-        for attempt in made:
-            assert attempt.image == image
-            left, top, right, bottom = move.box or (0, 0, 0, 0)
-            if move.box and not (left <= attempt.move.x <= right and top <= attempt.move.y <= bottom):
-                continue
-            assert len(attempt.move.text) == len(move.text)
-            assert sum(a != b for a, b in zip(attempt.move.text, move.text, strict=True)) <= 1
-            move, image = next(wanted, (move, image))
-        assert next(wanted, None) is None
-
-
 def test_the_quick_forward_pass_is_the_real_one(folder: Path, chat: Chat) -> None:
     model, _ = base.load(folder)
     demonstration = enter_text()
-    made: list[Row] = rows(chat, demonstration, played(demonstration))
+    made: list[Row] = rows(chat, demonstration, demonstration.moves)
     inputs = collate(chat, made).inputs
     quick = dict(inputs)
     patches = inputs["pixel_values"].reshape(-1, 3, 1, 256)
@@ -145,5 +124,30 @@ def test_a_click_is_recorded_in_pixels_with_its_target() -> None:
         Move.of(Wait(5.0), None, 160, 224)
 
 
-def test_the_oracle_knows_every_demo_task() -> None:
-    assert set(TASKS) <= set(miniwob_oracle.TASKS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_teaches_what_the_oracle_knows(name: str) -> None:
+    recipe = RECIPES[name]
+    assert set(recipe.taught) <= set(recipe.tasks)
+    assert set(recipe.taught) <= set(recipe.world.oracle_tasks())
+    for task in recipe.tasks:
+        recipe.world.check_task(task)
+
+
+def test_the_ladders_policy_is_not_taught_the_hard_tasks() -> None:
+    recipe = RECIPES["ladder"]
+    assert {task for task in recipe.tasks if task not in recipe.taught} == {f"ladder-hard-0{n}" for n in (1, 2, 3)}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", RECIPES)
+def test_demonstrations_are_recorded_and_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demos, "SHARD", 6)
+    taught = dict(list(RECIPES[name].taught.items())[:1])
+    (task,) = taught
+    recipe = replace(RECIPES[name], taught=taught, tasks=(task,), demonstrations=12, texts=3)
+    demos.record(tmp_path, recipe)
+    read = [shown for path in demos.shards(tmp_path, task) for shown in demos.read(path)]
+    assert len(read) == 12 and {shown.task for shown in read} == {task}
+    assert {demos.pixels(image).shape for shown in read for image in shown.images} == {(*recipe.viewport[::-1], 3)}
+    assert len({image for shown in read for image in shown.images}) > 6, "episodes differ"
+    assert len(demos.instructions(recipe)) == 3

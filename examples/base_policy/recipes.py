@@ -1,0 +1,69 @@
+"""The base policies that ship with dart: what each is taught, and for how long. Imitation is clean and short: no
+mistakes are demonstrated, and a policy is weak because it was never shown some skills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dart.workers.env import ladder_layout
+from dart.workers.env.ladder import Ladder
+from dart.workers.env.miniwob import MiniWob
+from dart.workers.env.web import WebWorld
+
+DEMONSTRATED = 2_000_000
+"""The first seed of the demonstrations; configs train on seeds below 1,000,000 and evaluate on those from there on."""
+VALIDATED = 3_000_000
+"""The first seed of the episodes by which training length and tasks are chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`taught`: task name → episodes per training step. `tasks`: all that the policy is meant for; the tokenizer knows
+    the words of their instructions, so that what was not taught can be learned later."""
+
+    world: type[WebWorld]
+    viewport: tuple[int, int]
+    """(width, height) in pixels, multiples of patch 16 × merge 2, so that nothing is resized."""
+    taught: Mapping[str, int]
+    tasks: tuple[str, ...]
+    demonstrations: int
+    """Recorded of each taught task."""
+    steps: int
+    """Training steps."""
+    step_limit: int
+    """Of validation episodes."""
+    learning_rate: float = 1.5e-3
+    spellings: int = 0
+    """Rows per step that only ask for a made-up name to be typed, for tasks that ask for that."""
+    texts: int = 200
+    """Instructions of each task that the tokenizer is made from."""
+
+
+_LEVELS = {
+    level: tuple(name for name in ladder_layout.task_names() if f"-{level}-" in name) for level in ladder_layout.LEVELS
+}
+
+RECIPES = {
+    "miniwob": Recipe(
+        world=MiniWob,
+        viewport=(160, 224),
+        taught={"click-test": 4, "focus-text": 4, "click-color": 4},
+        tasks=(
+            "click-test", "focus-text", "click-color", "click-test-2", "click-dialog", "focus-text-2",
+            "click-button-sequence", "click-collapsible", "click-option", "click-tab", "click-link", "click-button",
+        ),
+        demonstrations=2000,
+        steps=800,
+        step_limit=6,
+    ),
+    "ladder": Recipe(
+        world=Ladder,
+        viewport=(96, 96),
+        taught={name: 1 for name in _LEVELS["easy"]} | {name: 3 for name in _LEVELS["medium"]},
+        tasks=ladder_layout.task_names(),
+        demonstrations=500,
+        steps=600,
+        step_limit=30,
+    ),
+}  # fmt: skip
