@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
+from dart.workers.train import linear
+
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Plain softmax attention, [B, heads, L, d]: batched matrix products beat the flash kernel at these sizes."""
@@ -49,5 +51,6 @@ def speed_up(model: Any) -> None:
     """Speed up `model` in place."""
     visual = model.model.visual
     visual.patch_embed.forward = types.MethodType(_patch_embedding, visual.patch_embed)
+    linear.speed_up(model)
     for block in visual.blocks:
         block.attn.forward = types.MethodType(_vision_attention, block.attn)

@@ -1,4 +1,4 @@
-"""Supervised pre-training on the demonstrations: AdamW, warm-up, linear decay, bfloat16 products, one core.
+"""Supervised pre-training on the demonstrations: AdamW, warm-up, linear decay, float32, one core.
 
 `Trainer.run` yields wherever the caller may want to evaluate, save or stop. Its whole state can be saved and loaded, so
 that a stopped run can continue.
@@ -100,10 +100,9 @@ class Trainer:
 
     def _logits(self, batch: Batch) -> Tensor:
         """float32[labels, V]: only for tokens with a label, and without the tokens that are never sampled."""
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = self.model.model(**batch.inputs).last_hidden_state
-            logits = self.model.lm_head(hidden[batch.labels >= 0])
-        return logits.float().index_fill(1, torch.tensor(self.chat.banned), float("-inf"))
+        hidden = self.model.model(**batch.inputs).last_hidden_state
+        logits = self.model.lm_head(hidden[batch.labels >= 0])
+        return logits.index_fill(1, torch.tensor(self.chat.banned), float("-inf"))
 
     def save(self, path: Path) -> None:
         state = {
