@@ -1,7 +1,6 @@
-"""Make a base policy that ships with dart: record demonstrations, build the model, imitate, write it.
+"""Make a base policy: record demonstrations, build the model, imitate, write it.
 
-    python -m examples.base_policy miniwob --out dart/assets/tiny-qwen3vl
-    python -m examples.base_policy ladder --out dart/assets/ladder-qwen3vl
+    python -m examples.base_policy ladder --out models/ladder
 
 `recipes.py` says what each is taught. All intermediate files are kept in examples/base_policy/work, so a stopped run
 continues where it was; one core takes the better part of an hour. --measure prints the success of the finished policy

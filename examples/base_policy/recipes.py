@@ -1,5 +1,9 @@
-"""The base policies that ship with dart: what each is taught, and for how long. Imitation is clean and short: no
-mistakes are demonstrated, and a policy is weak because it was never shown some skills."""
+"""Base policies: what each is taught, and for how long. Imitation is clean and short: no mistakes are demonstrated, and
+a policy is weak because it was never shown some skills.
+
+builtin:tiny-qwen3vl is older than these recipes: it imitates an oracle that makes 45 % of its moves wrong on purpose
+(README.md says what that means for the demo). `miniwob` is meant to replace it.
+"""
 
 from __future__ import annotations
 
