@@ -289,6 +289,18 @@ def storm() -> str | None:
     return table(("fault", "faults", "followed by an update", "seconds until then, p50", "longest"), rows)
 
 
+def soak() -> str | None:
+    """What grows while the demo's loop runs for hours."""
+    if (found := _written("soak")) is None:
+        return None
+    rows = [
+        (name, f"{one['first']:,.1f}", f"{one['last']:,.1f}",
+         f"{one['slope_per_hour']:+,.2f} ({one['low']:+,.2f} to {one['high']:+,.2f})")
+        for name, one in found["series"].items()
+    ]  # fmt: skip
+    return table(("", "after the first quarter", "at the end", "slope per hour, 95 % interval"), rows)
+
+
 def faults() -> str | None:
     """Simulated faults by class: how many in all, and how soon the next update came where they were minutes apart."""
     dense, apart = _written("chaos"), _written("chaos_apart")
@@ -333,6 +345,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "relay": relay,
     "worlds": worlds,
     "storm": storm,
+    "soak": soak,
     "faults": faults,
     "fuzzed": fuzzed,
     "ablation": ablation,
