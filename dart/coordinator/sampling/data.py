@@ -220,8 +220,8 @@ class DataManager:
                     return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
             except BlobError as error:
                 lost = str(error)
-            self._pool.discard(entry)
-            self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)
+            if self._pool.discard(entry):
+                self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)
         return None
 
     # ---- batches ----

@@ -40,9 +40,16 @@ class ExperiencePool:
         """Add an entry; the task's oldest one is removed if the task is full."""
         self._entries.setdefault(entry.task.name, deque(maxlen=self._per_task)).append(entry)
 
-    def discard(self, entry: Entry) -> None:
-        """Remove an entry that turned out to be unusable."""
-        self._entries[entry.task.name].remove(entry)
+    def discard(self, entry: Entry) -> bool:
+        """Remove an entry that turned out to be unusable; False if it is no longer there.
+
+        Two groups may have taken it at the same time, or a newer success may have displaced it since.
+        """
+        entries = self._entries.get(entry.task.name, deque())
+        if entry not in entries:
+            return False
+        entries.remove(entry)
+        return True
 
     def take(self, task: Task, update: int) -> Entry | None:
         """Choose a success for a group that failed, and count the use; entries that are too old leave the pool.

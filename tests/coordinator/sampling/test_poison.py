@@ -347,6 +347,23 @@ async def test_a_poisoned_success_leaves_the_pool(tmp_path: Path) -> None:
         assert again.events("group")[-1]["reason"] == "all 4 failed"
 
 
+async def test_two_groups_may_take_the_same_poisoned_success(tmp_path: Path) -> None:
+    """Each of two groups of one task fails while the other waits for the success to be read."""
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, False, False, False)
+    poison(tmp_path, "no versions", "g000001-1")
+    async with Rig(tmp_path) as again:
+        orders = [await again.order() for _ in range(8)]
+        assert len({order.group_id for order in orders}) == 2
+        last = [orders[3], orders[7]]
+        for order in orders:
+            if order not in last:
+                await again.data.finished(order, rolled_out(order, False))
+        await asyncio.gather(*(again.data.finished(order, rolled_out(order, False)) for order in last))
+        assert len(again.events("pool_entry_lost")) == 1
+        assert [event["reason"] for event in again.events("group")][-2:] == ["all 4 failed"] * 2
+
+
 # ---- a trainer that is lost ----
 
 
