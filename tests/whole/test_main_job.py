@@ -45,6 +45,15 @@ def processes_of(run: Path) -> list[str]:
     return found
 
 
+def left_over(run: Path) -> list[str]:
+    """The processes of the run that are still there ten seconds after its coordinator ended: a killed engine's memory
+    takes the kernel a while on a busy machine."""
+    deadline = time.monotonic() + 10
+    while (found := processes_of(run)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run that went to its end; its run directory."""
@@ -60,7 +69,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "held-out success" in done.stdout
     (run,) = (where / "runs").iterdir()
-    assert processes_of(where) == []
+    assert left_over(where) == []
     return run
 
 
@@ -141,7 +150,7 @@ def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "A - B: " in done.stdout
-    assert processes_of(tmp_path) == []
+    assert left_over(tmp_path) == []
     (run,) = (tmp_path / "runs").glob("*-eval-2*")
     evaluation = json.loads((run / "evaluation.json").read_text())
     for side in (evaluation, evaluation["against"]):
@@ -173,7 +182,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     began = time.monotonic()
     assert process.wait(60) == 130
     assert time.monotonic() - began < 30, "hang guard; in order it takes a few seconds"
-    assert processes_of(tmp_path) == []
+    assert left_over(tmp_path) == []
     status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
     assert "interrupted" in status
     assert "--resume" in status
@@ -186,7 +195,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
-    assert processes_of(tmp_path) == []
+    assert left_over(tmp_path) == []
 
 
 def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
