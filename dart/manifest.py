@@ -30,7 +30,7 @@ def seal(folder: Path) -> None:
     for file in files:
         to_disk(file)
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(_digest, files)
+        digests = pool.map(file_digest, files)
         listed = {
             str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": digest}
             for file, digest in zip(files, digests, strict=True)
@@ -117,7 +117,7 @@ def _problem(folder: Path) -> str | None:
         if (found := file.stat().st_size) != size:
             return f"{name} has {found} bytes of {size}"
     with ThreadPoolExecutor(_THREADS) as pool:
-        for name, digest in zip(wanted, pool.map(_digest, [folder / name for name in wanted]), strict=True):
+        for name, digest in zip(wanted, pool.map(file_digest, [folder / name for name in wanted]), strict=True):
             if digest != wanted[name][1]:
                 return f"{name} has other bytes than were written"
     return None
@@ -155,6 +155,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != NAME)
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """The sha256 of the file's content, in hexadecimal digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

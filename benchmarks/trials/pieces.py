@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
+from dart.processes.logs import last_line
 from dart.rundir import RunDirectory
 from dart.store.lock import is_held
 
@@ -65,7 +66,9 @@ def train(run: Run, piece_seconds: float | None, goes_on: Callable[[], bool] = l
         code = _piece(_command(run, begun), run.folder / LOG, piece_seconds)
         failures = 0 if code in (0, INTERRUPTED) else failures + 1
         if failures > MOST_FAILURES:
-            raise UserError(f"exit code {code}: {_last_line(run.folder / LOG)} ({run.folder} is kept)")
+            raise UserError(
+                f"exit code {code}: {last_line(run.folder / LOG) or 'it said nothing'} ({run.folder} is kept)"
+            )
     raise UserError(f"{run.folder} has not finished in {MOST_PIECES} pieces: make them longer, or look at {LOG} there")
 
 
@@ -138,8 +141,3 @@ def _piece(command: Sequence[str], log: Path, seconds: float | None) -> int:
         process.kill()
         process.wait()
     return INTERRUPTED  # nothing that was stored is lost
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "it said nothing"

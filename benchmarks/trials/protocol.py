@@ -23,6 +23,7 @@ from dart.config import load as load_config
 from dart.config.loading import explain
 from dart.core.evaluation.documents import Decoding
 from dart.errors import UserError
+from dart.manifest import file_digest
 
 FOLDER = Path(__file__).parents[1] / "learning" / "protocols"
 Overrides = dict[str, JsonValue]
@@ -174,7 +175,7 @@ def base_digest(folder: Path) -> str:
         )
     digest = hashlib.sha256()
     for path in weights:
-        digest.update(path.read_bytes())
+        digest.update(file_digest(path).encode())
     return digest.hexdigest()
 
 

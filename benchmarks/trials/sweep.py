@@ -121,17 +121,10 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
         return
     record = {"arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, **records.read(made)}
     plan.results.mkdir(parents=True, exist_ok=True)
-    write_compact(plan.record(arm, seed), record)
+    write_json(plan.record(arm, seed), record, indent=None)
     shutil.rmtree(run.folder)
     print(f"{plan.name}: {arm}, seed {seed}: finished, {record['updates']} updates, {record['env_steps']} steps, "
           f"{record['train_seconds']:.0f} s of training", flush=True)  # fmt: skip
-
-
-def write_compact(path: Path, value: Mapping[str, object]) -> None:
-    """On one line, atomically: a file that exists is whole."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 # ---- evaluations of policies that no run has made ----
@@ -162,7 +155,7 @@ def evaluate(plan: Plan, label: str, arguments: Sequence[str], overrides: Sequen
     (found,) = folder.glob("*/evaluation.json")
     document: Document = json.loads(found.read_text(encoding="utf-8"))
     plan.results.mkdir(parents=True, exist_ok=True)
-    write_compact(path, {**plan.marks, "asked": asked, "evaluation": document})
+    write_json(path, {**plan.marks, "asked": asked, "evaluation": document}, indent=None)
     shutil.rmtree(folder)
     return document
 

@@ -33,10 +33,10 @@ def software() -> dict[str, str]:
     return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
 
 
-def write_json(path: Path, value: Mapping[str, object]) -> Path:
-    """Write the file atomically."""
+def write_json(path: Path, value: Mapping[str, object], indent: int | None = 2) -> Path:
+    """Write the file atomically; on one line if `indent` is None."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(to_json(value, indent=indent) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
 

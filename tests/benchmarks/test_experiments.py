@@ -187,13 +187,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
     for arm, medium in (("full", 0.9), ("none", 0.5), ("imitation", 0.6)):
         for seed in range(4):
             levels = {"easy": 1.0, "medium": medium + seed / 100, "hard": 0.2}
-            sweep.write_compact(arms.record(arm, seed), record(arm, seed, levels, MARKS))
+            sweep.write_json(arms.record(arm, seed), record(arm, seed, levels, MARKS))
     settings = [*as_options(ABLATION.settings)]
     for temperature, medium in (("0", 0.5), ("0.5", 0.6)):
         success = after({"easy": 0.9, "medium": medium, "hard": 0.0})["sampled"]
         asked = [*settings, f"evaluation.temperature={temperature}"]
         made = {**MARKS, "asked": asked, "evaluation": {"success": success}}
-        sweep.write_compact(arms.results / f"base-at-{temperature}.json", made)
+        sweep.write_json(arms.results / f"base-at-{temperature}.json", made)
     return arms, controls
 
 

@@ -155,7 +155,7 @@ async def test_training_roll_outs_alone_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
-    sweep.write_compact(tmp_path / "full-0.json", record("full", 0, {"easy": 1, "medium": 0.5, "hard": 0.25}, MARKS))
+    sweep.write_json(tmp_path / "full-0.json", record("full", 0, {"easy": 1, "medium": 0.5, "hard": 0.25}, MARKS))
     read = records.load(tmp_path / "full-0.json")
     assert read["episodes"][41] == Episode(41.0, 1, 10, 1, 4)
 
@@ -181,7 +181,7 @@ def plan_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> 
 
 def keep(plan: Plan, arm: str, seed: int, levels: dict[str, float], **more: object) -> None:
     plan.results.mkdir(parents=True, exist_ok=True)
-    sweep.write_compact(plan.record(arm, seed), record(arm, seed, levels, MARKS, **more))
+    sweep.write_json(plan.record(arm, seed), record(arm, seed, levels, MARKS, **more))
 
 
 def test_seeds_are_the_outer_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

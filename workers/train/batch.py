@@ -43,23 +43,25 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A sample to be put into rows. keys: int64 [P + T], its tokens, but with a negative number of its image's own for
-    each placeholder, so that prompts over different screenshots differ."""
+    """A sample to be put into rows. tokens: int64 [P + T], of prompt and response; keys: the same, but with a negative
+    number of its image's own for each placeholder, so that prompts over different screenshots differ."""
 
     sample: Sample
+    tokens: torch.Tensor
     keys: torch.Tensor
 
     @classmethod
     def of(cls, sample: Sample, digests: dict[bytes, int], layout: Layout) -> Keyed:
         """`digests` has the numbers of the images seen so far."""
-        tokens = _tokens(sample)
+        generation = sample.generation
+        tokens = torch.tensor([*generation.prompt_token_ids, *generation.token_ids], dtype=torch.int64)
         pads = tokens == layout.image_token_id
         runs = (pads & ~torch.cat([_FALSE, pads[:-1]])).cumsum(0)
         numbers = [-1 - digests.setdefault(image.sha256, len(digests)) for image in sample.images]
         # A run of placeholders without an image stays as it is; `collate` refuses it.
         missing = max(0, int(runs.max()) - len(numbers))
         of_run = torch.tensor([0, *numbers, *[layout.image_token_id] * missing])
-        return cls(sample, torch.where(pads, of_run[runs], tokens))
+        return cls(sample, tokens, torch.where(pads, of_run[runs], tokens))
 
     def shared_with(self, other: Keyed) -> int:
         """The length of their common beginning."""
@@ -120,7 +122,7 @@ class Row:
             own = torch.arange(length, length + len(one.keys) - shared)
             path = torch.cat([branches[-1].path[:shared], own]) if branches else own
             branches.append(Branch(one, shared, path))
-            tokens.append(_tokens(one.sample)[shared:])
+            tokens.append(one.tokens[shared:])
             images += one.images_from(shared)
             length += len(own)
         return cls(tuple(branches), torch.cat(tokens), tuple(images))
@@ -140,11 +142,6 @@ class Row:
 
 
 _FALSE = torch.zeros(1, dtype=torch.bool)
-
-
-def _tokens(sample: Sample) -> torch.Tensor:
-    """int64 [P + T]: of prompt and response."""
-    return torch.tensor([*sample.generation.prompt_token_ids, *sample.generation.token_ids], dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +234,10 @@ def _wrong(sample: Sample, why: str) -> SampleError:
 def make_rows(samples: Iterable[Sample], token_limit: int, layout: Layout) -> list[Row]:
     """Put samples that share most of their prompts into one row, of at most `token_limit` tokens if shared."""
     digests: dict[bytes, int] = {}
-    # Lexicographic order puts every sample next to the one with which it has the longest common beginning.
-    keyed = sorted((Keyed.of(sample, digests, layout) for sample in samples), key=lambda one: one.keys.tolist())
+    # Any lexicographic order puts every sample next to the one with which it has the longest common beginning.
+    keyed = sorted(
+        (Keyed.of(sample, digests, layout) for sample in samples), key=lambda one: one.keys.numpy().tobytes()
+    )
     groups: list[list[Keyed]] = []
     length = 0
     for one in keyed:

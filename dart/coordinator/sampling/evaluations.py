@@ -4,7 +4,6 @@ eval` a single one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
@@ -56,13 +55,14 @@ class Evaluations:
 
     async def alone(self, endpoint: Address | None) -> Evaluation:
         """`dart eval`: evaluate the model behind the endpoint, or `config.model`, at `evaluation.temperature`."""
-        temperature, writer = self._temperature("sampled"), None
-        async with AsyncExitStack() as stack:
-            if endpoint is not None:
-                opened = Endpoint(endpoint, temperature, self._config.rollout.max_tokens)
-                client = await stack.enter_async_context(opened)
-                writer = lambda _: EndpointAlone(client, self._policy.screenshots)  # noqa: E731
-            source = await self._evaluate("eval", temperature, self._config.evaluation.samples, writer)
+        temperature, samples = self._temperature("sampled"), self._config.evaluation.samples
+        if endpoint is None:
+            source = await self._evaluate("eval", temperature, samples)
+        else:
+            async with Endpoint(endpoint, temperature, self._config.rollout.max_tokens) as client:
+                source = await self._evaluate(
+                    "eval", temperature, samples, lambda _: EndpointAlone(client, self._policy.screenshots)
+                )
         self._journal.event("evaluation", label="eval", **source.result())
         return source
 
