@@ -59,6 +59,8 @@ _ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_
 _ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
 _PLAIN = re.compile(r"""[^'"\\]+""")
+_ARGUMENT = re.compile(r"""\s*([A-Za-z_]\w*)\s*=\s*(['"])([^'"\\]*)\2\s*""", re.ASCII)
+"""A whole argument as nearly every one is written: its string has no quotes and no escapes."""
 _ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 _WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
 _NUMBER = r"\s*(\d{1,6})\s*"
@@ -148,8 +150,7 @@ class UITars:
         if found is None or box.count("<|box_start|>") != box.count("<|box_end|>"):
             raise ParseError("bad_arguments", f"box {shown(box)} is not (x,y)")
         numbers = [int(number) for number in found.groups() if number is not None]
-        # Four numbers are two corners; two are a point, which is its own opposite corner.
-        corners = numbers[:2], numbers[-2:]
+        corners = [numbers] if len(numbers) == 2 else [numbers[:2], numbers[2:]]  # a point is its own opposite corner
         grid = self._grid(width, height)
         for x, y in corners:
             # 1.0's grid has its end in it: 1000 is the screen's last pixel, 1.5's pixels end before the width.
@@ -157,8 +158,8 @@ class UITars:
                 raise ParseError("out_of_bounds", f"({x}, {y}) is outside the grid of 0 to {THOUSAND}")
             if not self.thousand:
                 grid_point(x, y, *grid)
-        centre_x = (corners[0][0] + corners[1][0]) / 2
-        centre_y = (corners[0][1] + corners[1][1]) / 2
+        centre_x = (corners[0][0] + corners[-1][0]) / 2
+        centre_y = (corners[0][1] + corners[-1][1]) / 2
         if self.thousand:
             centre_x, centre_y = min(centre_x, THOUSAND - 0.5), min(centre_y, THOUSAND - 0.5)
         return grid_point(centre_x, centre_y, *grid)
@@ -199,11 +200,15 @@ def _call(text: str) -> tuple[str, dict[str, str]]:
     while not text.startswith(")", position):
         if arguments:
             position = _expect(text, position, ",")
-        argument, position = _argument_name(text, position)
+        if plain := _ARGUMENT.match(text, position):
+            argument, value, position = plain[1], plain[3], plain.end()
+            argument = _ALIASES.get(argument, argument)
+        else:
+            argument, position = _argument_name(text, position)
+            value, position = _string(text, position)
         if argument in arguments:
             raise ParseError("bad_arguments", f"argument {argument} is given twice")
-        arguments[argument], position = _string(text, position)
-        position = _skip_space(text, position)
+        arguments[argument], position = value, _skip_space(text, position)
     rest = text[position + 1 :].strip()
     if rest:
         kind = "many_actions" if _begins_action(rest) else "trailing_text"

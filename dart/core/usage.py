@@ -85,23 +85,32 @@ _LOST = (EnvState.LOST, ReplicaState.LOST)
 
 
 @dataclass(slots=True)
-class _Account:
-    """counts: slots now in each state. balances: Σ times of leaving − Σ times of entering, so that a state's seconds
-    are its balance + count × now."""
+class _Tally:
+    """Slots in one state. A state's seconds are its balance + count × now."""
 
-    counts: dict[State, int] = field(default_factory=dict)
-    balances: dict[State, float] = field(default_factory=dict)
+    count: int = 0
+    balance: float = 0.0
+    """Σ times of leaving − Σ times of entering."""
 
-    def add(self, state: State, slots: int, now: float) -> None:
-        self.counts[state] = self.counts.get(state, 0) + slots
-        self.balances[state] = self.balances.get(state, 0.0) - slots * now
+    def add(self, slots: int, now: float) -> None:
+        self.count += slots
+        self.balance -= slots * now
+
+
+class _Account(dict[State, _Tally]):
+    """The slots of one worker, or of all, by state."""
+
+    def __missing__(self, state: State) -> _Tally:
+        made = self[state] = _Tally()
+        return made
 
     def seconds(self, now: float) -> dict[State, float]:
-        return {state: max(0.0, balance + self.counts[state] * now) for state, balance in self.balances.items()}
+        return {state: max(0.0, tally.balance + tally.count * now) for state, tally in self.items()}
 
     def restart(self) -> None:
         """Reset all times to 0."""
-        self.balances = dict.fromkeys(self.counts, 0.0)
+        for tally in self.values():
+            tally.balance = 0.0
 
 
 @dataclass(slots=True)
@@ -137,8 +146,8 @@ class Ledger:
 
     def left(self, worker: str, now: float) -> None:
         """The worker is gone for good, with its slots."""
-        for state, count in self._workers.pop(worker).counts.items():
-            self._all.add(state, -count, now - self._origin)
+        for state, tally in self._workers.pop(worker).items():
+            self._all[state].add(-tally.count, now - self._origin)
 
     def lost(self, worker: str, state: State, now: float, *, for_good: bool) -> None:
         """The worker is gone: for good, or all its slots are in `state` until it has `joined` again."""
@@ -154,21 +163,22 @@ class Ledger:
         if old is new or (account := self._workers.get(worker)) is None:
             return
         weight = slots * (now - self._origin)
-        for counts, balances in ((self._all.counts, self._all.balances), (account.counts, account.balances)):
-            counts[old] = counts.get(old, 0) - slots
-            balances[old] = balances.get(old, 0.0) + weight
-            counts[new] = counts.get(new, 0) + slots
-            balances[new] = balances.get(new, 0.0) - weight
+        for tallies in (self._all, account):
+            left, entered = tallies[old], tallies[new]  # every step moves four times: `add` would cost as much again
+            left.count -= slots
+            left.balance += weight
+            entered.count += slots
+            entered.balance -= weight
 
     def resize(self, worker: str, state: State, slots: int, now: float) -> None:
         """Set how many slots the worker has in `state`; slots are added or removed as needed."""
         if worker in self._workers:
-            self._add(worker, state, slots - self._workers[worker].counts.get(state, 0), now)
+            self._add(worker, state, slots - self._workers[worker][state].count, now)
 
     def counts(self, worker: str | None = None) -> Mapping[State, int]:
         """Slots now in each state, of one worker or, with None, of all."""
         account = self._all if worker is None else self._workers.get(worker, _Account())
-        return {state: count for state, count in account.counts.items() if count}
+        return {state: tally.count for state, tally in account.items() if tally.count}
 
     def busy(self, worker: str) -> int:
         """How many of the worker's slots are in a busy state now."""
@@ -203,4 +213,4 @@ class Ledger:
 
     def _add(self, worker: str, state: State, slots: int, now: float) -> None:
         for account in (self._all, self._workers[worker]):
-            account.add(state, slots, now - self._origin)
+            account[state].add(slots, now - self._origin)

@@ -10,6 +10,7 @@ setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So message
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -180,7 +181,7 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
     """All parts, with screenshots without their bytes. Returns their size in bytes.
 
     By definition of the encoding, concatenated messages parse as one, with their lists concatenated. So a block is
-    encoded once, and a prompt of many turns takes one join and one parse.
+    encoded once, a template's texts once per process, and a prompt of many turns takes one join and one parse.
     """
     encoded = b"".join([block.encoded or _encode(block) for block in prompt.blocks])
     into.MergeFromString(encoded)
@@ -188,11 +189,22 @@ def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
 
 
 def _encode(block: t.Block) -> bytes:
-    alone = spb.Generate()
-    for part in block.parts:
-        _write_part(alone.prompt.add(), part, with_data=False)
-    block.encoded = alone.SerializeToString()
+    block.encoded = b"".join(
+        [_encoded_markup(part.text) if isinstance(part, t.Markup) else _encoded(part) for part in block.parts]
+    )
     return block.encoded
+
+
+@functools.lru_cache(256)
+def _encoded_markup(text: str) -> bytes:
+    return _encoded(t.Markup(text))
+
+
+def _encoded(part: t.PromptPart) -> bytes:
+    """The bytes of a Generate whose prompt is this part alone."""
+    alone = spb.Generate()
+    _write_part(alone.prompt.add(), part, with_data=False)
+    return alone.SerializeToString()
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
