@@ -29,7 +29,7 @@ browser:
 	  && fc-list 2>/dev/null | grep -qi liberation \
 	  || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
 
-demo: install ## Train a tiny policy on real browser tasks, end to end (about 20 minutes on 2 cores).
+demo: install ## Train a tiny policy on real browser tasks, end to end (about 25 minutes on 2 cores).
 	$(VENV)/bin/dart train configs/miniwob_cpu.yaml
 
 # Without their dependencies: tests/algo/test_algo_references.py calls only their equations.

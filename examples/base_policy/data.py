@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,8 +36,10 @@ class Row:
     ids: list[int]
     trained: list[bool]
     images: list[bytes]
+    step: int
+    """The last turn's, from 0."""
     move: Move
-    """The last turn's move; its action is the last `last_action` tokens."""
+    """The last turn's; its action is the last `last_action` tokens."""
     last_action: int
     targets: list[int]
     """For each screenshot the merged patch that its turn's click is in; -1: none, or trained in another row."""
@@ -73,14 +75,17 @@ def jitter(move: Move, chance: random.Random, share: float, viewport: tuple[int,
     return replace(move, x=max(0, min(x, width - 1)), y=max(0, min(y, height - 1)))
 
 
-def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> list[Row]:
-    """The episode with these moves, one per screenshot, in as few rows as its prompts allow."""
+def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move], wanted: Container[int]) -> list[Row]:
+    """The `wanted` steps of the episode with these moves, one per screenshot, in as few rows as its prompts allow."""
     made: list[Row] = []
     turns: list[Turn] = []
-    for move, png in zip(moves, demonstration.images, strict=True):
+    for step, (move, png) in enumerate(zip(moves, demonstration.images, strict=True)):
         observation = image_of(png)
-        prompt, images = chat.prompt(demonstration.instruction, turns, observation)
         action = chat.action_tokens(move.action(observation.width, observation.height), observation)
+        if step not in wanted:
+            turns.append(Turn(observation, action))
+            continue
+        prompt, images = chat.prompt(demonstration.instruction, turns, observation)
         last = made[-1] if made else None
         if last is not None and prompt[: len(last.ids)] == last.ids and images[: len(last.images)] == last.images:
             known, trained, targets = len(last.ids), last.trained, last.targets
@@ -89,7 +94,7 @@ def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move]) -> lis
             known, trained, targets = 0, [], [-1] * (len(images) - 1)
         trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
         target = _patch(move, observation.width, observation.height) if move.box else -1
-        made.append(Row([*prompt, *action], trained, images, move, len(action), [*targets, target]))
+        made.append(Row([*prompt, *action], trained, images, step, move, len(action), [*targets, target]))
         turns.append(Turn(observation, action))
     return made
 
@@ -113,7 +118,7 @@ def spelling(chat: Chat, chance: random.Random) -> Row:
     prompt, _ = chat.prompt(f'Enter "{name}" into the text field and press Submit.', turns, blank)
     action = chat.action_tokens(TypeText(name), blank)
     trained = [False] * len(prompt) + [True] * len(action)
-    return Row([*prompt, *action], trained, [], Move(text=name), len(action), [])
+    return Row([*prompt, *action], trained, [], 1, Move(text=name), len(action), [])
 
 
 @dataclass(slots=True)

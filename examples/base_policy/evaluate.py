@@ -86,7 +86,7 @@ def sample(model: Any, chat: Chat, episodes: list[Episode], greedy: bool = False
     made = []
     for episode in episodes:
         ids, images = chat.prompt(episode.observation.instruction, episode.turns, episode.observation.image)
-        made.append(Row(ids, [False] * len(ids), images, Move(), 0, []))
+        made.append(Row(ids, [False] * len(ids), images, 0, Move(), 0, []))
     inputs = collate(chat, made, left=True).inputs
     training = model.training
     model.eval()

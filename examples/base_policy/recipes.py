@@ -8,7 +8,7 @@ builtin:tiny-qwen3vl is older than these recipes: it imitates an oracle that mak
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dart.workers.env import ladder_layout
 from dart.workers.env.ladder import Ladder
@@ -38,10 +38,26 @@ class Recipe:
     step_limit: int
     """Of validation episodes."""
     learning_rate: float = 1.5e-3
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Task → how many of its last steps are always trained on. Of the steps before them, which are learned sooner, a
+    share of `others` is. A task that is not here is trained on whole."""
+    others: float = 1.0
+    alone: int = 0
+    """Rows per training step that show one decision without what came before, for the ladder's tasks."""
     spellings: int = 0
     """Rows per step that only ask for a made-up name to be typed, for tasks that ask for that."""
     texts: int = 200
     """Instructions of each task that the tokenizer is made from."""
+
+    def first_decision(self, task: str, steps: int) -> int:
+        """The first step that is always trained on, of an episode with so many."""
+        return steps - self.decisions.get(task, steps)
+
+
+def with_one_decision(instruction: str, decision: int) -> str:
+    """The ladder's instruction for an episode that has only this one of its decisions."""
+    opening, *names = instruction.removesuffix(".").split(", then ")
+    return f"{opening}, then {names[decision]}."
 
 
 _LEVELS = {
@@ -67,7 +83,10 @@ RECIPES = {
         taught={name: 1 for name in _LEVELS["easy"]} | {name: 3 for name in _LEVELS["medium"]},
         tasks=ladder_layout.task_names(),
         demonstrations=500,
-        steps=600,
+        steps=1000,
         step_limit=30,
+        decisions={name: ladder_layout.level_of(name).decisions for name in ladder_layout.task_names()},
+        others=0.2,
+        alone=96,
     ),
 }  # fmt: skip

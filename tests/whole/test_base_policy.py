@@ -17,6 +17,7 @@ pytest.importorskip("miniwob")
 import torch
 
 from dart.core.action import Click, Point, TypeText, Wait
+from dart.workers.env import ladder_layout
 from dart.workers.env.oracle import Target
 from examples.base_policy import demos
 from examples.base_policy import model as base
@@ -24,7 +25,7 @@ from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate, jitter, rows
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.recipes import RECIPES
+from examples.base_policy.recipes import RECIPES, with_one_decision
 
 pytestmark = pytest.mark.torch
 
@@ -82,13 +83,34 @@ def test_any_text_comes_back(chat: Chat) -> None:
 
 def test_an_episode_is_as_few_rows_as_its_window_allows(chat: Chat) -> None:
     demonstration = enter_text()
-    first, second = rows(chat, demonstration, demonstration.moves)
+    first, second = rows(chat, demonstration, demonstration.moves, range(3))
     assert [len(first.images), len(second.images)] == [2, 2]  # the third turn's prompt has lost the first screenshot
     said = "".join(chat.tokenizer.decode([i for i, on in zip(first.ids, first.trained, strict=True) if on]))
     assert said == "Action: click(start_box='(070,064)')<|im_end|>Action: type(content='Truman')<|im_end|>"
     assert sum(second.trained) == second.last_action == 10
     assert first.targets == [64 // 32 * 5 + 70 // 32, -1]
     assert second.targets == [-1, 99 // 32 * 5 + 53 // 32]
+
+
+def test_steps_that_are_not_wanted_are_only_seen(chat: Chat) -> None:
+    demonstration = enter_text()
+    (whole,) = [row for row in rows(chat, demonstration, demonstration.moves, range(3)) if row.step == 2]
+    (last,) = rows(chat, demonstration, demonstration.moves, [2])
+    assert last == whole
+    (second,) = rows(chat, demonstration, demonstration.moves, [1])
+    assert len(second.images) == 2
+    assert sum(second.trained) == second.last_action
+    assert second.targets == [-1, -1]  # the click on the first screenshot is not asked for, and typing has no target
+
+
+def test_an_instruction_with_one_decision() -> None:
+    name = "ladder-medium-02"
+    made = ladder_layout.layout(name, 7)
+    only = with_one_decision(made.instruction, 1)
+    assert only == f"Click Next until symbols appear, then {made.wanted[1].name}."
+    recipe = RECIPES["ladder"]
+    assert recipe.first_decision(name, 5) == 2
+    assert RECIPES["miniwob"].first_decision("click-test", 3) == 0
 
 
 def test_jitter_stays_on_the_screen() -> None:
@@ -101,7 +123,7 @@ def test_jitter_stays_on_the_screen() -> None:
 def test_the_quick_forward_pass_is_the_real_one(folder: Path, chat: Chat) -> None:
     model, _ = base.load(folder)
     demonstration = enter_text()
-    made: list[Row] = rows(chat, demonstration, demonstration.moves)
+    made: list[Row] = rows(chat, demonstration, demonstration.moves, range(3))
     inputs = collate(chat, made).inputs
     quick = dict(inputs)
     patches = inputs["pixel_values"].reshape(-1, 3, 1, 256)
