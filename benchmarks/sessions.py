@@ -27,6 +27,7 @@ import grpc
 import uvloop
 
 from benchmarks.instant import InstantPolicy, settings
+from benchmarks.simulation.memory import resident_mb
 from benchmarks.step_path import Source
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
@@ -101,7 +102,7 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
     await server.start(
         CoordinatorService(fleet, made.server, "bench", lambda hello: "{}"), control_pb2_grpc.ControlServiceServicer()
     )
-    before = _resident_mb()
+    before = resident_mb()
     children = [await _child("--policy", server.address, sessions, image_bytes)]
     for first in range(0, sessions, PER_PROCESS):
         children.append(await _child("--fleet", server.address, min(PER_PROCESS, sessions - first), image_bytes))
@@ -110,14 +111,14 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         async with asyncio.timeout(WAIT_SECONDS):
             await complete.wait()
         joined = time.perf_counter() - began
-        idle = _resident_mb()
+        idle = resident_mb()
         source = Source(seconds, 30)
         running = asyncio.create_task(sample(source, envs, policy, made))
         await asyncio.sleep(WARM_UP_SECONDS)
         before_steps, cpu, began = policy.requests, time.process_time(), time.perf_counter()
         late = await _lateness(seconds - WARM_UP_SECONDS)
         took, used = time.perf_counter() - began, time.process_time() - cpu
-        steps, busy = policy.requests - before_steps, _resident_mb()
+        steps, busy = policy.requests - before_steps, resident_mb()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     finally:
@@ -154,11 +155,6 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     found = {name: round(values[int(len(values) * share)], 2) for name, share in places.items()}
     return found | {"max": round(values[-1], 2)}
-
-
-def _resident_mb() -> float:
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
-    return int(fields["VmRSS"].split()[0]) / 1024
 
 
 async def _child(what: str, address: str, number: int, image_bytes: int) -> asyncio.subprocess.Process:
