@@ -32,6 +32,9 @@ LASTING_SECONDS = 600.0
 """A child that ran for so long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
+KILLED_SECONDS = 5.0
+"""Only the kernel is waited for then: to take down a process with gigabytes takes it a moment."""
+LOOK_AT_GROUPS_SECONDS = 0.05
 USER_ERROR_EXIT = 2
 LOOK_AT_LOGS_SECONDS = 5.0
 
@@ -151,19 +154,24 @@ class Launcher:
         return await process.wait()
 
     async def _end_all(self) -> None:
-        """The workers have been sent Bye: wait, then send SIGTERM and then SIGKILL to each process group."""
+        """The workers have been sent Bye: wait, then send SIGTERM and then SIGKILL to each process group.
+
+        Returns when no process of any group is left: a child's engine or browser may outlive the child, and a killed
+        process goes only when the kernel has freed its memory.
+        """
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
-        for number, seconds in ((None, GOODBYE_SECONDS), (signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, 1.0)):
-            if number is not None:
-                for process in self._processes.values():
-                    # Also when the child itself is gone: an engine or a browser of its group may still run.
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await asyncio.gather(*(process.wait() for process in self._processes.values()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await asyncio.gather(*(process.wait() for process in self._processes.values()))
+        groups = {process.pid for process in self._processes.values()}
+        for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, KILLED_SECONDS)):
+            groups = {group for group in groups if _signal(group, number)}
+            until = time.monotonic() + seconds
+            while groups and time.monotonic() < until:
+                await asyncio.sleep(LOOK_AT_GROUPS_SECONDS)
+                groups = {group for group in groups if _signal(group, 0)}
 
     def _log(self, child: Child) -> Path:
         return self._logs / f"{child.name}.log"
@@ -171,6 +179,15 @@ class Launcher:
     def _note(self, child: Child, text: str) -> None:
         with self._log(child).open("a", encoding="utf-8") as log:
             log.write(f"-- {child.name} {text}\n")
+
+
+def _signal(group: int, number: int) -> bool:
+    """Send a signal to every process of the group. Returns whether it has any."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _last_words(log: Path) -> str:

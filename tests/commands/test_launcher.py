@@ -1,5 +1,6 @@
 """Local workers: on which GPUs, and what becomes of those that end by themselves."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -152,3 +153,27 @@ def test_the_last_words_are_found_behind_a_cut(tmp_path: Path) -> None:
     log.write_text("and then it ended\n")
     assert launcher._last_words(log) == "and then it ended"
     assert not bound(tmp_path / "none.log", 10)
+
+
+STUBBORN = """
+import signal, subprocess, sys
+from pathlib import Path
+engine = subprocess.Popen([sys.executable, "-c", "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+engine.stdout.readline()
+Path(sys.argv[1]).write_text(str(engine.pid))
+sys.stdin.read()
+"""  # fmt: skip  # noqa: E501
+
+
+async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "TERMINATE_SECONDS", 0.2)
+    there = tmp_path / "engine"
+    child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
+    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
+    while not there.exists() or not there.read_text():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    engine = Path("/proc") / there.read_text() / "stat"
+    assert not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
