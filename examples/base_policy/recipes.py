@@ -38,6 +38,8 @@ class Recipe:
     step_limit: int
     """Of validation episodes."""
     learning_rate: float = 1.5e-3
+    cool_down: int = 0
+    """The last training steps, over which the learning rate falls to its least; all if 0."""
     decisions: Mapping[str, int] = field(default_factory=dict)
     """Task → how many of its last steps are always trained on. Of the steps before them, which are learned sooner, a
     share of `others` is. A task that is not here is trained on whole."""
@@ -83,7 +85,9 @@ RECIPES = {
         taught={name: 1 for name in _LEVELS["easy"]} | {name: 3 for name in _LEVELS["medium"]},
         tasks=ladder_layout.task_names(),
         demonstrations=500,
-        steps=1000,
+        steps=250,
+        cool_down=50,
+        learning_rate=1.3e-3,
         step_limit=30,
         decisions={name: ladder_layout.level_of(name).decisions for name in ladder_layout.task_names()},
         others=0.2,

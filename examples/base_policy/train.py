@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import JITTER, Batch, Pool, Row, batches, jitter, rows, spelling
-from examples.base_policy.demos import Demonstration
+from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
 from examples.base_policy.recipes import Recipe, with_one_decision
 
@@ -28,19 +28,23 @@ POINTING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
+    """The learning rate rises for `warm_up` steps, stays, and falls to a share of `final` in the last `cool_down`."""
+
     steps: int
     learning_rate: float
+    cool_down: int
     warm_up: int = 100
     final: float = 0.05
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * min((step + 1) / self.warm_up, 1.0) * max(self.final, 1.0 - step / self.steps)
+        left = (self.steps - step) / self.cool_down
+        return self.learning_rate * min((step + 1) / self.warm_up, 1.0) * max(self.final, min(left, 1.0))
 
 
 class Trainer:
     def __init__(self, model: Any, chat: Chat, pool: Pool, recipe: Recipe) -> None:
         self.model, self.chat, self.pool, self.recipe = model, chat, pool, recipe
-        self.schedule = Schedule(recipe.steps, recipe.learning_rate)
+        self.schedule = Schedule(recipe.steps, recipe.learning_rate, recipe.cool_down or recipe.steps)
         speed_up(model)
         model.train()
         model.set_attn_implementation("eager")
@@ -71,10 +75,10 @@ class Trainer:
         made: list[Row] = []
         tasks: list[str] = []
         for demonstration in self.pool.draw(self.recipe.taught, self.chance):
-            task, steps = demonstration.task, len(demonstration.moves)
-            first = self.recipe.first_decision(task, steps)
-            wanted = [step for step in range(steps) if step >= first or self.chance.random() < self.recipe.others]
-            new = self._rows(demonstration, wanted)
+            task, moves = demonstration.task, self._jittered(demonstration)
+            first = self.recipe.first_decision(task, len(moves))
+            wanted = [step for step in range(len(moves)) if step >= first or self.chance.random() < self.recipe.others]
+            new = rows(self.chat, demonstration, moves, wanted)
             made += new
             tasks += [task if row.step >= first else "other steps" for row in new]
         made += [self._alone() for _ in range(self.recipe.alone)]
@@ -111,12 +115,11 @@ class Trainer:
         step = self.chance.randrange(first, len(whole.moves))
         said = with_one_decision(whole.instruction, step - first)
         only = Demonstration(whole.task, said, whole.moves[step : step + 1], whole.images[step : step + 1])
-        (row,) = self._rows(only, [0])
+        (row,) = rows(self.chat, only, self._jittered(only), [0])
         return row
 
-    def _rows(self, demonstration: Demonstration, wanted: Container[int]) -> list[Row]:
-        moves = [jitter(move, self.chance, JITTER, self.recipe.viewport) for move in demonstration.moves]
-        return rows(self.chat, demonstration, moves, wanted)
+    def _jittered(self, demonstration: Demonstration) -> list[Move]:
+        return [jitter(move, self.chance, JITTER, self.recipe.viewport) for move in demonstration.moves]
 
     def _logits(self, batch: Batch) -> Tensor:
         """float32[labels, V]: only for tokens with a label, and without the tokens that are never sampled."""
