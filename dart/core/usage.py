@@ -164,7 +164,7 @@ class Ledger:
             return
         weight = slots * (now - self._origin)
         for tallies in (self._all, account):
-            left, entered = tallies[old], tallies[new]  # every step moves four times: `add` would cost as much again
+            left, entered = tallies[old], tallies[new]  # inlined `add`: every step of every episode comes here twice
             left.count -= slots
             left.balance += weight
             entered.count += slots

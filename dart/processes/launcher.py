@@ -156,8 +156,8 @@ class Launcher:
     async def _end_all(self) -> None:
         """The workers have been sent Bye: wait, then send SIGTERM and then SIGKILL to each process group.
 
-        Returns when no process of any group is left: a child's engine or browser may outlive the child, and a killed
-        process goes only when the kernel has freed its memory.
+        Returns when no process of any group is left, or KILLED_SECONDS after the last signal. A child's engine or
+        browser may outlive the child, and the kernel tells nobody when a group is gone, so it is asked repeatedly.
         """
         for process in self._processes.values():
             if process.stdin:
