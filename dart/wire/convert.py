@@ -244,8 +244,8 @@ def spans_to_proto(spans: Iterable[t.VersionSpan]) -> list[tpb.VersionSpan]:
     return [tpb.VersionSpan(version=s.version, start=s.start, end=s.end) for s in spans]
 
 
-def spans_from_proto(spans: Iterable[tpb.VersionSpan]) -> tuple[t.VersionSpan, ...]:
-    return tuple(t.VersionSpan(s.version, s.start, s.end) for s in spans)
+def spans_from_proto(spans: Sequence[tpb.VersionSpan]) -> tuple[t.VersionSpan, ...]:
+    return tuple([t.VersionSpan(s.version, s.start, s.end) for s in spans[:]])
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:

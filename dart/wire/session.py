@@ -152,13 +152,12 @@ class CoordinatorEnd:
         """
         messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
         kind = messages[0].WhichOneof("body") or ""
-        first: pb.Assignment = getattr(messages[0], kind).assignment
-        work = first.assignment_id, first.attempt
+        assignments = [getattr(message, kind).assignment for message in messages]
+        work = assignments[0].assignment_id, assignments[0].attempt
         if (state := self._work.get(work)) is None:
             state = self._work[work] = _Work()
-        for message in messages:
+        for assignment in assignments:
             state.sequence += 1
-            assignment = getattr(message, kind).assignment
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
         key = *work, state.sequence
         if kind == "abort":

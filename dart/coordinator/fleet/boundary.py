@@ -52,23 +52,27 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
     """
     if not image.sha256:
         return None  # the episode is over, and needs none
-    where = "Observed.image: Image"
     if image.media_type not in MEDIA_TYPES:
-        return Violation(f"{where}.media_type", rules.shortened(image.media_type), f"one of {sorted(MEDIA_TYPES)}")
-    size = f"{image.width}×{image.height}"
-    if not 0 < image.width * image.height <= header.MAX_PIXELS:
-        return Violation(f"{where}.width_pixels, height_pixels", size, f"1 to {header.MAX_PIXELS:,} pixels in all")
-    if max(image.width, image.height) > MAX_ASPECT_RATIO * min(image.width, image.height):
-        return Violation(f"{where}.width_pixels, height_pixels", size, f"sides of a ratio up to {MAX_ASPECT_RATIO}")
-    if not image.data:
-        return None if shared else Violation(f"{where}.data", "empty", "there: this worker shares no directory")
-    try:
-        seen = header.size_of(image.data)
-    except header.BadHeader as error:
-        return Violation(f"{where}.data", f"{len(image.data):,} bytes", f"a whole screenshot: it {error}")
-    if seen not in (None, (image.width, image.height)):
-        return Violation(f"{where}.width_pixels, height_pixels", size, "those of the screenshot itself")
-    return None
+        return _image("media_type", rules.shortened(image.media_type), f"one of {sorted(MEDIA_TYPES)}")
+    width, height, data = image.width, image.height, image.data
+    wrong = ""
+    if not 0 < width * height <= header.MAX_PIXELS:
+        wrong = f"1 to {header.MAX_PIXELS:,} pixels in all"
+    elif width > MAX_ASPECT_RATIO * height or height > MAX_ASPECT_RATIO * width:
+        wrong = f"sides of a ratio up to {MAX_ASPECT_RATIO}"
+    elif data:
+        try:
+            if header.size_of(data) not in (None, (width, height)):
+                wrong = "those of the screenshot itself"
+        except header.BadHeader as error:
+            return _image("data", f"{len(data):,} bytes", f"a whole screenshot: it {error}")
+    elif not shared:
+        return _image("data", "empty", "there: this worker shares no directory")
+    return _image("width_pixels, height_pixels", f"{width}×{height}", wrong) if wrong else None
+
+
+def _image(field: str, value: str, rule: str) -> Violation:
+    return Violation(f"Observed.image: Image.{field}", value, rule)
 
 
 class Boundary:
@@ -92,9 +96,8 @@ class Boundary:
             return self._late(worker)
         broken = rules.violation_of(kind, answer, owed.kind, owed.messages[-1], self.limits)
         if broken is None and kind == "generated":
-            # Its tokens are read here once: reading them again to check them would cost as much as all other rules.
             answer = generation_from_proto(answer)
-            broken = rules.unknown_token(answer, self.limits)
+            broken = rules.generation_violation(answer, self.limits)
         if broken is None:
             if not self.conduct.spotless and worker.role != pb.ROLE_ENV:  # environments are probed by `EnvPool`
                 self.conduct.answered_well(worker.role_and_id, time.monotonic())

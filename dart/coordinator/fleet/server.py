@@ -137,7 +137,7 @@ class CoordinatorService:
         if isinstance(message, Malformed):
             self._fleet.receive(worker, message)
             raise StreamLostError(str(message.violation), grpc.StatusCode.INVALID_ARGUMENT)
-        return message.batch or (message,)
+        return message.batch[:] or (message,)
 
     def _check(self, hello: pb.Hello) -> str:
         if seconds := self._fleet.refused(hello):

@@ -14,9 +14,9 @@ from dart.wire.rules.answers import (
     ANSWERS,
     UNASKED,
     Limits,
+    generation_violation,
     hello,
     ready,
-    unknown_token,
     violation,
     violation_of,
 )
@@ -34,11 +34,11 @@ __all__ = [
     "Malformed",
     "Violation",
     "clean",
+    "generation_violation",
     "hello",
     "parsed",
     "ready",
     "shortened",
-    "unknown_token",
     "violation",
     "violation_of",
 ]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from dart.core.types import Generation
+from dart.core.types import Generation, VersionSpan
 from dart.v1 import session_pb2 as pb
-from dart.v1 import trajectory_pb2 as tpb
 from dart.wire.convert import generation_from_proto
 from dart.wire.rules.fields import BODIES
 from dart.wire.rules.kinds import Violation, shortened
@@ -54,14 +53,14 @@ def violation(answer: pb.SessionRequest, command: pb.SessionResponse, limits: Li
     body: Message = getattr(answer, kind, answer)
     broken = violation_of(kind, body, command.WhichOneof("body") or "", command, limits)
     if broken is None and isinstance(body, pb.Generated):
-        return unknown_token(generation_from_proto(body), limits)
+        return generation_violation(generation_from_proto(body), limits)
     return broken
 
 
 def violation_of(kind: str, body: Message, asked: str, command: pb.SessionResponse, limits: Limits) -> Violation | None:
     """The same for the body of an answer, and of which kind both are: finding that out again would cost as much.
 
-    `unknown_token` checks what the tokens of a Generated are.
+    `generation_violation` checks the tokens and the versions of a Generated.
     """
     if kind != "failure" and kind != ANSWERS.get(asked):
         wanted = f"{ANSWERS.get(asked)} or failure, in answer to {asked}"
@@ -73,7 +72,7 @@ def violation_of(kind: str, body: Message, asked: str, command: pb.SessionRespon
         case pb.Observed():
             return _observed(body, asked, command)
         case pb.Generated():
-            return _generated(body, command.generate, limits)
+            return _generated(body, command.generate)
         case pb.Suggested():
             return _suggested(body)
         case pb.Trained():
@@ -119,41 +118,41 @@ def _suggested(suggested: pb.Suggested) -> Violation | None:
     return None
 
 
-def _generated(generated: pb.Generated, asked: pb.Generate, limits: Limits) -> Violation | None:
-    count, limit = len(generated.token_ids), asked.sampling.max_tokens
-    if not 1 <= count <= (limit or TOKEN_IDS.most):
-        return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {limit or TOKEN_IDS.most:,} entries")
+def _generated(generated: pb.Generated, asked: pb.Generate) -> Violation | None:
+    count, prompt = len(generated.token_ids), len(generated.prompt_token_ids)
+    most = min(asked.sampling.max_tokens or TOKEN_IDS.most, TOKEN_IDS.most)
+    if not 1 <= count <= most:
+        return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {most:,} entries")
+    if not 1 <= prompt <= TOKEN_IDS.most:
+        return Violation("Generated.prompt_token_ids", f"{prompt:,} entries", f"1 to {TOKEN_IDS.most:,} entries")
     wanted = 0 if asked.HasField("forced_text") else count
     if len(generated.logprobs) != wanted:
         # Training would take sampled tokens without log-probabilities for on-policy ones.
         return Violation("Generated.logprobs", f"{len(generated.logprobs):,} entries", f"{wanted:,} entries")
-    prompt = len(generated.prompt_token_ids)
-    if not prompt:
-        return Violation("Generated.prompt_token_ids", "0 entries", "1 entry at least")
-    for name, number in (("token_ids", count), ("prompt_token_ids", prompt)):
-        if number > TOKEN_IDS.most:
-            return Violation(f"Generated.{name}", f"{number:,} entries", TOKEN_IDS.says)
-    return _spans(generated.versions, count, limits)
+    return None
 
 
-def unknown_token(generation: Generation, limits: Limits) -> Violation | None:
-    """A token of the prompt or of the answer that the model does not have."""
+def generation_violation(generation: Generation, limits: Limits) -> Violation | None:
+    """Tokens of the prompt or of the answer that the model does not have, or weight versions that cannot be theirs.
+
+    The generation comes from a Generated that broke no rule of `violation_of`: reading its lists from the message once
+    more would cost as much as all other rules.
+    """
     vocabulary = limits.vocabulary or TOKEN_IDS.most_id + 1
     for name, ids in (("token_ids", generation.token_ids), ("prompt_token_ids", generation.prompt_token_ids)):
         if (largest := max(ids)) >= vocabulary:
             shown = f"{len(ids):,} entries, the largest {largest}"
             return Violation(f"Generated.{name}", shown, f"ids below {vocabulary:,}")
-    return None
+    return _spans(generation.versions, len(generation.token_ids), limits)
 
 
-def _spans(spans: Sequence[tpb.VersionSpan], tokens: int, limits: Limits) -> Violation | None:
+def _spans(spans: Sequence[VersionSpan], tokens: int, limits: Limits) -> Violation | None:
     at = newest = 0
     for span in spans:
-        start, end = span.start, span.end
-        if start != at or end <= start:
+        if span.start != at or span.end <= at:
             at = -1
             break
-        at, newest = end, max(newest, span.version)
+        at, newest = span.end, max(newest, span.version)
     if at != tokens:
         shown = shortened([(span.start, span.end) for span in spans[:8]])
         return Violation("Generated.versions", shown, f"spans that follow each other from 0 to {tokens:,}")

@@ -1,14 +1,15 @@
 """Applies the table: checks the fields of a message against their rules.
 
-One `Checker` is made for each message type. Its function `first_broken` is generated from the rules' expressions, as
-`dataclasses` generates `__init__`: it reads each field once, and skips fields that cannot break a rule, because reading
-a field of a message costs more than most comparisons.
+The check of each message type is one function, generated from the rules' expressions as `dataclasses` generates
+`__init__`. It reads each field once, and skips fields that cannot break a rule: it runs for every answer of every
+worker, and reading a field costs more than most comparisons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from google.protobuf.descriptor import Descriptor
@@ -33,11 +34,10 @@ from dart.wire.rules.table import RULES
 
 COMPARED = "Assignment"
 """Not checked here: the session compares it number by number with those of the commands it waits for."""
-Field = tuple[str, object]
 Test = Callable[[object], bool]
 
 
-def _nothing_broken(_: Message) -> Field | None:
+def _nothing_broken(_: Message) -> Violation | None:
     return None
 
 
@@ -46,47 +46,32 @@ class Checker:
     """The rules of one message type."""
 
     name: str
-    first_broken: Callable[[Message], Field | None] = _nothing_broken
-    """(name, value) of the first field that is a number, a string or a list of them and breaks its rule."""
+    violation: Callable[[Message], Violation | None] = _nothing_broken
+    """The first rule that a field breaks. Repairable values are repaired, and reported if nothing else is broken."""
     says: dict[str, str] = field(default_factory=dict)
-    notes: list[tuple[str, Note]] = field(default_factory=list)
-    tables: list[tuple[str, Table, Test, Test]] = field(default_factory=list)
-    """Maps, with the tests of a key and of a value."""
-    nested: list[tuple[str, Checker]] = field(default_factory=list)
-    repeated: list[tuple[str, Checker]] = field(default_factory=list)
+    """What the value of each field must be, in words."""
 
-    def violation(self, message: Message) -> Violation | None:
-        """The first rule that a field breaks. Repairable values are repaired, and reported if nothing else is
-        broken."""
-        if found := self.first_broken(message):
-            name, value = found
-            return Violation(f"{self.name}.{name}", _shown(value), self.says[name])
-        for name, inner in self.nested:
-            if message.HasField(name) and (broken := inner.violation(getattr(message, name))):
-                return broken.within(f"{self.name}.{name}")
-        for name, inner in self.repeated:
-            for one in getattr(message, name):
-                if broken := inner.violation(one):
-                    return broken.within(f"{self.name}.{name}")
-        for name, note in self.notes:
-            value = getattr(message, name)
-            if (mended := note.mended(value)) != value:
-                setattr(message, name, mended)
-        return self._tables(message) if self.tables else None
+    def broken(self, name: str, value: object) -> Violation:
+        return Violation(f"{self.name}.{name}", _shown(value), self.says[name])
 
-    def _tables(self, message: Message) -> Violation | None:
-        mended = None
-        for name, table, key_holds, value_holds in self.tables:
-            where, entries = f"{self.name}.{name}", getattr(message, name)
-            if len(entries) > table.most:
-                return Violation(where, f"{len(entries):,} entries", table.says)
-            for key, value in list(entries.items()):
-                if not key_holds(key):
-                    return Violation(where, shortened(key), f"keys {table.keys.says}")
-                if not value_holds(value):
-                    del entries[key]
-                    mended = Violation(f"{where}[{key}]", shortened(value), f"{table.values.says}", mended=True)
-        return mended
+    def within(self, name: str, broken: Violation) -> Violation:
+        return broken.within(f"{self.name}.{name}")
+
+
+def _tables(where: str, tables: Sequence[tuple[str, Table, Test, Test]], message: Message) -> Violation | None:
+    """Checks maps, each with the tests of a key and of a value. Entries whose value breaks its rule are left out."""
+    mended = None
+    for name, table, key_holds, value_holds in tables:
+        path, entries = f"{where}.{name}", getattr(message, name)
+        if len(entries) > table.most:
+            return Violation(path, f"{len(entries):,} entries", table.says)
+        for key, value in list(entries.items()):
+            if not key_holds(key):
+                return Violation(path, shortened(key), f"keys {table.keys.says}")
+            if not value_holds(value):
+                del entries[key]
+                mended = Violation(f"{path}[{key}]", shortened(value), f"{table.values.says}", mended=True)
+    return mended
 
 
 def _shown(value: object) -> str:
@@ -106,38 +91,49 @@ def checker(descriptor: Descriptor) -> Checker:
         return known
     made = _made[descriptor.full_name] = Checker(descriptor.name)
     rules = RULES.get(descriptor.name, {})
-    tests: dict[str, str] = {}
-    for one in descriptor.fields:
-        rule, inner = rules.get(one.name), one.message_type
-        if rule is None:
-            continue
-        made.says[one.name] = rule.says
+    fields = [(one.name, rules[one.name], one.message_type) for one in descriptor.fields if one.name in rules]
+    made.says = {name: rule.says for name, rule, _ in fields}
+    # Numbers and strings first, because they are the cheapest; what repairs values last, when nothing else is broken.
+    plain, nested, mending = [], [], []
+    known_as: dict[str, object] = {"broken": made.broken, "within": made.within}
+    tables: list[tuple[str, Table, Test, Test]] = []
+    for name, rule, inner in fields:
         match rule:
             case One() if inner is not None and inner.name != COMPARED:
-                made.nested.append((one.name, checker(inner)))
+                known_as[f"rules_of_{name}"] = checker(inner)
+                nested += [f"if m.HasField({name!r}) and (b := rules_of_{name}.violation(m.{name})) is not None:"]
+                nested += [f"    return within({name!r}, b)"]
             case Many() if inner is not None:
-                tests[one.name] = rule.test("v")
-                made.repeated.append((one.name, checker(inner)))
+                known_as[f"rules_of_{name}"] = checker(inner)
+                plain += _unless(rule.test("v"), name)
+                nested += [f"for one in m.{name}[:]:"]  # a slice is a list, which is read twice as fast
+                nested += [f"    if (b := rules_of_{name}.violation(one)) is not None:"]
+                nested += [f"        return within({name!r}, b)"]
             case Table():
-                made.tables.append((one.name, rule, _test(rule.keys), _test(rule.values)))
+                tables.append((name, rule, _test(rule.keys), _test(rule.values)))
             case Note():
-                made.notes.append((one.name, rule))
+                known_as[f"mended_{name}"] = rule.mended
+                mending += [f"if (now := mended_{name}(v := m.{name})) != v:", f"    m.{name} = now"]
             case One() | Yes() | Payload() | Tokens():
                 pass
             case _:
-                tests[one.name] = rule.test("v")
-    if tests:
-        made.first_broken = _first_broken(tests)
+                plain += _unless(rule.test("v"), name)
+    if tables:
+        known_as["tables"] = partial(_tables, made.name, tables)
+        mending += ["return tables(m)"]
+    if lines := [*plain, *nested, *mending]:
+        made.violation = _function(lines, known_as)
     return made
 
 
-def _first_broken(tests: dict[str, str]) -> Callable[[Message], Field | None]:
-    lines = ["def first_broken(message):"]
-    for name, test in tests.items():
-        lines += [f"    v = message.{name}", f"    if not ({test}):", f"        return {name!r}, v"]
-    made: dict[str, Callable[[Message], Field | None]] = {}
-    exec("\n".join(lines), dict(WITH), made)
-    return made["first_broken"]
+def _unless(test: str, name: str) -> list[str]:
+    return [f"v = m.{name}", f"if not ({test}):", f"    return broken({name!r}, v)"]
+
+
+def _function(lines: Sequence[str], known_as: dict[str, object]) -> Callable[[Message], Violation | None]:
+    made: dict[str, Callable[[Message], Violation | None]] = {}
+    exec("\n    ".join(["def violation(m):", *lines, "return None"]), dict(WITH) | known_as, made)
+    return made["violation"]
 
 
 def _test(rule: Scalar) -> Test:
