@@ -36,8 +36,8 @@ class Conversation:
     """
 
     def __init__(self, agent: config.Agent, instruction: str) -> None:
-        self._agent, self._template = agent, TEMPLATES[agent.prompt]
-        self._instruction = Block((Markup(self._template.before_instruction), Text(instruction)))
+        self._agent = agent
+        self._instruction = Block((Markup(TEMPLATES[agent.prompt].before_instruction), Text(instruction)))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
         """Two blocks for each turn: what comes before its tokens, including its screenshot, and the tokens."""
@@ -69,21 +69,18 @@ class Conversation:
 
     def _before(self, index: int, image: Image | None = None) -> Block:
         """What comes between the previous turn, or the instruction, and this turn's tokens."""
-        template = self._template
-        markup = template.after_instruction
-        if index > 0:
-            markup = (STOP_TOKEN if self._turns[index - 1].truncated else "") + template.after_turn
-        if image is None:
-            return _markup(markup + template.before_turn)
-        return Block(
-            (Markup(markup + template.before_image), image, Markup(template.after_image + template.before_turn))
-        )
+        truncated = index > 0 and self._turns[index - 1].truncated
+        before, after, without_image = _between(self._agent.prompt, index > 0, truncated)
+        return without_image if image is None else Block((before, image, after))
 
 
-@functools.lru_cache(64)
-def _markup(text: str) -> Block:
-    """Cached over episodes: there are only as many as templates have texts between turns."""
-    return Block((Markup(text),))
+@functools.cache
+def _between(prompt: str, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
+    """The template's text before a screenshot, after it, and a block of all of it without a screenshot."""
+    template = TEMPLATES[prompt]
+    begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
+    before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
+    return before, after, Block((Markup(begins + template.before_turn),))
 
 
 def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:

@@ -25,6 +25,7 @@ from dart.v1 import action_pb2 as apb
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as spb
 from dart.v1 import trajectory_pb2 as tpb
+from dart.wire.encoding import list_entry, tag_of
 
 _BUTTONS: dict[a.MouseButton, Any] = {
     "left": apb.MOUSE_BUTTON_LEFT, "middle": apb.MOUSE_BUTTON_MIDDLE, "right": apb.MOUSE_BUTTON_RIGHT,
@@ -50,6 +51,7 @@ def _same(record: type, message: type[Message]) -> tuple[str, ...]:
     return tuple(name for name in t.plain_fields(record) if name in message.DESCRIPTOR.fields_by_name)
 
 
+_PROMPT = tag_of(spb.Generate, "prompt")
 _OBSERVED = _same(t.Observation, spb.Observed)
 _GENERATED = _same(t.Generation, spb.Generated)
 _TRAJECTORY = _same(t.Trajectory, tpb.Trajectory)
@@ -69,9 +71,11 @@ def _name(table: dict[Any, Any], value: int, what: str) -> Any:
 
 
 def _write_at(into: Any, at: a.Point | None) -> None:
-    into.SetInParent()
-    if at is not None:
-        into.at.x, into.at.y = at.x, at.y
+    if at is None:
+        into.SetInParent()
+    else:
+        point = into.at
+        point.x, point.y = at.x, at.y
 
 
 def _at(message: Any) -> a.Point | None:
@@ -85,14 +89,15 @@ def action_to_proto(action: a.Action) -> apb.Action:
 
 
 def write_action(into: apb.Action, action: a.Action) -> None:
-    """Fill in an empty message."""
+    """Fill in an empty message. Each nested message is looked up once, because that costs as much as four numbers."""
     match action:
         case a.Move(at):
             _write_at(into.move, at)
         case a.Click(at, button, count, modifiers):
-            _write_at(into.click, at)
-            into.click.button, into.click.count = _BUTTONS[button], count
-            into.click.modifiers.extend(modifiers)
+            click = into.click
+            _write_at(click, at)
+            click.button, click.count = _BUTTONS[button], count
+            click.modifiers.extend(modifiers)
         case a.Button(at, button, mode):
             _write_at(into.button, at)
             into.button.button, into.button.mode = _BUTTONS[button], _MODES[mode]
@@ -101,8 +106,9 @@ def write_action(into: apb.Action, action: a.Action) -> None:
             for point in path:
                 into.drag.path.add(x=point.x, y=point.y)
         case a.Scroll(at, dx, dy):
-            _write_at(into.scroll, at)
-            into.scroll.dx_notches, into.scroll.dy_notches = dx, dy
+            scroll = into.scroll
+            _write_at(scroll, at)
+            scroll.dx_notches, scroll.dy_notches = dx, dy
         case a.Keys(keysyms, mode):
             into.keys.mode = _MODES[mode]
             into.keys.keysyms.extend(keysyms)
@@ -180,8 +186,8 @@ def task_from_proto(message: tpb.Task) -> t.Task:
 def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
     """All parts, with screenshots without their bytes. Returns their size in bytes.
 
-    By definition of the encoding, concatenated messages parse as one, with their lists concatenated. So a block is
-    encoded once, a template's texts once per process, and a prompt of many turns takes one join and one parse.
+    A block is encoded once, and a template's texts once per process: a prompt of many turns takes one join and one
+    parse.
     """
     encoded = b"".join([block.encoded or _encode(block) for block in prompt.blocks])
     into.MergeFromString(encoded)
@@ -202,9 +208,7 @@ def _encoded_markup(text: str) -> bytes:
 
 def _encoded(part: t.PromptPart) -> bytes:
     """The bytes of a Generate whose prompt is this part alone."""
-    alone = spb.Generate()
-    _write_part(alone.prompt.add(), part, with_data=False)
-    return alone.SerializeToString()
+    return list_entry(_PROMPT, part_to_proto(part, with_data=False).SerializeToString())
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:
@@ -222,8 +226,9 @@ def _write_part(into: spb.PromptPart, part: t.PromptPart, with_data: bool) -> No
         case t.Text(text):
             into.text = text
         case t.Tokens(ids):
-            into.token_ids.SetInParent()
-            into.token_ids.ids.extend(ids)
+            tokens = into.token_ids
+            tokens.SetInParent()
+            tokens.ids.extend(ids)
 
 
 def part_from_proto(message: spb.PromptPart) -> t.PromptPart:

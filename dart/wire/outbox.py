@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import MAX_MESSAGE_BYTES
+from dart.wire.encoding import tag_of, varint
 
 FULL_BYTES = 1 << 20
 """The most bytes in a batch: larger ones gain nothing, and must not exceed the limit of a message."""
@@ -129,25 +130,12 @@ def _goodbye(message: pb.SessionRequest | pb.SessionResponse) -> bool:
 
 
 def _joined(encoded: list[bytes]) -> bytes:
-    """Encode these messages as one batch: each entry of a list field is a tag, a length and its bytes.
-
-    This is done by hand because protobuf would copy each message twice (`wire.convert`).
-    """
+    """Encode these messages as one batch."""
     pieces: list[bytes] = []
     for one in encoded:
-        pieces += (_TAG, _varint(len(one)), one)
+        pieces += (_BATCH, varint(len(one)), one)
     return b"".join(pieces)
 
 
-def _varint(number: int) -> bytes:
-    """Encode a number with seven bits per byte, lowest first; a byte's top bit says that more follow."""
-    made = bytearray()
-    while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
-
-
-_TAG = _varint(pb.SessionRequest.BATCH_FIELD_NUMBER << 3 | 2)
-assert pb.SessionRequest.BATCH_FIELD_NUMBER == pb.SessionResponse.BATCH_FIELD_NUMBER
+_BATCH = tag_of(pb.SessionRequest, "batch")
+assert tag_of(pb.SessionResponse, "batch") == _BATCH

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.v1 import session_pb2 as pb
-from dart.wire import outbox
+from dart.wire.encoding import varint
 from dart.wire.outbox import FULL_BYTES, FULL_ENTRIES, MOST_ENTRIES, MalformedError, Outbox, messages
 from dart.wire.rules.table import MOST_BATCH
 
@@ -92,7 +92,7 @@ async def test_a_reader_that_waits_is_woken() -> None:
 
 
 def test_long_lengths_are_written_as_protobuf_writes_them() -> None:
-    assert [outbox._varint(n).hex() for n in (0, 127, 128, 300, 1 << 20)] == ["00", "7f", "8001", "ac02", "808040"]
+    assert [varint(n).hex() for n in (0, 127, 128, 300, 1 << 20)] == ["00", "7f", "8001", "ac02", "808040"]
 
 
 async def test_a_message_over_the_limit_is_told_and_the_rest_goes_on() -> None:

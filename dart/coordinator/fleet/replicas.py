@@ -160,8 +160,9 @@ class RolloutPool:
     async def _message(self, turn: _Turn, worker: Worker) -> pb.SessionResponse:
         message = pb.SessionResponse()
         request = message.generate  # filled in place, as for Act
-        request.assignment.assignment_id, request.assignment.attempt = turn.id, turn.attempt
-        request.sampling.temperature, request.sampling.max_tokens = turn.temperature, turn.max_tokens
+        assignment, sampling = request.assignment, request.sampling
+        assignment.assignment_id, assignment.attempt = turn.id, turn.attempt
+        sampling.temperature, sampling.max_tokens = turn.temperature, turn.max_tokens
         if turn.forced_text is not None:
             request.forced_text = turn.forced_text
         size = write_prompt(request, turn.prompt)
