@@ -2,7 +2,9 @@
 
 Runs `dart train` on the demo's config until the time is over, and samples it every few seconds: memory and open
 files of the coordinator and of each worker (its children included), and the size of the run directory on disk. The
-first quarter, in which caches fill, is left out. A slope comes with a 95 % interval from a bootstrap over blocks of
+first quarter, in which caches fill, is left out. Memory is the proportional set size; "own memory" is the part of it
+that no file backs, because the kernel drops and reads again the pages of libraries as it likes, and counts a page as a
+larger share when another process that had it ends. A slope comes with a 95 % interval from a bootstrap over blocks of
 samples, because neighbouring samples are correlated. Writes results/soak.json.
 """
 
@@ -18,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,14 +109,23 @@ def _name(process: psutil.Process) -> str:
     return found[1] if found else "coordinator"
 
 
-def _with_children(process: psutil.Process) -> tuple[float, int]:
-    """(memory in MB: the sum of proportional shares, open files), its children included."""
-    memory = files = 0
-    for one in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):
-            memory += one.memory_full_info().pss
+def _measure(name: str, processes: Sequence[psutil.Process], at: float, series: dict[str, Series]) -> None:
+    """Add what these processes hold together."""
+    memory: Counter[str] = Counter()
+    files = 0
+    for one in processes:
+        with contextlib.suppress(psutil.Error, OSError):
             files += one.num_fds()
-    return memory / 1e6, files
+            memory += shares(Path(f"/proc/{one.pid}/smaps_rollup").read_text(encoding="ascii"))
+    series[f"{name} memory MB"].add(at, memory["Pss"] / 1e6)
+    series[f"{name} own memory MB"].add(at, (memory["Pss_Anon"] + memory["Pss_Shmem"]) / 1e6)
+    series[f"{name} open files"].add(at, files)
+
+
+def shares(rollup: str) -> Counter[str]:
+    """A process's proportional shares of memory in bytes, from the text of its smaps_rollup."""
+    lines = [line.split() for line in rollup.splitlines() if line.startswith("Pss")]
+    return Counter({line[0].rstrip(":"): 1024 * int(line[1]) for line in lines})
 
 
 def _disk(folder: Path) -> float:
@@ -161,13 +172,9 @@ async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, ob
 
 
 def _look(root: psutil.Process, runs: Path, at: float, series: dict[str, Series]) -> None:
-    children = [child for child in root.children() if "--role" in child.cmdline()]
-    for one in children:
-        memory, files = _with_children(one)
-        series[f"{_name(one)} memory MB"].add(at, memory)
-        series[f"{_name(one)} open files"].add(at, files)
-    series["coordinator memory MB"].add(at, root.memory_full_info().pss / 1e6)
-    series["coordinator open files"].add(at, root.num_fds())
+    for one in [child for child in root.children() if "--role" in child.cmdline()]:
+        _measure(_name(one), [one, *one.children(recursive=True)], at, series)
+    _measure("coordinator", [root], at, series)
     for database in runs.glob("*/run.db"):
         series["updates"].add(at, Witness(database).updates())
         series["disk MB"].add(at, _disk(database.parent))
