@@ -59,7 +59,7 @@ def written(folder: Path) -> Iterator[Path]:
     A reader sees the old folder or the new one, never a part, also after a power failure. One process alone writes
     beside it; what it left when it was killed is removed.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make(folder.parent)
     for left in (*folder.parent.glob(f".*{_UNFINISHED}"), *folder.parent.glob(f".*{_ASIDE}")):
         shutil.rmtree(left, ignore_errors=True)
     temporary = folder.parent / f".{folder.name}.{os.getpid()}{_UNFINISHED}"
@@ -78,6 +78,14 @@ def written(folder: Path) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, such that a power failure does not take them away with what is in them."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        to_disk(folder.parent)
 
 
 def aside(folder: Path) -> Path:

@@ -139,3 +139,16 @@ def test_a_written_folder_is_on_the_disk_before_it_gets_its_name(tmp_path: Path,
     assert steps() == sealed
     assert done[6:] == [f"v1 becomes {old}", f"{new} becomes v1", "sync ."], "the old one is there until then"
     assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+
+
+def test_the_entries_of_new_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[Path] = []
+    monkeypatch.setattr(manifest, "to_disk", forced.append)
+    with manifest.written(tmp_path / "run" / "checkpoints" / "v000001") as folder:
+        (folder / "w").write_text("1")
+    assert forced[:2] == [tmp_path, tmp_path / "run"], "the entries of run and of checkpoints"
+    assert forced[-1] == tmp_path / "run" / "checkpoints", "the checkpoint's own, when it is in its place"
+    forced.clear()
+    with manifest.written(tmp_path / "run" / "checkpoints" / "v000002") as folder:
+        (folder / "w").write_text("1")
+    assert tmp_path not in forced and tmp_path / "run" not in forced, "they are there already"

@@ -118,7 +118,7 @@ class Housekeeping:
                 seconds=round(seconds, 1),
                 why=f"another process has locked the database for {seconds:.0f} s: the run continues when it is free",
             )
-        self._journal.to_disk()
+        self._journal.flush_lines()
 
     async def _keep_bounds(self) -> None:
         directory = self._database.blobs.directory

@@ -70,8 +70,8 @@ class Journal:
         self._file = self._path.open("a", encoding="utf-8")
         return True
 
-    def to_disk(self) -> None:
-        """Flush metrics.jsonl, because the database will take no events for a while."""
+    def flush_lines(self) -> None:
+        """Let readers of metrics.jsonl see the last lines now, because the database takes no events for a while."""
         self._file.flush()
 
     async def watch(self, from_sequence: int) -> AsyncIterator[Event]:
