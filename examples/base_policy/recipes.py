@@ -7,7 +7,7 @@ builtin:tiny-qwen3vl is older than these recipes: it imitates an oracle that mak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dart.workers.env import ladder_layout
@@ -45,7 +45,10 @@ class Recipe:
     share of `others` is. A task that is not here is trained on whole."""
     others: float = 1.0
     alone: int = 0
-    """Rows per training step that show one decision without what came before, for the ladder's tasks."""
+    """Rows per training step that show one decision without what came before."""
+    one_decision: Callable[[str, int], str] | None = None
+    """An episode's instruction and the number of a decision → the instruction of an episode that has it alone. Needed
+    where `alone` is not 0."""
     spellings: int = 0
     """Rows per step that only ask for a made-up name to be typed, for tasks that ask for that."""
     texts: int = 200
@@ -56,8 +59,7 @@ class Recipe:
         return steps - self.decisions.get(task, steps)
 
 
-def with_one_decision(instruction: str, decision: int) -> str:
-    """The ladder's instruction for an episode that has only this one of its decisions."""
+def _one_of_the_ladders(instruction: str, decision: int) -> str:
     opening, *names = instruction.removesuffix(".").split(", then ")
     return f"{opening}, then {names[decision]}."
 
@@ -92,5 +94,6 @@ RECIPES = {
         decisions={name: ladder_layout.level_of(name).decisions for name in ladder_layout.task_names()},
         others=0.2,
         alone=96,
+        one_decision=_one_of_the_ladders,
     ),
 }  # fmt: skip

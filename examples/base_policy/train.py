@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from examples.base_policy.chat import Chat
 from examples.base_policy.data import JITTER, Batch, Pool, Row, batches, jitter, rows, spelling
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.recipes import Recipe, with_one_decision
+from examples.base_policy.recipes import Recipe
 
 POINTING = 0.5
 """The weight of the auxiliary loss (see Pointer)."""
@@ -81,8 +81,9 @@ class Trainer:
             new = rows(self.chat, demonstration, moves, wanted)
             made += new
             tasks += [task if row.step >= first else "other steps" for row in new]
-        made += [self._alone() for _ in range(self.recipe.alone)]
-        tasks += ["alone"] * self.recipe.alone
+        if shorten := self.recipe.one_decision:
+            made += [self._alone(shorten) for _ in range(self.recipe.alone)]
+            tasks += ["alone"] * self.recipe.alone
         made += [spelling(self.chat, self.chance) for _ in range(self.recipe.spellings)]
         tasks += ["spelling"] * self.recipe.spellings
         order = sorted(range(len(made)), key=lambda number: len(made[number].images))
@@ -107,13 +108,13 @@ class Trainer:
         self.optimiser.step()
         return loss
 
-    def _alone(self) -> Row:
+    def _alone(self, shorten: Callable[[str, int], str]) -> Row:
         """A decision of a random episode as if it were an episode's only step: to find on a picture what an instruction
         names is learned from it at a fifth of the price of the same step with its history."""
         (whole,) = self.pool.draw({self.chance.choice(list(self.recipe.taught)): 1}, self.chance)
         first = self.recipe.first_decision(whole.task, len(whole.moves))
         step = self.chance.randrange(first, len(whole.moves))
-        said = with_one_decision(whole.instruction, step - first)
+        said = shorten(whole.instruction, step - first)
         only = Demonstration(whole.task, said, whole.moves[step : step + 1], whole.images[step : step + 1])
         (row,) = rows(self.chat, only, self._jittered(only), [0])
         return row

@@ -25,7 +25,7 @@ from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate, jitter, rows
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.recipes import RECIPES, with_one_decision
+from examples.base_policy.recipes import RECIPES, Recipe
 
 pytestmark = pytest.mark.torch
 
@@ -103,12 +103,18 @@ def test_steps_that_are_not_wanted_are_only_seen(chat: Chat) -> None:
     assert second.targets == [-1, -1]  # the click on the first screenshot is not asked for, and typing has no target
 
 
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_decisions_alone_need_an_instruction(recipe: Recipe) -> None:
+    assert bool(recipe.alone) == (recipe.one_decision is not None)
+
+
 def test_an_instruction_with_one_decision() -> None:
     name = "ladder-medium-02"
     made = ladder_layout.layout(name, 7)
-    only = with_one_decision(made.instruction, 1)
-    assert only == f"Click Next until symbols appear, then {made.wanted[1].name}."
     recipe = RECIPES["ladder"]
+    assert recipe.one_decision is not None
+    only = recipe.one_decision(made.instruction, 1)
+    assert only == f"Click Next until symbols appear, then {made.wanted[1].name}."
     assert recipe.first_decision(name, 5) == 2
     assert RECIPES["miniwob"].first_decision("click-test", 3) == 0
 
