@@ -209,10 +209,9 @@ class Run:
 
     def _activity(self) -> Activity:
         if self.progress.phase == "starting":
-            replicas, ranks = len(self.replicas), len(self.fleet.of_role(pb.ROLE_TRAIN))
-            ready = f"{self.envs.slots} environments, {replicas} of {self.replicas_wanted} replicas"
+            ready = f"{self.envs.slots} environments, {len(self.replicas)} of {self.replicas_wanted} replicas"
             if self._trains:
-                ready += f", {ranks} of {self.config.trainer.ranks} trainer ranks"
+                ready += f", {len(self.ranks)} of {self.config.trainer.ranks} trainer ranks"
             return Activity(f"{ready} are ready")
         if (evaluation := self.evaluations.current) is not None:
             finished, total = len(evaluation.outcomes), evaluation.total

@@ -206,6 +206,14 @@ async def test_a_worker_that_never_comes(tmp_path: Path, capsys: pytest.CaptureF
         assert not [stall for stall in scene.run.status().stalls if stall.kind == "start"]
 
 
+async def test_a_trainer_that_is_still_preparing_is_not_counted_as_ready(tmp_path: Path) -> None:
+    async with running(tmp_path, settings()) as scene:
+        scene.run.fleet.admit(pb.Hello(worker_id="t", instance_id="t", role=pb.ROLE_TRAIN, world_size=1))
+        assert scene.run.status().activity.endswith("0 of 1 trainer ranks are ready")
+        scene.join("t", pb.ROLE_TRAIN, replica)
+        assert scene.run.status().activity.endswith("1 of 1 trainer ranks are ready")
+
+
 async def test_a_world_whose_every_reset_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def broken(command: object) -> object:
         return pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the desktop image /srv/vm.qcow2 is not there")

@@ -87,6 +87,10 @@ class TrainerRanks:
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
 
+    def __len__(self) -> int:
+        """How many are ready."""
+        return len(self._ranks)
+
     @property
     def rank0(self) -> Worker:
         """Raises WorkerLost while there is none."""
