@@ -53,28 +53,25 @@ class Growth:
     """Thousands of memory blocks of Python's allocator."""
     malloc: Series = field(default_factory=Series)
     """MB that malloc has given out."""
-    types: list[Counter[str]] = field(default_factory=list)
-    """Objects that the garbage collector tracks, by type."""
+    early: Counter[str] = field(default_factory=Counter)
+    """Objects that the garbage collector tracks, by type: the sum over the readings of the second quarter."""
+    late: Counter[str] = field(default_factory=Counter)
+    """The same over the last quarter. Sums, because what is kept of every reading would be counted by the next."""
     trajectories: int = 0
     updates: int = 0
 
-    def read(self, at: float) -> None:
+    def read(self, number: int, readings: int, at: float) -> None:
+        """`number`: of so many readings, from 0."""
         gc.collect()
         self.blocks.add(at, sys.getallocatedblocks() / 1000)
         self.malloc.add(at, _malloc_mb())
-        self.types.append(Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects()))
+        if (into := {1: self.early, 3: self.late}.get(4 * number // readings)) is not None:
+            into.update(sys.intern(f"{type(one).__module__}.{type(one).__qualname__}") for one in gc.get_objects())
 
-    def most_grown(self, number: int = 8) -> dict[str, tuple[float, float]]:
-        """Type → its mean number in the second and in the last quarter, of the types that gained most."""
-        quarter = len(self.types) // 4
-        early, late = (_mean(part) for part in (self.types[quarter : 2 * quarter], self.types[-quarter:]))
-        gained = sorted(late, key=lambda name: early.get(name, 0.0) - late[name])
-        return {name: (round(early.get(name, 0.0), 1), round(late[name], 1)) for name in gained[:number]}
-
-
-def _mean(counts: list[Counter[str]]) -> dict[str, float]:
-    total: Counter[str] = sum(counts, Counter())
-    return {name: number / len(counts) for name, number in total.items()}
+    def most_grown(self, number: int = 8) -> dict[str, float]:
+        """Type → how many times as many there were in the last quarter as in the second, of those that gained most."""
+        gained = sorted(self.late, key=lambda name: self.early[name] - self.late[name])
+        return {name: round(self.late[name] / max(self.early[name], 1), 3) for name in gained[:number]}
 
 
 class _MallInfo(ctypes.Structure):
@@ -114,9 +111,9 @@ async def _live(folder: Path, hours: float, environments: int, replicas: int, se
             SimulatedEnvs(run.fleet, f"env-{number}", SLOTS, Timings(), names, seed)
 
         async def read() -> None:
-            for number in range(1, readings + 1):
+            for number in range(readings):
                 await asyncio.sleep(3600 * hours / (readings + 1))
-                growth.read(number * hours / (readings + 1))
+                growth.read(number, readings, (number + 1) * hours / (readings + 1))
 
         reading = asyncio.create_task(read())
         await run.work()
@@ -170,7 +167,7 @@ def main() -> int:
             "Python's memory blocks": described(growth.blocks, "thousands"),
             "malloc": described(growth.malloc, "MB"),
         },
-        "objects_that_gained_most": growth.most_grown(),
+        "objects_that_gained_most": growth.most_grown(),  # last quarter over second
         "grew": [name for name, one in (("blocks", growth.blocks), ("malloc", growth.malloc)) if grew(one)],
     }  # fmt: skip
     write_json(choices.out, result)

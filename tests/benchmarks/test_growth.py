@@ -37,9 +37,9 @@ def test_what_a_process_keeps_is_counted_by_type() -> None:
     growth, kept = Growth(), []
     for number in range(8):
         kept += [Kept() for _ in range(1000)]
-        growth.read(float(number))
-    (name, (early, late)), *_ = growth.most_grown().items()
-    assert name.endswith("Kept") and (early, late) == (3500.0, 7500.0)
+        growth.read(number, 8, float(number))
+    (name, ratio), *_ = growth.most_grown().items()
+    assert name.endswith("Kept") and ratio == round(7500 / 3500, 3)
     assert growth.blocks.values[-1] - growth.blocks.values[0] >= 7.0, "thousands of blocks"
 
 
@@ -52,4 +52,11 @@ def test_the_real_coordinator_is_read() -> None:
         logging.disable(before)
     assert len(growth.blocks.at) == len(growth.malloc.at) == 8
     assert growth.trajectories > 0
-    assert any(name.startswith("dart.") for name in growth.types[-1])
+    assert any(name.startswith("dart.") for name in growth.late)
+
+
+def test_reading_keeps_nothing_that_the_next_reading_counts() -> None:
+    growth = Growth()
+    for number in range(40):
+        growth.read(number, 40, float(number))
+    assert growth.blocks.values[39] - growth.blocks.values[20] < 0.5, "half a thousand blocks in nineteen readings"
