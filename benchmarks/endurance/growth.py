@@ -115,9 +115,10 @@ async def _live(folder: Path, hours: float, environments: int, replicas: int, se
                 await asyncio.sleep(3600 * hours / (readings + 1))
                 growth.read(number, readings, (number + 1) * hours / (readings + 1))
 
-        reading = asyncio.create_task(read())
-        await run.work()
-        reading.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read())
+            await run.work()
+            reading.cancel()
         growth.trajectories, growth.updates = run.progress.counts.trajectories, run.progress.counts.updates
     return growth
 
@@ -155,6 +156,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULT)
     choices = parser.parse_args()
+    if choices.environments < SLOTS or choices.environments % SLOTS:
+        parser.error(f"--environments is {choices.environments}: it must be a multiple of {SLOTS}")
     logging.disable(logging.CRITICAL)
     growth = grow(choices.hours, choices.environments, choices.replicas, choices.seed)
     result = {
