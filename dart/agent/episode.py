@@ -84,8 +84,8 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
             # trajectories.
             termination = Termination.CONTEXT_FULL
             continue
-        action, parse_error = _parse(generation, grammar, image)
-        steps.append(Step(len(steps), prompt.images, generation, action, parse_error))
+        action, parse_error, rules = _read(generation, grammar, image)
+        steps.append(Step(len(steps), prompt.images, generation, action, parse_error, rules))
         conversation.add(Turn(image, generation.token_ids, generation.truncated))
         if action is None:
             termination = Termination.UNPARSABLE
@@ -112,14 +112,15 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
     )
 
 
-def _parse(generation: Generation, grammar: Grammar, image: Image) -> tuple[Action | None, str]:
-    """(action, "") or (None, why not)."""
+def _read(generation: Generation, grammar: Grammar, image: Image) -> tuple[Action | None, str, str]:
+    """(action, "", the rules that it took) or (None, why not, "")."""
     if generation.truncated:
-        return None, f"truncated: the token limit ended the turn after {len(generation.token_ids)} tokens"
+        return None, f"truncated: the token limit ended the turn after {len(generation.token_ids)} tokens", ""
     try:
-        return grammar.parse(generation.text, image.width, image.height), ""
+        action, rules = grammar.read(generation.text, image.width, image.height)
     except ParseError as error:
-        return None, str(error)
+        return None, str(error), ""
+    return action, "", " ".join(rules)
 
 
 def _termination(action: Action, observation: Observation, at_limit: bool) -> Termination | None:

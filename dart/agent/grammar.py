@@ -1,44 +1,86 @@
-"""A grammar: how one family of models writes actions, read strictly into the canonical action and written back.
+"""A grammar: how one family of models writes actions, read into the canonical action and written back.
 
-A text is exactly one action of the grammar or a `ParseError`; nothing is guessed or repaired, because a repaired action
-would be rewarded as if the policy had written it. Used by the episode loop (parse) and by writers of demonstrations
-(format).
+Strict reading: a text is exactly one action of the grammar, or a `ParseError`. That is what a model learns from when it
+is trained from its first action on. Reference reading (`agent.read`) also accepts what the family's own harness
+accepts, by the rules that the grammar declares and no others: a released model writes so, and was scored so. The strict
+grammar is tried first, so that both give the same for all that it accepts, and at the same cost. Used by the episode
+loop (read) and by writers of demonstrations (format).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dart import config
 from dart.agent.parsing import ParseError, smart_resize
 from dart.agent.qwen3_vl import Qwen3VL
+from dart.agent.rules import qwen3_vl as qwen3_vl_rules
+from dart.agent.rules import ui_tars as ui_tars_rules
 from dart.agent.ui_tars import UITars
 from dart.core.action import Action
 
-__all__ = ["Grammar", "ParseError", "make_grammar", "smart_resize"]
+__all__ = ["Grammar", "ParseError", "Reading", "declared_rules", "make_grammar", "smart_resize"]
+
+Reading = tuple[Action, tuple[str, ...]]
+"""An action, and the names of the rules that reading it took: none where the text was in the strict grammar."""
 
 
 class Grammar(Protocol):
     """`width` and `height` are the original screenshot's, in pixels."""
 
-    def parse(self, text: str, width: int, height: int) -> Action:
+    def read(self, text: str, width: int, height: int) -> Reading:
         """The one action in `text`. Raises ParseError and nothing else on any text."""
 
     def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
-        """The text of `action`, such that `parse` gives it back, positions up to rounding to the grid.
+        """The text of `action`, such that `read` gives it back, positions up to rounding to the grid.
 
         Raises ValueError for actions that the grammar cannot express.
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Strict:
+    grammar: UITars | Qwen3VL
+
+    def read(self, text: str, width: int, height: int) -> Reading:
+        return self.grammar.parse(text, width, height), ()
+
+    def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
+        return self.grammar.format(action, width, height, thought)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference(Strict):
+    """Reads with the grammar's rules what the strict grammar refuses."""
+
+    def read(self, text: str, width: int, height: int) -> Reading:
+        try:
+            return self.grammar.parse(text, width, height), ()
+        except ParseError as refused:
+            if isinstance(self.grammar, UITars):
+                return ui_tars_rules.read_leniently(self.grammar, text, width, height, refused)
+            return qwen3_vl_rules.read_leniently(self.grammar, text, width, height, refused)
+
+
 def make_grammar(agent: config.Agent) -> Grammar:
     """The grammar that the config names."""
+    grammar: UITars | Qwen3VL
     if agent.grammar == "qwen3_vl":
-        return Qwen3VL()
-    return UITars(
-        thousand=agent.coordinates == "thousand",
-        multiple=agent.resize_multiple,
-        min_pixels=agent.min_pixels,
-        max_pixels=agent.max_pixels,
-        digits=3 if agent.prompt == "minimal" else 1,
-    )
+        grammar = Qwen3VL()
+    else:
+        grammar = UITars(
+            thousand=agent.coordinates == "thousand",
+            multiple=agent.resize_multiple,
+            min_pixels=agent.min_pixels,
+            max_pixels=agent.max_pixels,
+            digits=3 if agent.prompt == "minimal" else 1,
+        )
+    return Reference(grammar) if agent.read == "reference" else Strict(grammar)
+
+
+def declared_rules(grammar: str) -> Sequence[tuple[str, str, str]]:
+    """(name, what it accepts, an example) of each rule of reference reading, in the order in which they are tried."""
+    module = {"ui_tars": ui_tars_rules, "qwen3_vl": qwen3_vl_rules}[grammar]
+    return [(rule.slug, rule.accepts, rule.example) for rule in (*module.TEXT_RULES, *module.CALL_RULES)]

@@ -40,7 +40,7 @@ TOOL = "computer_use"
 GRID = 1000
 MAX_NOTCHES = 2**31 - 1  # the limit of the wire format
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CLICKS: dict[str, tuple[MouseButton, int]] = {
     "left_click": ("left", 1),
     "right_click": ("right", 1),
@@ -61,13 +61,17 @@ class Qwen3VL:
     """The screenshot's size does not matter: the grid is the same for all."""
 
     def parse(self, text: str, width: int, height: int) -> Action:
-        arguments = dict(_arguments(without_stop_token(text)))
+        return self.action(read_arguments(without_stop_token(text)))
+
+    def action(self, given: Arguments) -> Action:
+        """The canonical action of a tool call's arguments. Raises ParseError."""
+        arguments = dict(given)
         action = arguments.pop("action", None)
         if not isinstance(action, str):
             raise ParseError("bad_arguments", "arguments.action is not a string")
-        if action not in _ACTIONS:
-            raise ParseError("unknown_action", f"{shown(action)} is not one of {', '.join(_ACTIONS)}")
-        required, optional, build = _ACTIONS[action]
+        if action not in CALLS:
+            raise ParseError("unknown_action", f"{shown(action)} is not one of {', '.join(CALLS)}")
+        required, optional, build = CALLS[action]
         if missing := required - arguments.keys():
             raise ParseError("bad_arguments", f"{action} needs {', '.join(sorted(missing))}")
         if unknown := arguments.keys() - required - optional:
@@ -76,27 +80,27 @@ class Qwen3VL:
 
     def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
         thought = thought.strip()
-        if _OPEN in thought:
-            raise ValueError(f"thought {shown(thought)} has {_OPEN} in it, which would be the action")
+        if OPEN in thought:
+            raise ValueError(f"thought {shown(thought)} has {OPEN} in it, which would be the action")
         call = json.dumps({"name": TOOL, "arguments": _written(action)}, ensure_ascii=False)
         checked_text(call, "action")
-        return "\n".join([*([thought] if thought else []), _OPEN, call, _CLOSE])
+        return "\n".join([*([thought] if thought else []), OPEN, call, CLOSE])
 
 
-def _arguments(text: str) -> Arguments:
-    """The arguments of the one tool call in `text`."""
-    start = text.find(_OPEN)
+def read_arguments(text: str) -> Arguments:
+    """The arguments of the one tool call in `text`. Raises ParseError."""
+    start = text.find(OPEN)
     if start < 0:
-        raise ParseError("no_action", f"no {_OPEN} in {shown(text)}")
-    call, end = _json(text, _space_end(text, start + len(_OPEN)))
-    end = _space_end(text, end)
-    if not text.startswith(_CLOSE, end):
-        if _CLOSE.startswith(text[end:]):
-            raise ParseError("truncated", f"the tool call is not closed by {_CLOSE}")
-        raise ParseError("trailing_text", f"{shown(text[end:])} before {_CLOSE}")
-    rest = text[end + len(_CLOSE) :].strip()
+        raise ParseError("no_action", f"no {OPEN} in {shown(text)}")
+    call, end = json_at(text, space_end(text, start + len(OPEN)))
+    end = space_end(text, end)
+    if not text.startswith(CLOSE, end):
+        if CLOSE.startswith(text[end:]):
+            raise ParseError("truncated", f"the tool call is not closed by {CLOSE}")
+        raise ParseError("trailing_text", f"{shown(text[end:])} before {CLOSE}")
+    rest = text[end + len(CLOSE) :].strip()
     if rest:
-        raise ParseError("many_actions" if _OPEN in rest else "trailing_text", f"{shown(rest)} after the tool call")
+        raise ParseError("many_actions" if OPEN in rest else "trailing_text", f"{shown(rest)} after the tool call")
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"} or not isinstance(call["arguments"], dict):
         raise ParseError("bad_arguments", 'the tool call is not {"name": …, "arguments": {…}}')
     if call["name"] != TOOL:
@@ -104,13 +108,13 @@ def _arguments(text: str) -> Arguments:
     return call["arguments"]
 
 
-def _space_end(text: str, position: int) -> int:
+def space_end(text: str, position: int) -> int:
     found = _SPACE.match(text, position)
     return found.end() if found else position
 
 
-def _json(text: str, position: int) -> tuple[object, int]:
-    """The JSON value at `position` and where it ends. Python's extensions (NaN, repeated names) are errors."""
+def json_at(text: str, position: int) -> tuple[object, int]:
+    """The JSON value at `position` and where it ends. Python's extensions (NaN, repeated names) are ParseErrors."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
     try:
         return decoder.raw_decode(text, position)
@@ -142,7 +146,9 @@ def _no_constant(name: str) -> NoReturn:
 
 def _point(arguments: Arguments) -> Point:
     value = arguments["coordinate"]
-    if not (isinstance(value, list) and len(value) == 2 and all(_is_int(number) for number in value)):
+    if isinstance(value, Point):
+        return value  # read by a rule; JSON has none
+    if not (isinstance(value, list) and len(value) == 2 and all(is_int(number) for number in value)):
         raise ParseError("bad_arguments", "coordinate is not [x, y] in whole numbers")
     # A number too large for a float would overflow the comparison's message; it is outside in any case.
     x, y = (max(-1, min(number, GRID)) for number in value)
@@ -153,7 +159,7 @@ def _point_or_pointer(arguments: Arguments) -> Point | None:
     return _point(arguments) if "coordinate" in arguments else None
 
 
-def _is_int(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -195,7 +201,7 @@ def _type(name: str, arguments: Arguments) -> Action:
 
 def _scroll(name: str, arguments: Arguments) -> Action:
     notches = arguments["pixels"]
-    if not _is_int(notches):
+    if not is_int(notches):
         raise ParseError("bad_arguments", "pixels is not a whole number")
     if abs(notches) > MAX_NOTCHES:
         raise ParseError("out_of_bounds", f"pixels is beyond {MAX_NOTCHES}")
@@ -205,7 +211,7 @@ def _scroll(name: str, arguments: Arguments) -> Action:
 
 def _wait(name: str, arguments: Arguments) -> Action:
     seconds = arguments["time"]
-    if not (_is_int(seconds) or isinstance(seconds, float)):
+    if not (is_int(seconds) or isinstance(seconds, float)):
         raise ParseError("bad_arguments", "time is not a number")
     try:
         seconds = float(seconds)
@@ -228,7 +234,7 @@ def _answer(name: str, arguments: Arguments) -> Action:
 
 
 # action: (arguments it must have, arguments it may have, what builds it)
-_ACTIONS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Arguments], Action]]] = {
+CALLS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Arguments], Action]]] = {
     "key": (frozenset({"keys"}), frozenset(), _key),
     "type": (frozenset({"text"}), frozenset(), _type),
     "mouse_move": (frozenset({"coordinate"}), frozenset(), _move),
@@ -240,7 +246,7 @@ _ACTIONS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Argumen
     "terminate": (frozenset({"status"}), frozenset(), _terminate),
     "answer": (frozenset({"text"}), frozenset(), _answer),
 }
-ACTIONS: tuple[str, ...] = tuple(_ACTIONS)
+ACTIONS: tuple[str, ...] = tuple(CALLS)
 
 
 def _written(action: Action) -> dict[str, object]:

@@ -11,6 +11,7 @@ centre is taken. `type` keeps its text unchanged: like any newline in typed text
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from dart.agent.keys import keysym_of, name_of
@@ -35,16 +36,17 @@ _CLICKS: dict[str, tuple[MouseButton, int]] = {
     "right_single": ("right", 1),
 }
 _CLICK_NAMES = {how: name for name, how in _CLICKS.items()}
-_DIRECTIONS = {
+DIRECTIONS = {
     "down": (0, SCROLL_NOTCHES),
     "up": (0, -SCROLL_NOTCHES),
     "right": (SCROLL_NOTCHES, 0),
     "left": (-SCROLL_NOTCHES, 0),
 }
-_DIRECTION_NAMES = {notches: name for name, notches in _DIRECTIONS.items()}
+_DIRECTION_NAMES = {notches: name for name, notches in DIRECTIONS.items()}
 
-# action: (arguments it must have, arguments it may have)
-_SIGNATURES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+Signatures = Mapping[str, tuple[frozenset[str], frozenset[str]]]
+"""Action → (arguments it must have, arguments it may have)."""
+SIGNATURES: Signatures = {
     **{name: (frozenset({"start_box"}), frozenset()) for name in _CLICKS},
     "drag": (frozenset({"start_box", "end_box"}), frozenset()),
     "hotkey": (frozenset({"key"}), frozenset()),
@@ -56,16 +58,17 @@ _SIGNATURES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 _ALIASES = {"point": "start_box", "start_point": "start_box", "end_point": "end_box"}
 
-_ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
+ACTION_LINE = re.compile(r"^Action:[ \t]*", re.MULTILINE)
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
+_OPENED = re.compile(rf"{_NAME.pattern}\(\s*", re.ASCII)
 _PLAIN = re.compile(r"""[^'"\\]+""")
 _ARGUMENT = re.compile(r"""\s*([A-Za-z_]\w*)\s*=\s*(['"])([^'"\\]*)\2\s*""", re.ASCII)
 """A whole argument as nearly every one is written: its string has no quotes and no escapes."""
-_ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-_WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
+ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
 _NUMBER = r"\s*(\d{1,6})\s*"
 _BOX = re.compile(
-    rf"(?:<\|box_start\|>)?\({_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?\)(?:<\|box_end\|>)?"
+    rf"(?P<marked><\|box_start\|>)?\({_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?\)(?(marked)<\|box_end\|>)"
     r"|<point>\s*(\d{1,6})\s+(\d{1,6})\s*</point>",
     re.ASCII,
 )
@@ -86,21 +89,25 @@ class UITars:
     digits: int = 1
 
     def parse(self, text: str, width: int, height: int) -> Action:
-        name, arguments = _call(_action_text(without_stop_token(text)))
-        _check_arguments(name, arguments)
+        name, arguments = read_call(action_text(without_stop_token(text)))
+        return self.action(name, arguments, lambda box: self.point(box, width, height))
+
+    def action(self, name: str, arguments: Mapping[str, str], point: Callable[[str], Point]) -> Action:
+        """The canonical action of a call; `point` reads its boxes. Raises ParseError."""
+        check_arguments(name, arguments)
         if name in _CLICKS:
             button, count = _CLICKS[name]
-            return Click(self._point(arguments["start_box"], width, height), button, count)
+            return Click(point(arguments["start_box"]), button, count)
         match name:
             case "drag":
-                start = self._point(arguments["start_box"], width, height)
-                return Drag((start, self._point(arguments["end_box"], width, height)))
+                return Drag((point(arguments["start_box"]), point(arguments["end_box"])))
             case "hotkey":
-                return Keys(_keysyms(arguments["key"]))
+                return Keys(keysyms_of(arguments["key"]))
             case "type":
                 return TypeText(checked_text(arguments["content"], "content"))
             case "scroll":
-                return self._scroll(arguments, width, height)
+                notches = notches_of(arguments["direction"])
+                return Scroll(point(arguments["start_box"]), *notches)
             case "wait":
                 return Wait(WAIT_SECONDS)
             case "finished":
@@ -110,7 +117,7 @@ class UITars:
 
     def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
         thought = thought.strip()
-        if _ACTION_LINE.search(thought):
+        if ACTION_LINE.search(thought):
             raise ValueError(
                 f"thought {shown(thought)} has a line that begins with 'Action:', which would be the action"
             )
@@ -140,45 +147,60 @@ class UITars:
             case _:
                 raise ValueError(f"{action} cannot be written in UI-TARS's action space")
 
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """The width and height of what coordinates count, for a screenshot of this size."""
         if self.thousand:
             return THOUSAND, THOUSAND
         return smart_resize(width, height, self.multiple, self.min_pixels, self.max_pixels)
 
-    def _point(self, box: str, width: int, height: int) -> Point:
-        found = _BOX.fullmatch(box.strip())
-        if found is None or box.count("<|box_start|>") != box.count("<|box_end|>"):
+    def point(self, box: str, width: int, height: int) -> Point:
+        """The position that a box names. Raises ParseError."""
+        numbers = box_numbers(box)
+        if numbers is None:
             raise ParseError("bad_arguments", f"box {shown(box)} is not (x,y)")
-        numbers = [int(number) for number in found.groups() if number is not None]
-        corners = [numbers] if len(numbers) == 2 else [numbers[:2], numbers[2:]]  # a point is its own opposite corner
-        grid = self._grid(width, height)
-        for x, y in corners:
-            # 1.0's grid has its end in it: 1000 is the screen's last pixel, 1.5's pixels end before the width.
-            if self.thousand and max(x, y) > THOUSAND:
-                raise ParseError("out_of_bounds", f"({x}, {y}) is outside the grid of 0 to {THOUSAND}")
-            if not self.thousand:
-                grid_point(x, y, *grid)
-        centre_x = (corners[0][0] + corners[-1][0]) / 2
-        centre_y = (corners[0][1] + corners[-1][1]) / 2
+        grid = self.grid(width, height)
+        if len(numbers) == 2:
+            return self.place(numbers[0], numbers[1], grid)
+        left, top, right, bottom = numbers
+        for x, y in ((left, top), (right, bottom)):
+            self.place(x, y, grid)  # both corners must be inside
+        return self.place((left + right) / 2, (top + bottom) / 2, grid)
+
+    def place(self, x: float, y: float, grid: tuple[int, int]) -> Point:
+        """The point at (x, y) of the grid. Raises ParseError outside of it.
+
+        1.0's grid has its end in it: 1000 is the screen's last pixel. 1.5's pixels end before the width.
+        """
         if self.thousand:
-            centre_x, centre_y = min(centre_x, THOUSAND - 0.5), min(centre_y, THOUSAND - 0.5)
-        return grid_point(centre_x, centre_y, *grid)
+            if max(x, y) > THOUSAND:
+                raise ParseError("out_of_bounds", f"({x:g}, {y:g}) is outside the grid of 0 to {THOUSAND}")
+            x, y = min(x, THOUSAND - 0.5), min(y, THOUSAND - 0.5)
+        return grid_point(x, y, *grid)
 
     def _box(self, at: Point, width: int, height: int) -> str:
-        x, y = grid_pixels(at, *self._grid(width, height))
+        x, y = grid_pixels(at, *self.grid(width, height))
         return f"({x:0{self.digits}d},{y:0{self.digits}d})"
 
-    def _scroll(self, arguments: dict[str, str], width: int, height: int) -> Scroll:
-        direction = arguments["direction"]
-        if direction not in _DIRECTIONS:
-            raise ParseError("bad_arguments", f"direction {shown(direction)} is not down, up, right or left")
-        dx, dy = _DIRECTIONS[direction]
-        return Scroll(self._point(arguments["start_box"], width, height), dx, dy)
+
+def box_numbers(box: str) -> list[int] | None:
+    """The two or four numbers of a box in one of the strict forms; None if it has none of them."""
+    found = _BOX.fullmatch(box.strip())
+    return found and [int(number) for number in found.groups()[1:] if number is not None]
 
 
-def _action_text(text: str) -> str:
-    """The text after the first `Action:` at the start of a line; only a thought may come before it."""
-    found = _ACTION_LINE.search(text)
+def notches_of(direction: str) -> tuple[int, int]:
+    """Wheel notches of a direction, (dx, dy). Raises ParseError."""
+    if direction not in DIRECTIONS:
+        raise ParseError("bad_arguments", f"direction {shown(direction)} is not down, up, right or left")
+    return DIRECTIONS[direction]
+
+
+def action_text(text: str) -> str:
+    """The text after the first `Action:` at the start of a line. Raises ParseError.
+
+    Only a thought may come before it.
+    """
+    found = ACTION_LINE.search(text)
     if found is None:
         raise ParseError("no_action", f"no line of {shown(text)} begins with 'Action:'")
     before = text[: found.start()].strip()
@@ -187,15 +209,25 @@ def _action_text(text: str) -> str:
     return text[found.end() :]
 
 
-def _call(text: str) -> tuple[str, dict[str, str]]:
-    """`name(argument='value', …)`, whole, as a name and its arguments."""
-    found = _NAME.match(text)
+def read_call(text: str) -> tuple[str, dict[str, str]]:
+    """`name(argument='value', …)`, whole, as a name and its arguments. Raises ParseError."""
+    name, arguments, end = call_at_start(text)
+    rest = text[end:].strip()
+    if rest:
+        kind = "many_actions" if _begins_action(rest) else "trailing_text"
+        raise ParseError(kind, f"{shown(rest)} after the action")
+    return name, arguments
+
+
+def call_at_start(text: str, names: Container[str] = SIGNATURES) -> tuple[str, dict[str, str], int]:
+    """The call of one of `names` that `text` begins with: its name, its arguments and where it ends."""
+    found = _OPENED.match(text) or _NAME.match(text)
     if found is None:
         raise ParseError("no_action" if not text.strip() else "unknown_action", f"{shown(text)} is not an action")
     name, position = found[1], found.end()
-    if name not in _SIGNATURES:
-        raise ParseError("unknown_action", f"{shown(name)} is not one of {', '.join(_SIGNATURES)}")
-    position = _expect(text, position, "(")
+    if name not in names:
+        raise ParseError("unknown_action", f"{shown(name)} is not one of {', '.join(SIGNATURES)}")
+    position = _skip_space(text, position) if found.re is _OPENED else _expect(text, position, "(")
     arguments: dict[str, str] = {}
     while not text.startswith(")", position):
         if arguments:
@@ -209,16 +241,12 @@ def _call(text: str) -> tuple[str, dict[str, str]]:
         if argument in arguments:
             raise ParseError("bad_arguments", f"argument {argument} is given twice")
         arguments[argument], position = value, _skip_space(text, position)
-    rest = text[position + 1 :].strip()
-    if rest:
-        kind = "many_actions" if _begins_action(rest) else "trailing_text"
-        raise ParseError(kind, f"{shown(rest)} after the action")
-    return name, arguments
+    return name, arguments, position + 1
 
 
 def _begins_action(text: str) -> bool:
     found = _NAME.match(text.removeprefix("Action:"))
-    return found is not None and (found[1] in _SIGNATURES or text.startswith("Action:"))
+    return found is not None and (found[1] in SIGNATURES or text.startswith("Action:"))
 
 
 def _argument_name(text: str, position: int) -> tuple[str, int]:
@@ -263,29 +291,33 @@ def _string(text: str, position: int) -> tuple[str, int]:
             position += 1
             if position >= len(text):
                 break
-            if text[position] not in _ESCAPES:
+            if text[position] not in ESCAPES:
                 raise ParseError(
                     "bad_arguments", f"\\{ascii(text[position])[1:-1]} is not an escape: write \\\\ for \\"
                 )
-            character = _ESCAPES[text[position]]
+            character = ESCAPES[text[position]]
         characters.append(character)
         position += 1
     raise ParseError("truncated", f"the string {shown(''.join(characters))} is not closed")
 
 
 def _quoted(text: str) -> str:
-    return f"'{checked_text(text, 'text').translate(_WRITTEN)}'"
+    return f"'{checked_text(text, 'text').translate(WRITTEN)}'"
 
 
-def _check_arguments(name: str, arguments: dict[str, str]) -> None:
-    required, optional = _SIGNATURES[name]
+def check_arguments(name: str, arguments: Mapping[str, str], signatures: Signatures = SIGNATURES) -> None:
+    """Raises ParseError for an argument that is missing or that the action does not take."""
+    required, optional = signatures[name]
+    if arguments.keys() == required:
+        return
     if missing := required - arguments.keys():
         raise ParseError("bad_arguments", f"{name} needs {', '.join(sorted(missing))}")
     if unknown := arguments.keys() - required - optional:
         raise ParseError("bad_arguments", f"{name} does not take {', '.join(sorted(unknown))}")
 
 
-def _keysyms(keys: str) -> tuple[str, ...]:
+def keysyms_of(keys: str) -> tuple[str, ...]:
+    """The keysyms of key names with spaces between them. Raises ParseError."""
     names = keys.split()
     if not names:
         raise ParseError("bad_arguments", "key is empty")

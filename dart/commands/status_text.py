@@ -68,6 +68,9 @@ def details(status: Status) -> Iterator[str]:
         yield f"{plain(fate)}: {count}"
     if line := counters(status):
         yield line
+    if counts.reading_rules:
+        rules = sorted(counts.reading_rules.items(), key=lambda item: -item[1])
+        yield f"steps read by a rule: {', '.join(f'{plain(name)} {count}' for name, count in rules)}"
 
 
 def counters(status: Status) -> str:

@@ -28,6 +28,11 @@ class Model(Section):
 
 class Agent(Section):
     grammar: Literal["ui_tars", "qwen3_vl"] = Field("ui_tars", description="How the policy writes its actions.")
+    read: Literal["reference", "strict"] = Field(
+        "reference",
+        description="`reference` also accepts what the model family's own harness accepts (docs/grammars.md); `strict` "
+        "accepts one form alone, for models that are trained on it from the start.",
+    )
     coordinates: Literal["pixels", "thousand"] = Field(
         "pixels", description="UI-TARS 1.5 uses pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
     )

@@ -57,6 +57,7 @@ def training_summary(figures: Figures, times: Times) -> dict[str, object]:
         "trained": counts.fates.get(TRAINED, 0),
         "infrastructure_failures": counts.infrastructure_failures,
         "unparsable": counts.unparsable,
+        "reading_rules": dict(counts.reading_rules),
         "pooled": counts.pooled,
     }
 

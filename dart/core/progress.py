@@ -68,6 +68,8 @@ class Counts:
     fates: Mapping[str, int] = field(default_factory=dict)
     """Trajectories by fate: "trained", or "dropped: " and the cause."""
     staleness: StalenessCounts = field(default_factory=StalenessCounts)
+    reading_rules: Mapping[str, int] = field(default_factory=dict)
+    """Steps by the rule that reading their text took; a text in the strict grammar takes none."""
 
     def to_json(self) -> dict[str, JSON]:
         """The form in the events of metrics.jsonl. `update` is the same as `updates`."""
@@ -76,6 +78,7 @@ class Counts:
             **self.whole(),
             "fates": dict(self.fates),
             "staleness": self.staleness.to_json(),
+            "reading_rules": dict(self.reading_rules),
         }
 
     def whole(self) -> dict[str, int]:
@@ -85,11 +88,12 @@ class Counts:
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Counts:
         """Reads what `to_json` made. A counter that an older process did not write is 0."""
-        fates, staleness = told.get("fates"), told.get("staleness")
+        staleness = told.get("staleness")
         return cls(
             **{name: _whole(told.get(name)) for name in plain_fields(cls, WHOLE)},
-            fates={fate: _whole(count) for fate, count in fates.items()} if isinstance(fates, Mapping) else {},
+            fates=_counted(told.get("fates")),
             staleness=_staleness(staleness) if isinstance(staleness, Mapping) else StalenessCounts(),
+            reading_rules=_counted(told.get("reading_rules")),
         )
 
 
@@ -116,6 +120,7 @@ class Progress:
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = 0
         self._new_fates: Counter[str] = Counter()
+        self._new_rules: Counter[str] = Counter()
         """Not in `_counts` yet, because trajectories and groups end far more often than anybody reads the counters."""
         self._recent: deque[bool] = deque(maxlen=window)
         self._recent_by_task: dict[str, deque[bool]] = {}
@@ -137,8 +142,11 @@ class Progress:
                 env_steps=was.env_steps + self._new_steps,
                 unparsable=was.unparsable + self._new_unparsable,
                 fates=dict(Counter(was.fates) + self._new_fates) if self._new_fates else was.fates,
+                reading_rules=dict(Counter(was.reading_rules) + self._new_rules)
+                if self._new_rules
+                else was.reading_rules,
             )
-            self._new_fates = Counter()
+            self._new_fates, self._new_rules = Counter(), Counter()
             self._new_trajectories = self._new_steps = self._new_unparsable = 0
         return self._counts
 
@@ -156,6 +164,9 @@ class Progress:
         self._new_trajectories += 1
         self._new_steps += len(trajectory.steps)
         self._new_unparsable += trajectory.termination == Termination.UNPARSABLE
+        for step in trajectory.steps:
+            if step.reading_rules:
+                self._new_rules.update(step.reading_rules.split())
         self._recent.append(trajectory.success)
         recent = self._recent_by_task.get(trajectory.task.name)
         if recent is None:
@@ -248,6 +259,10 @@ class Progress:
 
 def _whole(told: JSON) -> int:
     return int(told) if isinstance(told, int | float) else 0
+
+
+def _counted(told: JSON) -> dict[str, int]:
+    return {name: _whole(count) for name, count in told.items()} if isinstance(told, Mapping) else {}
 
 
 def _staleness(told: Mapping[str, JSON]) -> StalenessCounts:

@@ -114,6 +114,8 @@ class Step:
     action: Action | None
     """None when the text could not be parsed."""
     parse_error: str = ""
+    reading_rules: str = ""
+    """The rules that reading the text took (docs/grammars.md), with spaces between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("index", "images", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "action", "parse_error")
+    __slots__ = ("index", "images", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "action", "parse_error", "reading_rules")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Step(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     PARSE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    READING_RULES_FIELD_NUMBER: _ClassVar[int]
     index: int
     images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -66,7 +67,8 @@ class Step(_message.Message):
     text: str
     action: _action_pb2.Action
     parse_error: str
-    def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ...) -> None: ...
+    reading_rules: str
+    def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ..., reading_rules: _Optional[str] = ...) -> None: ...
 
 class Trajectory(_message.Message):
     __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages")

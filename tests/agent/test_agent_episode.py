@@ -169,6 +169,14 @@ async def test_text_that_is_no_action() -> None:
     assert trajectory.steps[0].parse_error == ""
 
 
+async def test_a_step_names_the_rules_that_reading_it_took() -> None:
+    world = World()
+    trajectory = await run(world, Script([CLICK, "I wait. Action: wait(", "Action: finished()"]))
+    assert trajectory.termination is Termination.FINISHED
+    assert [step.reading_rules for step in trajectory.steps] == ["", "one-line no-thought missing-parenthesis", ""]
+    assert trajectory.steps[1].action == Wait(5.0) and len(world.actions) == 3
+
+
 async def test_a_truncated_turn_is_unparsable_whatever_it_says() -> None:
     trajectory = await run(World(), Script([WAIT], truncate=True))
     assert trajectory.termination is Termination.UNPARSABLE

@@ -1,4 +1,4 @@
-"""Grammars: real outputs of both model families, malformed ones, round trips, and arbitrary text."""
+"""Strict grammars: real outputs of both model families, malformed ones, round trips, and arbitrary text."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from dart.core.action import (
 from dart.errors import UserError
 
 SCREEN = (1920, 1080)
-UI_TARS = make_grammar(Agent())  # 1920×1080 is seen as 1932×1092
-UI_TARS_1_0 = make_grammar(Agent(coordinates="thousand"))
-MINIMAL = make_grammar(Agent(prompt="minimal", resize_multiple=32, min_pixels=32 * 32, max_pixels=1_000_000))
-QWEN = make_grammar(Agent(grammar="qwen3_vl", prompt="qwen3_vl"))
+UI_TARS = make_grammar(Agent(read="strict"))  # 1920×1080 is seen as 1932×1092
+UI_TARS_1_0 = make_grammar(Agent(read="strict", coordinates="thousand"))
+MINIMAL = make_grammar(
+    Agent(read="strict", prompt="minimal", resize_multiple=32, min_pixels=32 * 32, max_pixels=1_000_000)
+)
+QWEN = make_grammar(Agent(read="strict", grammar="qwen3_vl", prompt="qwen3_vl"))
 GRAMMARS = pytest.mark.parametrize(
     "grammar", [UI_TARS, UI_TARS_1_0, MINIMAL, QWEN], ids=["ui_tars", "ui_tars_1_0", "minimal", "qwen3_vl"]
 )
@@ -106,7 +108,7 @@ def test_resize_refuses_what_the_model_refuses(size: tuple[int, int]) -> None:
     ],
 )
 def test_ui_tars_reads(text: str, expected: Action) -> None:
-    assert UI_TARS.parse(text, *SCREEN) == expected
+    assert UI_TARS.read(text, *SCREEN) == (expected, ())
 
 
 @pytest.mark.parametrize(
@@ -159,20 +161,20 @@ def test_ui_tars_reads(text: str, expected: Action) -> None:
 )
 def test_ui_tars_refuses(text: str, kind: str) -> None:
     with pytest.raises(ParseError) as caught:
-        UI_TARS.parse(text, *SCREEN)
+        UI_TARS.read(text, *SCREEN)
     assert caught.value.kind == kind
     assert str(caught.value).startswith(f"{kind}: ")
 
 
 def test_ui_tars_1_0_has_a_grid_that_includes_its_end() -> None:
     box = "Action: click(start_box='({},{})')"
-    assert UI_TARS_1_0.parse(box.format(500, 250), *SCREEN) == Click(Point(0.5, 0.25))
-    end = UI_TARS_1_0.parse(box.format(1000, 1000), *SCREEN)
+    assert UI_TARS_1_0.read(box.format(500, 250), *SCREEN) == (Click(Point(0.5, 0.25)), ())
+    end, _ = UI_TARS_1_0.read(box.format(1000, 1000), *SCREEN)
     assert isinstance(end, Click) and end.at is not None
     assert end.at.x > 0.999 and end.at.y > 0.999
     for outside in ((1001, 0), (0, 1001), ("0,0,0", 1001)):
         with pytest.raises(ParseError) as caught:
-            UI_TARS_1_0.parse(box.format(*outside), *SCREEN)
+            UI_TARS_1_0.read(box.format(*outside), *SCREEN)
         assert caught.value.kind == "out_of_bounds"
 
 
@@ -223,7 +225,7 @@ def tool_call(**arguments: Any) -> str:
     ],
 )
 def test_qwen3_vl_reads(text: str, expected: Action) -> None:
-    assert QWEN.parse(text, *SCREEN) == expected
+    assert QWEN.read(text, *SCREEN) == (expected, ())
 
 
 CLICK = tool_call(action="left_click", coordinate=[1, 2])
@@ -280,7 +282,7 @@ CLICK = tool_call(action="left_click", coordinate=[1, 2])
 )
 def test_qwen3_vl_refuses(text: str, kind: str) -> None:
     with pytest.raises(ParseError) as caught:
-        QWEN.parse(text, *SCREEN)
+        QWEN.read(text, *SCREEN)
     assert caught.value.kind == kind
 
 
@@ -381,7 +383,7 @@ def test_round_trip(grammar: Grammar, action: Action, size: tuple[int, int], tho
             grammar.format(action, *size, thought)
         return
     text = grammar.format(action, *size, thought)
-    read = grammar.parse(text, *size)
+    read, _ = grammar.read(text, *size)
     before, after = without_points(action), without_points(read)
     assert before[0] == after[0]
     columns, rows = grid(grammar, size)
@@ -409,7 +411,7 @@ PIECES = st.sampled_from(
 @example(text="Action: click(start_box='(1,2)')\x1c")
 def test_any_text_is_an_action_or_a_parse_error(grammar: Grammar, text: str) -> None:
     try:
-        action = grammar.parse(text, *SCREEN)
+        action, _ = grammar.read(text, *SCREEN)
     except ParseError as error:
         assert error.kind
     else:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from dart.commands.status import StatusOptions
-from dart.commands.status_text import quiet_line, stall_lines
+from dart.commands.status_text import details, quiet_line, stall_lines
 from dart.commands.why import why
 from dart.core.json_text import JSON, to_json
-from dart.core.status import Stall
+from dart.core.progress import Counts
+from dart.core.status import Figures, Stall, Status
 from dart.rundir import RunDirectory
 from dart.store.records import Event, RunState
 
@@ -98,3 +99,10 @@ def test_a_stall_on_lines() -> None:
     paused = Stall("paused", "sampling", "a person", 5.0, "a person", deliberate=True)
     assert list(stall_lines(paused)) == ["waiting for 00:05: sampling waits for a person"]
     assert quiet_line({"step": 2.2, "episode": 40.0}) == "last episode 40 s ago, last step 2 s ago"
+
+
+def test_the_status_says_which_rules_reading_took() -> None:
+    counts = Counts(unparsable=1, reading_rules={"one-line": 2, "quo\x1btes": 12})
+    lines = list(details(Status("run", "training", Figures(counts))))
+    assert lines[-2:] == ["unparsable 1", "steps read by a rule: quotes 12, one-line 2"]
+    assert not any("by a rule" in line for line in details(Status("run", "training")))

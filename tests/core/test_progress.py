@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -38,6 +38,18 @@ def test_a_finished_trajectory_counts_itself_its_steps_and_its_success() -> None
     assert progress.success_by_task == {"click": 1.0, "drag": 0.0}
     progress.trajectory_finished(rolled_out(success=False))
     assert progress.success_rate == 0.0, "the window holds the last two"
+
+
+def test_steps_are_counted_by_the_rules_that_reading_them_took() -> None:
+    progress = Progress(1)
+    first, *rest = rolled_out(steps=3).steps
+    sloppy = (replace(first, reading_rules="quotes one-line"), replace(first, reading_rules="quotes"), *rest)
+    progress.trajectory_finished(replace(rolled_out(), steps=sloppy))
+    progress.trajectory_finished(rolled_out())
+    assert progress.counts.reading_rules == {"quotes": 2, "one-line": 1}
+    resumed = Progress(1)
+    resumed.restore(StoredCounts(2, 4, 0, 0, 0, {}), Counts.from_json(progress.counts.to_json()))
+    assert resumed.counts.reading_rules == {"quotes": 2, "one-line": 1}
 
 
 def test_an_update_counts_its_steps_tokens_fates_and_staleness() -> None:

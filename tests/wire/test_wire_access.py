@@ -250,7 +250,8 @@ class Large:
 
 
 async def test_what_is_too_large_fails_at_once_and_the_stream_lives(caplog: pytest.LogCaptureFixture) -> None:
-    async with place() as at, asyncio.TaskGroup() as tasks:
+    # On a busy machine, making 16 MB may take longer than the silence that `place` allows.
+    async with place(heartbeat_seconds=5.0, lost_after_seconds=60.0) as at, asyncio.TaskGroup() as tasks:
         role, stop = Large(), asyncio.Event()
         serving = tasks.create_task(serve(role, WorkerOptions(Dial(at.server.address), "w"), stop))
         worker = await at.ready.get()

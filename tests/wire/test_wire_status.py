@@ -28,6 +28,7 @@ counts = st.builds(
     **dict.fromkeys(plain_fields(Counts), number),
     fates=st.dictionaries(text, number, max_size=3),
     staleness=st.builds(StalenessCounts, number, number, number),
+    reading_rules=st.dictionaries(text, number, max_size=3),
 )
 figures = st.builds(Figures, counts, st.builds(Usage, *[real] * 6), real, by_name, real)
 spent = st.builds(TimeSpent, by_name, by_name, by_name)

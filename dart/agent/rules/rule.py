@@ -1,0 +1,87 @@
+"""Rules of lenient reading: what a released model writes that its strict grammar refuses and its own harness accepts.
+
+Each grammar declares its rules in two lists, `TEXT_RULES` and `CALL_RULES`; there is no leniency outside these lists.
+A rule is tried only on text that the strict grammar refuses, in the list's order, and changes only what is refused, so
+that the rules that were applied are those that were needed. Their names are reported with the action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dart.agent.keys import keysym_of
+from dart.agent.parsing import ParseError
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+OUTSIDE = 28
+"""How far outside the grid a coordinate may be and is moved to its edge: one image token of UI-TARS. What is farther
+off is another mistake than one of rounding."""
+EDGE = 1 - 2**-20
+"""The far edge of the screen as a fraction: in the last pixel of any screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Given, Made]):
+    """One way in which text may differ from the strict grammar."""
+
+    slug: str
+    """Its name in counters."""
+    accepts: str
+    """One sentence of the documentation: what is accepted, and as what."""
+    example: str
+    """An action that needs this rule and no other."""
+    apply: Callable[[Given], Made | None]
+    """The given with what it refuses mended; None if it has nothing to mend. May raise ParseError."""
+
+
+def read_mended(
+    text: str,
+    rules: Iterable[Rule[str, str]],
+    parse: Callable[[str], Made],
+    refused: ParseError,
+    used: list[str],
+) -> Made:
+    """What `parse` makes of the text after as few of the rules as it takes, in order. Their names go into `used`.
+
+    Raises `refused` if all together do not suffice.
+    """
+    try:
+        return parse(text)
+    except ParseError:
+        pass
+    for rule in rules:
+        mended = rule.apply(text)
+        if mended is None or mended == text:
+            continue
+        text = mended
+        used.append(rule.slug)
+        try:
+            return parse(text)
+        except ParseError:
+            continue
+    raise refused
+
+
+def onto_grid(number: float, size: float) -> float | None:
+    """A coordinate at most `OUTSIDE` off a grid of 0 to `size`, moved to its edge; None if it is farther off."""
+    if not -OUTSIDE <= number <= size + OUTSIDE:
+        return None
+    return max(0.0, min(number, size * EDGE))
+
+
+def without_plus(keys: Iterable[str]) -> list[str]:
+    """Key names, those of chords such as "ctrl+c" taken apart. The key "+" itself stays."""
+    apart: list[str] = []
+    for key in keys:
+        if keysym_of(key) is None and "+" in key:
+            names = key.split("+")
+            apart += [name for name in names if name]
+            if key.endswith("++"):
+                apart.append("+")
+        else:
+            apart.append(key)
+    return apart

@@ -1,0 +1,246 @@
+"""Reference reading: what each rule accepts, what stays refused, and that strict text is read alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart.agent.grammar import Grammar, ParseError, declared_rules, make_grammar
+from dart.agent.rules.rule import EDGE
+from dart.agent.ui_tars import SCROLL_NOTCHES, WAIT_SECONDS
+from dart.config import Agent
+from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, Scroll, System, TypeText, Wait
+from tests.agent.test_agent_grammar import ACTIONS, PIECES, SIZES
+
+SCREEN = (1920, 1080)
+CONFIGS = {
+    "ui_tars": Agent(),  # 1920×1080 is seen as 1932×1092
+    "thousand": Agent(coordinates="thousand"),
+    "qwen3_vl": Agent(grammar="qwen3_vl", prompt="qwen3_vl"),
+}
+REFERENCE = {name: make_grammar(agent) for name, agent in CONFIGS.items()}
+STRICT = {name: make_grammar(agent.model_copy(update={"read": "strict"})) for name, agent in CONFIGS.items()}
+BOTH = pytest.mark.parametrize("name", list(CONFIGS))
+
+
+def at(x: float, y: float) -> Point:
+    return Point(x / 1932, y / 1092)
+
+
+def call(**arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'computer_use', 'arguments': arguments})}\n</tool_call>"
+
+
+# Positions and keys are those of the reference parsers: x / 1932 and y / 1092 of the screen, or a thousandth of it.
+UI_TARS: list[tuple[str, Action, str]] = [
+    ("Thought: Save. Action: click(start_box='(1,2)')", Click(at(1, 2)), "one-line"),
+    ("  Action: wait()", Wait(WAIT_SECONDS), "one-line"),
+    ("Thought: a\nAction: click(start_box='(1,2)')\nAction: wait()", Wait(WAIT_SECONDS), "last-action"),
+    ("Reflection: Hm.\nAction_Summary: Wait.\nAction: wait()", Wait(WAIT_SECONDS), "reflection"),
+    ("Action_Summary: Wait.\nAction: wait()", Wait(WAIT_SECONDS), "reflection"),
+    ("I wait.\nAction: wait()", Wait(WAIT_SECONDS), "no-thought"),
+    (r"Action: type(content='\d+\t')", TypeText("\\d+\t"), "escapes"),
+    (r"Action: type(content='\x41\u00e9\101\r')", TypeText("AéA\r"), "escapes"),
+    (r"Action: type(content='\x27\x5c')", TypeText("'\\"), "escapes"),
+    ("Action: wait() # for the page", Wait(WAIT_SECONDS), "comment"),
+    ("Action: click(start_box='(1,2)'", Click(at(1, 2)), "missing-parenthesis"),
+    ("Action: wait(", Wait(WAIT_SECONDS), "missing-parenthesis"),
+    ("Action: click(start_box='(1,2)' , )", Click(at(1, 2)), "trailing-comma"),
+    ("Action: finished(content='It\\'s done, I've saved it.')", Finish(answer="It's done, I've saved it."), "quotes"),
+    ("Action: type(content='it's fine')", TypeText("it's fine"), "quotes"),
+    ("Action: type(content='print('a')\n')", TypeText("print('a')\n"), "quotes"),
+    ('Action: type(content="say "hi" to it\'s")', TypeText('say "hi" to it\'s'), "quotes"),
+    ("Action: hotkey(key='shift')\nclick(start_box='(1,2)')", Keys(("Shift_L",)), "first-action"),
+    ("Action: type(content='a')\n\nhotkey(key='enter')\n\nwait()", TypeText("a"), "first-action"),
+    ("Action: type(content='it's')\n\nhotkey(key='enter')", TypeText("it's"), "quotes first-action"),
+    ("Action: left_single(start_box='(1,2)')", Click(at(1, 2)), "left-single"),
+    ("Action: select(start_box='(1,2)', end_box='(3,4)')", Drag((at(1, 2), at(3, 4))), "select"),
+    ("Action: hotkey(hotkey='ctrl c')", Keys(("Control_L", "c")), "key-argument"),
+    ("Action: press(press='enter')", Keys(("Return",)), "key-argument press"),
+    ("Action: hotkey(key='ctrl+c')", Keys(("Control_L", "c")), "key-plus"),
+    ("Action: hotkey(key='ctrl++')", Keys(("Control_L", "plus")), "key-plus"),
+    ("Action: scroll(start_box='(1,2)', direction='Down')", Scroll(at(1, 2), dy=SCROLL_NOTCHES), "direction"),
+    ("Action: scroll(start_box='(1,2)', direction='page up')", Scroll(at(1, 2), dy=-SCROLL_NOTCHES), "direction"),
+    ("Action: click(start_box='1,2')", Click(at(1, 2)), "loose-box"),
+    ("Action: click(start_box='(1.5,2.25)')", Click(at(1.5, 2.25)), "loose-box"),
+    ("Action: click(start_box='(1,2')", Click(at(1, 2)), "loose-box"),
+    ("Action: click(start_box='<|box_start|>(1,2)')", Click(at(1, 2)), "loose-box"),
+    ("Action: click(start_box='(1.5,2,2.5,4)')", Click(at(2, 3)), "loose-box"),
+    ("Action: click(start_box='(1940,2)')", Click(Point(EDGE, 2 / 1092)), "screen-edge"),
+    ("Action: click(point='<point>3 1092</point>')", Click(Point(3 / 1932, EDGE)), "screen-edge"),
+    ("Action: click(start_box='(0,0,1940,4)')", Click(at(970, 2)), "screen-edge"),
+    ("Action: click(start_box='(-3,2)')", Click(at(0, 2)), "loose-box screen-edge"),
+    ("Action: wait(seconds='5')", Wait(WAIT_SECONDS), "extra-argument"),
+    ("Action: scroll(direction='down')", Scroll(None, dy=SCROLL_NOTCHES), "scroll-place"),
+    ("Action: scroll(start_box='', direction='Up')", Scroll(None, dy=-SCROLL_NOTCHES), "direction scroll-place"),
+    ("Action: hover(start_box='(1,2)')", Move(at(1, 2)), "hover"),
+    ("Action: press(key='enter')", Keys(("Return",)), "press"),
+    ("Action: keydown(key='shift')", Keys(("Shift_L",), "down"), "keydown"),
+    ("Action: release(key='shift')", Keys(("Shift_L",), "up"), "keyup"),
+    ("Action: keyup(key='arrowleft')", Keys(("Left",), "up"), "keyup"),
+    ("Action: open_app(app_name='Maps')", System("open_app", "Maps"), "open-app"),
+    ("Action: press_home()", System("home"), "phone-button"),
+    ("Action: press_back()", System("back"), "phone-button"),
+    ("Action: press_enter()", Keys(("Return",)), "phone-button"),
+    (
+        "Save it. Action: hover(start_box='1,2'",
+        Move(at(1, 2)),
+        "one-line no-thought missing-parenthesis loose-box hover",
+    ),
+]
+CLICK = call(action="left_click", coordinate=[1, 2])
+CLICKED = Click(Point(0.001, 0.002))
+QWEN: list[tuple[str, Action, str]] = [
+    ("I click.\n" + CLICK.split("\n")[1], CLICKED, "no-tag"),
+    (CLICK.split("\n", 1)[1], CLICKED, "no-tag"),
+    (CLICK.removesuffix("</tool_call>"), CLICKED, "unclosed-tag"),
+    (CLICK[:-3], CLICKED, "unclosed-tag"),
+    (f"{CLICK}\n{call(action='wait', time=1)}", CLICKED, "first-call"),
+    (f"{CLICK}\nI have clicked.", CLICKED, "trailing-text"),
+    (call(action="left_click", coordinate=[1000, 2]), Click(Point(EDGE, 0.002)), "grid-edge"),
+    (call(action="left_click", coordinate=[1.5, -2]), Click(Point(0.0015, 0.0)), "grid-edge"),
+    (call(action="left_click", coordinate=[500.5, 2]), Click(Point(0.5005, 0.002)), "fractions"),
+    (call(action="scroll", pixels=-5.0), Scroll(None, dy=5), "fractions"),
+    (call(action="terminate"), Finish("success"), "status"),
+    (call(action="wait", duration=3), Wait(3.0), "duration"),
+    (call(action="wait"), Wait(WAIT_SECONDS), "time"),
+    (call(action="key", keys="enter"), Keys(("Return",)), "key-text"),
+    (call(action="key", keys=["ctrl+c"]), Keys(("Control_L", "c")), "key-plus"),
+    (call(action="key", keys="ctrl+c"), Keys(("Control_L", "c")), "key-text key-plus"),
+    (call(action="left_click_drag", coordinate=[1, 2], duration=1), Drag((Point(0.001, 0.002),)), "extra-argument"),
+]
+TABLE = [("ui_tars", *row) for row in UI_TARS] + [("qwen3_vl", *row) for row in QWEN]
+
+
+@pytest.mark.parametrize(("name", "text", "action", "rules"), TABLE)
+def test_a_rule_accepts(name: str, text: str, action: Action, rules: str) -> None:
+    read, used = REFERENCE[name].read(text, *SCREEN)
+    assert used == tuple(rules.split())
+    assert repr(read) == repr(action)
+    with pytest.raises(ParseError):
+        STRICT[name].read(text, *SCREEN)
+
+
+@pytest.mark.parametrize("name", ["ui_tars", "qwen3_vl"])
+def test_every_rule_has_an_example_that_needs_it_alone_and_a_row_in_the_table(name: str) -> None:
+    rules = declared_rules(name)
+    assert len({slug for slug, *_ in rules}) == len(rules)
+    tested = {slug for grammar, _, _, slugs in TABLE if grammar == name for slug in slugs.split()}
+    for slug, accepts, example in rules:
+        assert REFERENCE[name].read(example, *SCREEN)[1] == (slug,)
+        assert accepts.endswith(".") and slug in tested
+
+
+def test_the_page_lists_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs/grammars.md").read_text(encoding="utf-8")
+    for name in ("ui_tars", "qwen3_vl"):
+        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        found = [line for line in section.splitlines() if line.startswith("| `")]
+        wanted = [
+            f"| `{slug}` | {accepts} | `` {example.replace(chr(10), chr(92) + 'n')} `` |"
+            for slug, accepts, example in declared_rules(name)
+        ]
+        assert found == wanted, "the table should be:\n" + "\n".join(wanted)
+
+
+def test_the_grid_of_1000_has_its_end_in_it() -> None:
+    text = "Action: click(start_box='(1001,1000)')"
+    read, used = REFERENCE["thousand"].read(text, *SCREEN)
+    assert used == ("screen-edge",) and isinstance(read, Click) and read.at is not None
+    assert read.at.x > 0.999 and read.at.y > 0.999
+    assert REFERENCE["thousand"].read("Action: click(start_box='(1000,5)')", *SCREEN)[1] == ()
+    assert REFERENCE["thousand"].read("Action: click(start_box='500.5,5')", *SCREEN)[0] == Click(Point(0.5005, 0.005))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("ui_tars", "", "no_action"),
+        ("ui_tars", "click(start_box='(1,2)')", "no_action"),
+        ("ui_tars", "Action: fly()", "unknown_action"),
+        ("ui_tars", "Action: long_press(start_box='(1,2)')", "unknown_action"),
+        ("ui_tars", "Action: wait", "truncated"),
+        ("ui_tars", "Action: wait() and then some", "trailing_text"),
+        ("ui_tars", "Action: click(start_box='(1,2)", "truncated"),
+        ("ui_tars", "Action: click(start_box='(1,2,3)')", "bad_arguments"),
+        ("ui_tars", "Action: click(start_box='(nan,2)')", "bad_arguments"),
+        ("ui_tars", "Action: click(start_box='(2500,2)')", "out_of_bounds"),
+        ("ui_tars", "Action: hover()", "bad_arguments"),
+        ("ui_tars", "Action: press(key='ctrl c')", "bad_arguments"),
+        ("ui_tars", "Action: scroll(start_box='(1,2)', direction='sideways')", "bad_arguments"),
+        ("ui_tars", "Action: hotkey(key='ctrl+blue')", "bad_arguments"),
+        ("ui_tars", r"Action: type(content='\ud800')", "bad_arguments"),
+        ("qwen3_vl", "I am done.", "no_action"),
+        ("qwen3_vl", CLICK[:40], "truncated"),
+        ("qwen3_vl", call(action="left_click", coordinate=[1100, 2]), "out_of_bounds"),
+        ("qwen3_vl", call(action="left_click", coordinate=[10**400, 1.5]), "bad_arguments"),
+        ("qwen3_vl", call(action="screenshot"), "unknown_action"),
+        ("qwen3_vl", call(action="terminate", status="done"), "bad_arguments"),
+        ("qwen3_vl", "<tool_call>" + "[" * 100_000, "bad_json"),
+    ],
+    ids=lambda value: value[:60] if isinstance(value, str) else None,
+)
+def test_what_the_reference_cannot_do_either_stays_an_error(name: str, text: str, kind: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        REFERENCE[name].read(text, *SCREEN)
+    assert caught.value.kind == kind
+
+
+@BOTH
+@settings(deadline=None)  # a busy machine is no error
+@given(action=ACTIONS, size=SIZES, thought=st.sampled_from(["", "I see (1,2).", "Ünï 'quoted'"]))
+def test_what_strict_reading_accepts_is_read_alike(
+    name: str, action: Action, size: tuple[int, int], thought: str
+) -> None:
+    try:
+        text = STRICT[name].format(action, *size, thought)
+    except ValueError:
+        return  # has no words in this grammar
+    assert REFERENCE[name].format(action, *size, thought) == text
+    assert REFERENCE[name].read(text, *size) == STRICT[name].read(text, *size)
+
+
+LOOSE = st.sampled_from(
+    [
+        "Reflection:", "Action_Summary: ", "\n\n", "hover(", "press(key='", "release", "scroll(direction='Down'", "#",
+        "hotkey(hotkey='ctrl+c')", "')", "')\n\nwait()", "1940,", "-3", ".5", "\\x4", "\\", "open_app(app_name='",
+        '{"name"', '"duration": 1', '"action": "wait"', '"action": "key", "keys": "', "</tool", "1000.0",
+    ]
+)  # fmt: skip
+
+
+@BOTH
+@settings(deadline=None)  # a busy machine is no error
+@given(text=st.text() | st.lists(PIECES | LOOSE | st.text(max_size=3), max_size=14).map("".join))
+def test_any_text_is_an_action_or_a_parse_error(name: str, text: str) -> None:
+    check(REFERENCE[name], STRICT[name], text)
+
+
+@BOTH
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_damage_to_an_action_leaves_an_action_or_a_parse_error(name: str, data: st.DataObject) -> None:
+    texts = [text for grammar, text, *_ in TABLE if grammar == name or (grammar == "ui_tars" and name == "thousand")]
+    text = data.draw(st.sampled_from(texts))
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 9)))
+    check(REFERENCE[name], STRICT[name], text[:start] + data.draw(st.text(max_size=3) | LOOSE) + text[end:])
+
+
+def check(reference: Grammar, strict: Grammar, text: str) -> None:
+    """Nothing but a ParseError is raised, and no rule is needed where strict reading needs none."""
+    try:
+        read = reference.read(text, *SCREEN)
+    except ParseError as error:
+        assert error.kind
+        read = None
+    try:
+        strictly = strict.read(text, *SCREEN)
+    except ParseError:
+        assert read is None or read[1], "read without a rule, though strict reading refuses it"
+    else:
+        assert read == strictly
