@@ -52,8 +52,9 @@ class Gates(Section):
     greedy_at_most: float = Field(ge=0, le=1)
     greedy_episodes: int = Field(gt=0)
     samples: int = Field(gt=0)
-    """k of pass@k, sampled at the config's temperature; it must be 0 on every instance."""
+    """k of pass@k, sampled at the config's temperature."""
     instances: int = Field(gt=0)
+    pass_at_most: float = Field(0.0, ge=0, le=1)
 
 
 class Protocol(Section):

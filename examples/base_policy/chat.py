@@ -12,10 +12,12 @@ from dart.config import Agent
 from dart.core.action import Action
 from dart.core.types import Image, Markup, Tokens
 from examples.base_policy.model import MERGE, PATCH, VISION
+from examples.base_policy.recipes import Recipe
 
 SIDE = PATCH * MERGE
 AGENT = Agent(
     grammar="ui_tars",
+    read="strict",
     coordinates="pixels",
     prompt="minimal",
     history_screenshots=2,
@@ -23,6 +25,11 @@ AGENT = Agent(
     min_pixels=SIDE * SIDE,
     max_pixels=1 << 20,
 )
+
+
+def agent_of(recipe: Recipe) -> Agent:
+    """The prompts and actions of the recipe's policy."""
+    return AGENT.model_copy(update={"history_screenshots": recipe.history_screenshots})
 
 
 class Chat:

@@ -25,9 +25,6 @@ from examples.base_policy.chat import SIDE, Chat, image_of
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.model import MERGE, PATCH
 
-JITTER = 0.06
-"""Demonstrated clicks are within this share of the target's size around its middle."""
-
 
 @dataclass(slots=True)
 class Row:
@@ -91,7 +88,8 @@ def rows(chat: Chat, demonstration: Demonstration, moves: Sequence[Move], wanted
             known, trained, targets = len(last.ids), last.trained, last.targets
             made.pop()
         else:
-            known, trained, targets = 0, [], [-1] * (len(images) - 1)
+            known, trained, targets = 0, [], []
+        targets = targets + [-1] * (len(images) - 1 - len(targets))
         trained = trained + [False] * (len(prompt) - known) + [True] * len(action)
         target = _patch(move, observation.width, observation.height) if move.box else -1
         made.append(Row([*prompt, *action], trained, images, step, move, len(action), [*targets, target]))

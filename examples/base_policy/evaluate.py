@@ -71,7 +71,7 @@ async def _act(env: WebEnv, chat: Chat, episode: Episode, ids: list[int]) -> Non
     image = episode.observation.image
     episode.turns.append(Turn(image, tuple(ids), ids[-1] != chat.end))
     try:
-        action = chat.grammar.parse(chat.tokenizer.decode(ids, skip_special_tokens=True), image.width, image.height)
+        action, _ = chat.grammar.read(chat.tokenizer.decode(ids, skip_special_tokens=True), image.width, image.height)
     except ParseError as error:
         episode.failure = str(error)
         return

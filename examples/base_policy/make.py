@@ -21,7 +21,7 @@ import torch
 from dart.agent.grammar import make_grammar
 from dart.core.action import Action, Click, Finish, Point, TypeText
 from examples.base_policy import demos
-from examples.base_policy.chat import AGENT, Chat
+from examples.base_policy.chat import AGENT, Chat, agent_of
 from examples.base_policy.data import Pool
 from examples.base_policy.evaluate import success
 from examples.base_policy.fast import speed_up
@@ -52,7 +52,7 @@ def make(recipe: Recipe, work: Path, out: Path, every: int) -> None:
     if not (start / "config.json").exists():
         build(start, _texts(recipe, work / "instructions.json"))
     model, tokenizer = load(start)
-    trainer = Trainer(model, Chat(tokenizer), pool, recipe)
+    trainer = Trainer(model, Chat(tokenizer, agent_of(recipe)), pool, recipe)
     state = work / "state.pt"
     if state.exists():
         trainer.load(state)
@@ -71,9 +71,10 @@ def measure(recipe: Recipe, folder: Path, episodes: int) -> None:
     model, tokenizer = load(folder)
     speed_up(model)
     model.eval()
+    chat = Chat(tokenizer, agent_of(recipe))
     for greedy in (True, False):
         began = time.monotonic()
-        rates = success(model, Chat(tokenizer), recipe, recipe.tasks, episodes, greedy)
+        rates = success(model, chat, recipe, recipe.tasks, episodes, greedy)
         shown = ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items())
         mean = sum(rates.values()) / len(rates)
         how = "greedy" if greedy else "temperature 1"

@@ -37,6 +37,8 @@ class Recipe:
     """Training steps."""
     step_limit: int
     """Of validation episodes."""
+    history_screenshots: int = 2
+    """As in `agent.history_screenshots` of the configs that use the policy."""
     learning_rate: float = 1.5e-3
     cool_down: int = 0
     """The last training steps, over which the learning rate falls to its least; all if 0."""
@@ -49,6 +51,8 @@ class Recipe:
     one_decision: Callable[[str, int], str] | None = None
     """An episode's instruction and the number of a decision → the instruction of an episode that has it alone. Needed
     where `alone` is not 0."""
+    jitter: float = 0.06
+    """Demonstrated clicks are within this share of their target's size around its middle."""
     spellings: int = 0
     """Rows per step that only ask for a made-up name to be typed, for tasks that ask for that."""
     texts: int = 200
@@ -84,16 +88,19 @@ RECIPES = {
     "ladder": Recipe(
         world=Ladder,
         viewport=(96, 96),
-        taught={name: 1 for name in _LEVELS["easy"]} | {name: 3 for name in _LEVELS["medium"]},
+        taught={name: 1 for name in _LEVELS["easy"]}
+        | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"])},
         tasks=ladder_layout.task_names(),
-        demonstrations=500,
-        steps=160,
-        cool_down=50,
+        demonstrations=250,
+        steps=250,
+        cool_down=100,
         learning_rate=1.3e-3,
         step_limit=30,
+        history_screenshots=30,
         decisions={name: ladder_layout.level_of(name).decisions for name in ladder_layout.task_names()},
-        others=0.2,
+        others=0.5,
         alone=96,
         one_decision=_one_of_the_ladders,
+        jitter=0.0,
     ),
 }  # fmt: skip

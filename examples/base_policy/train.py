@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from examples.base_policy.chat import Chat
-from examples.base_policy.data import JITTER, Batch, Pool, Row, batches, jitter, rows, spelling
+from examples.base_policy.data import Batch, Pool, Row, batches, jitter, rows, spelling
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
 from examples.base_policy.recipes import Recipe
@@ -56,18 +56,18 @@ class Trainer:
 
     def run(self, every: int) -> Iterator[int]:
         """Train; yields the step number every `every` steps."""
-        started, losses, hits = time.monotonic(), [], Hits()
+        seconds, losses, hits = 0.0, [], Hits()
         while self.step < self.schedule.steps:
+            started = time.monotonic()
             losses.append(self._update(hits))
+            seconds += time.monotonic() - started
             self.step += 1
             if self.step % 50 == 0:
-                seconds, started = (time.monotonic() - started) / 50, time.monotonic()
-                loss = sum(losses) / len(losses)
-                print(f"step {self.step} loss {loss:.3f} {seconds:.2f} s/step; clicks that land: {hits}", flush=True)
-                losses, hits = [], Hits()
+                loss, pace = sum(losses) / len(losses), seconds / len(losses)
+                print(f"step {self.step} loss {loss:.3f} {pace:.2f} s/step; clicks that land: {hits}", flush=True)
+                seconds, losses, hits = 0.0, [], Hits()
             if self.step % every == 0:
                 yield self.step
-                started = time.monotonic()
 
     def _update(self, hits: Hits) -> float:
         if self.step % 200 == 0:
@@ -120,7 +120,7 @@ class Trainer:
         return row
 
     def _jittered(self, demonstration: Demonstration) -> list[Move]:
-        return [jitter(move, self.chance, JITTER, self.recipe.viewport) for move in demonstration.moves]
+        return [jitter(move, self.chance, self.recipe.jitter, self.recipe.viewport) for move in demonstration.moves]
 
     def _logits(self, batch: Batch) -> Tensor:
         """float32[labels, V]: only for tokens with a label, and without the tokens that are never sampled."""

@@ -40,7 +40,8 @@ def test_the_ablation_is_the_one_that_was_designed() -> None:
     assert none.trainer.loss.entropy_quantile == 0 and none.trainer.loss.importance == "none"
     tasks = full.environment.tasks.names
     assert [len(protocol.tasks_of(level, tasks)) for level in protocol.levels] == [15, 3, 3]
-    assert protocol.gates is not None and (protocol.gates.greedy_at_most, protocol.gates.samples) == (0.05, 32)
+    gates = protocol.gates
+    assert gates is not None and (gates.greedy_at_most, gates.pass_at_most, gates.samples) == (0.05, 0.05, 1)
 
 
 @pytest.mark.parametrize(

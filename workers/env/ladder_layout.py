@@ -2,7 +2,8 @@
 
 A task's name fixes its six symbols; the seed fixes the instruction and every page. All pages of symbols show the same
 six, so that only the instruction says which is right. The page is nine cells, three by three; buttons and symbols are
-each in one of them, all nine equally likely. The dead pages that a wrong choice leads to show other symbols.
+each in one of them, all nine equally likely. The dead pages that a wrong choice leads to show other symbols, and no
+button.
 """
 
 from __future__ import annotations
@@ -10,46 +11,50 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import product
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 CELLS = 9
 SYMBOLS = 6  # on a page
 DEAD_PAGES = 8
 """How many different dead pages there are before the first comes again."""
 
-TAUGHT = (("red", "blue", "green", "yellow", "orange", "purple"), ("circle", "square", "triangle", "star"))
-UNTAUGHT = (("black", "white", "pink", "cyan", "brown", "lime"), ("cross", "diamond", "heart", "moon"))
-"""Colours and shapes. Imitation is only ever given those of TAUGHT: no word of UNTAUGHT is in both."""
+COLOURS = ("red", "blue", "green", "yellow", "orange", "purple")
+SIZES = ("small", "big")
+SHAPES = ("disc", "ring")
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`twins`: every colour and every shape is there more than once, so that it takes both to tell symbols apart. Else
-    the six have six colours."""
+    """`twins`: each of three colours is there twice, and the two differ in this alone. None: the six have six
+    colours."""
 
     tasks: int
     next_pages: int
     decisions: int
-    alphabet: tuple[tuple[str, ...], tuple[str, ...]]
-    twins: bool = False
+    twins: Literal["size", "shape"] | None = None
 
 
 LEVELS = {
-    "easy": Level(15, 5, 1, TAUGHT),
-    "medium": Level(3, 2, 3, TAUGHT, twins=True),
-    "hard": Level(3, 2, 4, UNTAUGHT),
+    "easy": Level(15, 5, 1),
+    "medium": Level(3, 2, 3, twins="size"),
+    "hard": Level(3, 2, 5, twins="shape"),
+    "chain3": Level(3, 2, 3),
+    "chain5": Level(3, 2, 5),
 }
+"""The chains have the form of the medium and the hard tasks, and need only what the easy ones need: who imitates them
+and the easy tasks has never had to look at a size or a shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
     colour: str
+    size: str
     shape: str
 
     @property
     def name(self) -> str:
-        """As the instruction names it, for example "red circle"."""
-        return f"{self.colour} {self.shape}"
+        """As the instruction names it, for example "small red ring"."""
+        return f"{self.size} {self.colour} {self.shape}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +105,25 @@ def level_of(name: str) -> Level:
 def symbols_of(name: str) -> tuple[Symbol, ...]:
     """The task's six symbols."""
     level = level_of(name)
-    colours, shapes = level.alphabet
     rng = random.Random(f"ladder/{name}")
-    if level.twins:
-        pairs = product(rng.sample(colours, 3), rng.sample(shapes, 2))
-        return tuple(Symbol(colour, shape) for colour, shape in pairs)
-    return tuple(Symbol(colour, rng.choice(shapes)) for colour in colours)
+    six: list[Symbol] = []
+    for colour in rng.sample(COLOURS, 3) if level.twins else COLOURS:
+        size, shape = rng.choice(SIZES), rng.choice(SHAPES)
+        sizes = SIZES if level.twins == "size" else (size,)
+        shapes = SHAPES if level.twins == "shape" else (shape,)
+        six += [Symbol(colour, *pair) for pair in product(sizes, shapes)]
+    return tuple(six)
 
 
 def layout(name: str, seed: int) -> Layout:
     """The episode of the task with this seed. Raises KeyError for a name that is not in `task_names`."""
     level, symbols = level_of(name), symbols_of(name)
     rng = random.Random(f"ladder/{name}/{seed}")
-    wanted = rng.sample(symbols, level.decisions)
+    wanted = rng.choices(symbols, k=level.decisions)
     nexts = _next_cells(rng, level.next_pages)
     pages = [NextPage(cell) for cell in nexts] + [_symbol_page(rng, symbols, right) for right in wanted]
     instruction = ", then ".join(["Click Next until symbols appear", *(symbol.name for symbol in wanted)]) + "."
-    return Layout(instruction, tuple(pages), _dead_pages(rng, level, symbols))
+    return Layout(instruction, tuple(pages), _dead_pages(rng, symbols))
 
 
 def _next_cells(rng: random.Random, count: int) -> list[int]:
@@ -131,23 +138,17 @@ def _symbol_page(rng: random.Random, symbols: tuple[Symbol, ...], right: Symbol 
     return SymbolPage(tuple(rng.sample(range(CELLS), len(symbols))), symbols, right)
 
 
-def _dead_pages(rng: random.Random, level: Level, symbols: tuple[Symbol, ...]) -> tuple[Page, ...]:
-    others = [symbol for pair in product(*level.alphabet) if (symbol := Symbol(*pair)) not in symbols]
-    pages: list[Page] = []
-    for _ in range(DEAD_PAGES):
-        if rng.random() < 0.5:
-            pages.append(NextPage(rng.randrange(CELLS)))
-        else:
-            pages.append(_symbol_page(rng, tuple(rng.sample(others, SYMBOLS)), None))
-    return tuple(pages)
+def _dead_pages(rng: random.Random, symbols: tuple[Symbol, ...]) -> tuple[Page, ...]:
+    others = [symbol for three in product(COLOURS, SIZES, SHAPES) if (symbol := Symbol(*three)) not in symbols]
+    return tuple(_symbol_page(rng, tuple(rng.sample(others, SYMBOLS)), None) for _ in range(DEAD_PAGES))
 
 
 class PageJSON(TypedDict):
-    """A page as dart/assets/ladder/ladder.html draws it: [cell, colour, shape] for each symbol, none on a Next page;
-    `next` is the cell of the button."""
+    """A page as dart/assets/ladder/ladder.html draws it: [cell, colour, size, shape] for each symbol, none on a Next
+    page; `next` is the cell of the button."""
 
     next: int | None
-    symbols: list[tuple[int, str, str]]
+    symbols: list[tuple[int, str, str, str]]
     right: str | None
 
 
@@ -164,5 +165,5 @@ def to_json(made: Layout) -> LayoutJSON:
 def _page_json(page: Page) -> PageJSON:
     if isinstance(page, NextPage):
         return {"next": page.cell, "symbols": [], "right": None}
-    placed = [(cell, one.colour, one.shape) for cell, one in zip(page.cells, page.symbols, strict=True)]
+    placed = [(cell, one.colour, one.size, one.shape) for cell, one in zip(page.cells, page.symbols, strict=True)]
     return {"next": None, "symbols": placed, "right": page.right.name if page.right else None}
