@@ -17,6 +17,7 @@ It needs torch and the CPU alone: about half an hour on two cores (estimated). W
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import random
 import time
@@ -28,12 +29,13 @@ import torch
 
 from benchmarks.trials import sweep
 from benchmarks.trials.inference import Comparison, compare
+from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.algo.selection import high_entropy_steps
-from dart.config import TrainWorkerConfig
+from dart.config import Model, TrainWorkerConfig
 from dart.core.curation.advantage import group_advantages
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
-from dart.workers.train.model import load_model
+from dart.workers.train.model import load_banned_tokens, load_model
 from dart.workers.train.trainer import Trainer
 
 MODEL = "builtin:tiny-qwen3vl"
@@ -136,6 +138,12 @@ def faithfulness(model: torch.nn.Module, rng: random.Random) -> float:
     return sum(tuple(step.response) in known for step, known in zip(sampled, words, strict=True)) / len(asked)
 
 
+@functools.cache
+def banned() -> list[int]:
+    """The vision tokens, which engines never sample, so that the trainer refuses them."""
+    return list(load_banned_tokens(Model(path=MODEL).folder))
+
+
 @torch.no_grad()
 def sample(model: torch.nn.Module, asked: Sequence[tuple[int, int]], rollouts: Sequence[int]) -> list[Step]:
     """Responses of the policy to (task, place), at temperature 1, with log-probabilities and entropies."""
@@ -145,19 +153,17 @@ def sample(model: torch.nn.Module, asked: Sequence[tuple[int, int]], rollouts: S
     made = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
         max_new_tokens=most, eos_token_id=END, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+        suppress_tokens=banned(),
     )  # fmt: skip
-    logs = torch.stack(made.logits, dim=1).log_softmax(-1)
-    entropies = -(logs.exp() * logs).sum(-1)
+    logits = torch.stack(made.logits, dim=1)
     steps = []
     for row, (task, place) in enumerate(asked):
         response = made.sequences[row, ids.shape[1] :].tolist()
         response = response[: response.index(END) + 1] if END in response else response
-        length = len(response)
-        chosen = logs[row, :length].gather(-1, torch.tensor(response).unsqueeze(-1)).squeeze(-1)
-        entropy = float(entropies[row, :length].mean())
-        steps.append(
-            Step(task, place, rollouts[row], prompts[row], response, chosen.tolist(), entropy, decision(place))
-        )
+        logs = log_distribution(logits[row, : len(response)], 1.0, torch.tensor(banned()))
+        chosen = token_logprobs(logs, torch.tensor(response)).tolist()
+        entropy = float(token_entropy(logs).mean())
+        steps.append(Step(task, place, rollouts[row], prompts[row], response, chosen, entropy, decision(place)))
     return steps
 
 

@@ -154,9 +154,9 @@ def _opponent(config: Config, against: str) -> Config | Document:
             "or one of the run's checkpoints"
         )
     if not path.is_dir() and not against.startswith("builtin:"):
-        known = ", ".join(f"builtin:{folder.parent.name}" for folder in sorted(BUILTIN_MODELS.glob("*/config.json")))
+        known = " and ".join(f"builtin:{folder.parent.name}" for folder in sorted(BUILTIN_MODELS.glob("*/config.json")))
         raise UserError(
-            f"--against {against} does not exist: name a checkpoint's folder ({known} ships with dart), "
+            f"--against {against} does not exist: name a checkpoint's folder ({known} ship with dart), "
             f"or a finished evaluation's run directory or {FILE}"
         )
     return parse(config.model_dump() | {"model": config.model.model_dump() | {"path": against}}, "--against")

@@ -125,6 +125,9 @@ class Advantage(Section):
 class Trainer(Section):
     ranks: Positive = Field(1, description="Number of trainer processes.")
     learning_rate: float = Field(1e-6, gt=0.0, description="Of AdamW.")
+    warmup_updates: int = Field(
+        0, ge=0, description="The learning rate rises over these first updates: Adam's first steps move every weight."
+    )
     final_learning_rate_fraction: Fraction = Field(
         1.0, description="Linear decay of the learning rate to this share at the last update."
     )

@@ -1,10 +1,11 @@
 """From samples to model inputs: rows, micro-batches, tensors.
 
-A *row* holds samples whose prompts begin alike, as a prefix tree: what they share is computed once. So the first
-steps of a group share their prompt, and a step whose prompt begins with the prompt and response of the step before
-continues from there. A token sees the tokens on its way to the root, and has the position that it would have alone, so
-log-probabilities and gradients are those of samples computed one by one. Rows are sorted by length and cut into
-*micro-batches* by padded tokens. Padding is on the right, where causal attention never looks.
+A *row* holds samples whose prompts begin alike, as a prefix tree: what they share is computed once. So a step whose
+prompt begins with the prompt and response of the step before continues from there, and the episodes of a group share
+their first prompt where that saves more than the longer row costs. A token sees the tokens on its way to the root, and
+has the position that it would have alone, so log-probabilities and gradients are those of samples computed one by one.
+Rows are sorted by length and cut into *micro-batches* by padded tokens. Padding is on the right, where causal attention
+never looks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_PADDING = 0.05
 """The largest share of a micro-batch's padded tokens that may be padding."""
 MOST_VERSIONS = 1 << 62
 SHARED = 0.5
-"""A sample joins a row if it shares at least this part of its prompt with it: sharing less is not worth a mask."""
+"""Samples join a row only if they share at least this part of their first prompt with it: less is not worth a mask."""
 SMALL = 1 / 32
 """A micro-batch with at most this share of the token limit may be padded more."""
 
@@ -39,6 +40,8 @@ class Layout:
     image_token_id: int
     merge_size: int
     banned: tuple[int, ...]
+    pairs_per_token: float
+    """How many pairs of tokens cost as much in the attention as one token costs in all other layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,7 @@ def _wrong(sample: Sample, why: str) -> SampleError:
 
 
 def make_rows(samples: Iterable[Sample], token_limit: int, layout: Layout) -> list[Row]:
-    """Put samples that share most of their prompts into one row, of at most `token_limit` tokens if shared."""
+    """Put samples whose prompts begin alike into one row, of at most `token_limit` tokens, where that is cheaper."""
     digests: dict[bytes, int] = {}
     # Any lexicographic order puts every sample next to the one with which it has the longest common beginning.
     keyed = sorted(
@@ -240,16 +243,32 @@ def make_rows(samples: Iterable[Sample], token_limit: int, layout: Layout) -> li
     )
     groups: list[list[Keyed]] = []
     length = 0
-    for one in keyed:
-        shared = one.shared_with(groups[-1][-1]) if groups else 0
-        much = bool(groups) and shared >= SHARED * len(one.sample.generation.prompt_token_ids)
-        if much and length + len(one.keys) - shared <= token_limit:
-            groups[-1].append(one)
-            length += len(one.keys) - shared
+    for chain in _chains(keyed):
+        shared = chain[0].shared_with(groups[-1][-1]) if groups else 0
+        much = bool(groups) and shared >= SHARED * len(chain[0].sample.generation.prompt_token_ids)
+        whole = len(chain[-1].keys)
+        joined = length + whole - shared
+        # With a mask, every token of a row costs a pair with every other, seen or not.
+        more_pairs = joined**2 - length**2 - whole**2
+        if much and joined <= token_limit and shared * layout.pairs_per_token >= more_pairs:
+            groups[-1] += chain
+            length = joined
         else:
-            groups.append([one])
-            length = len(one.keys)
+            groups.append(chain)
+            length = whole
     return [Row.of(group) for group in groups]
+
+
+def _chains(keyed: Iterable[Keyed]) -> Iterator[list[Keyed]]:
+    """Samples each of which continues the one before it, as the steps of an episode do."""
+    chain: list[Keyed] = []
+    for one in keyed:
+        if chain and chain[-1].shared_with(one) < len(chain[-1].keys):
+            yield chain
+            chain = []
+        chain.append(one)
+    if chain:
+        yield chain
 
 
 def samples_of(rows: Iterable[Row]) -> list[Sample]:

@@ -64,6 +64,15 @@ def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
     return model.to(device).eval()
 
 
+def pairs_per_token(model: PreTrainedModel) -> float:
+    """How many pairs of tokens take as many operations in the text model's attention (4 per pair, channel and layer)
+    as one token takes in its linear layers (2 per weight)."""
+    text = model.config.get_text_config()
+    weights = sum(weight.numel() for weight in model.get_decoder().layers.parameters())
+    of_head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return float(2 * weights / (4 * text.num_attention_heads * of_head * text.num_hidden_layers))
+
+
 def load_banned_tokens(folder: Path) -> tuple[int, ...]:
     """Ids that roll-out engines never sample, so that their probability is 0 here as well. Raises UserError."""
     try:

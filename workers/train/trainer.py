@@ -37,7 +37,7 @@ from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
 from dart.workers.train.faults import Faults, MicroLoss, check_finite, micro_loss
-from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model, pairs_per_token
 from dart.workers.train.screenshots import ProcessedScreenshots
 from dart.workers.train.selection import Score, select
 from dart.workers.train.tally import Tally, summed
@@ -78,6 +78,7 @@ class Trainer:
             image_token_id=self.model.config.image_token_id,
             merge_size=self.model.config.vision_config.spatial_merge_size,
             banned=load_banned_tokens(self.folder),
+            pairs_per_token=pairs_per_token(self.model),
         )
         self._banned = torch.tensor(self.layout.banned, dtype=torch.int64, device=self.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -110,11 +111,15 @@ class Trainer:
         self._cancelled.set()
 
     def learning_rate(self, update: int) -> float:
-        """For the update with this index (from 0): linear from the first to the last, constant without a last."""
+        """For the update with this index (from 0): up in equal steps over the warm-up, to its full value at the first
+        update after that; from there linear to the last update, or constant without a last."""
         settings, total = self.config.trainer, self.config.total_updates
+        warmup = settings.warmup_updates
+        if update < warmup:
+            return settings.learning_rate * (update + 1) / (warmup + 1)
         if total is None:
             return settings.learning_rate
-        progress = min(1.0, update / max(1, total - 1))
+        progress = min(1.0, (update - warmup) / max(1, total - 1 - warmup))
         return settings.learning_rate * (1 - (1 - settings.final_learning_rate_fraction) * progress)
 
     # ---- one update ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from dart.workers.train.batch import Layout, collate, cut, make_rows, without  #
 from dart.workers.train.errors import SampleError  # noqa: E402
 from dart.workers.train.screenshots import Processed, ProcessedScreenshots  # noqa: E402
 
-LAYOUT = Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 5, 6, 7))
+LAYOUT = Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 5, 6, 7), pairs_per_token=1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,27 @@ def test_rows_without_some_samples_have_only_what_the_others_need() -> None:
     assert left.length == row.length, "the first step's response is part of the last one's prompt"
     assert without([row], {id(first), id(last)}) == []
     assert without([row], set())[0] is row
+
+
+def test_episodes_share_a_row_where_that_is_cheaper() -> None:
+    """Two episodes of two steps begin alike. In one row the beginning is computed once, but every token pays for a pair
+    with every other."""
+    first, second, third = screenshot(0), screenshot(1), screenshot(2)
+    starts = [sample(f"{n}/0", "go", answer, 1.0, [first]) for n, answer in enumerate(["12", "34"])]
+    ends = [
+        following(before, sample(f"{n}/1", "then", "9", 1.0, [seen]))
+        for n, (before, seen) in enumerate(zip(starts, [second, third], strict=True))
+    ]
+    shared = len(starts[0].prompt_token_ids)
+    whole = len(ends[0].prompt_token_ids) + len(ends[0].token_ids)
+    more_pairs = (2 * whole - shared) ** 2 - 2 * whole**2
+    samples = [read(one, LAYOUT) for one in (*starts, *ends)]
+    for pairs_per_token, rows in ((more_pairs / shared + 0.1, 1), (more_pairs / shared - 0.1, 2)):
+        layout = replace(LAYOUT, pairs_per_token=pairs_per_token)
+        made = make_rows(samples, 10_000, layout)
+        assert len(made) == rows
+        assert sum(row.length for row in made) == 2 * whole - shared * (rows == 1)
+        assert all(row.straight for row in made) == (rows == 2), "a step stays with the one that it continues"
 
 
 def test_same_text_over_another_screenshot_is_another_row() -> None:

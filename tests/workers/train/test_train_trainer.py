@@ -272,6 +272,15 @@ def test_learning_rate_decays_linearly_or_not_at_all(folder: Path) -> None:
     assert trainer.learning_rate(1000) == 1.0
 
 
+def test_learning_rate_rises_over_the_warm_up(folder: Path) -> None:
+    trainer = Trainer(settings(folder, learning_rate=1.0, warmup_updates=3))
+    assert [trainer.learning_rate(update) for update in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    trainer.config = settings(
+        folder, learning_rate=1.0, warmup_updates=1, final_learning_rate_fraction=0.5, total_updates=4
+    )
+    assert [trainer.learning_rate(update) for update in range(5)] == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.5])
+
+
 def test_what_cannot_be_trained_leaves_the_weights_alone(folder: Path) -> None:
     trainer = Trainer(settings(folder))
     before = trainer.snapshot()
