@@ -1,13 +1,14 @@
 """Controls for the ablation: `python -m benchmarks.learning.controls`.
 
-1. Imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning): the control of
-   protocols/ablation.yaml, with the same base policy, seeds, environment steps and evaluation as the ablation's arms.
-   Compared, paired by seed, with the ablation's `full` and `none` as far as those have run.
+1. The controls of protocols/ablation.yaml, with the same base policy, seeds, environment steps and evaluation as the
+   ablation's arms: imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning), and the whole
+   algorithm with GiGPO's advantages per step. Compared, paired by seed, with the ablation's `full` and `none` as far as
+   those have run.
 2. The base policy on the held-out instances at temperatures 0, 0.2, 0.5 and 1: what lower temperatures give for
    nothing, which no training should be credited with.
 
-Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Five runs in pieces of six minutes, two at
-a time, about an hour and a half on two cores, and four evaluations of some minutes each; resumable as the ablation is.
+Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Ten runs in pieces of six minutes, two at
+a time, some two to three hours on two cores, and four evaluations of some minutes each; resumable as the ablation is.
 --report makes the tables of what is there. Writes results/learning/controls.json.
 """
 
@@ -58,7 +59,7 @@ def report(arms: Plan, controls: Plan, protocol: Protocol) -> None:
     rows = findings.arm_rows({arm: runs[arm] for arm in names if arm in runs}, protocol)
     compared, missing = comparisons(runs, protocol), sweep.missing(controls)
     show_temperatures(at)
-    showing.show_arms(rows, "imitation of the policy's own successes, and the ablation's arms")
+    showing.show_arms(rows, "the controls, and the ablation's arms")
     showing.show_findings(compared)
     showing.say_if_incomplete(missing, len(controls.arms) * len(controls.seeds))
     results = {

@@ -89,11 +89,12 @@ RECIPES = {
         world=Ladder,
         viewport=(96, 96),
         taught={name: 1 for name in _LEVELS["easy"]}
-        | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"])},
+        | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"])}
+        | {name: 1 for name in _LEVELS["long"]},
         tasks=ladder_layout.task_names(),
         demonstrations=250,
-        steps=250,
-        cool_down=100,
+        steps=300,
+        cool_down=150,
         learning_rate=1.3e-3,
         step_limit=30,
         history_screenshots=30,

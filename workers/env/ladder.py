@@ -1,8 +1,9 @@
 """The ladder: long, branching, unforgiving and cheap tasks in a real browser, for experiments on learning.
 
 An episode shows pages with a Next button, then decisions: pages of six symbols of which the instruction names the right
-one for each. A wrong choice leads to pages that look much the same and never end, so that a failure costs the whole
-step limit, as on a desktop; the last right choice ends the episode with success. `ladder_layout` has the tasks.
+one for each. The hard ones end with an OK button beside a Next button. A wrong choice leads to pages that look much the
+same and never end, so that a failure costs the whole step limit, as on a desktop; what is right on the last page ends
+the episode with success. `ladder_layout` has the tasks.
 
 The pages ship with dart (dart/assets/ladder) and are made for 96 × 96 pixels, nine image tokens of 32 × 32, one for
 each cell; they scale to other screens. The page itself keeps the score, which is read for the verdict.
@@ -63,13 +64,14 @@ class LadderEnv(WebEnv):
 
     @classmethod
     def plan(cls, name: str) -> Plan:
-        """The oracle presses Next as often as the task has it, then the symbols that the instruction names. It is stuck
-        on a dead page."""
+        """The oracle presses Next as often as the task has it, then the symbols that the instruction names, and OK if
+        the task ends with it. It is stuck on a dead page."""
         cls.check_task(name)
-        nexts = ladder_layout.level_of(name).next_pages
+        level = ladder_layout.level_of(name)
         return lambda said: [
-            *(_named("next") for _ in range(nexts)),
+            *(_named("next") for _ in range(level.next_pages)),
             *(_named(symbol) for symbol in said.removesuffix(".").split(", then ")[1:]),
+            *([_named("ok")] if level.confirmed else []),
         ]
 
     async def begin(self, task: Task) -> str:

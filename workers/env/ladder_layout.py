@@ -1,9 +1,9 @@
 """What the episodes of the world `ladder` look like: pages and symbols from a task's name and seed. No I/O.
 
 A task's name fixes its six symbols; the seed fixes the instruction and every page. All pages of symbols show the same
-six, so that only the instruction says which is right. The page is nine cells, three by three; buttons and symbols are
-each in one of them, all nine equally likely. The dead pages that a wrong choice leads to show other symbols, and no
-button.
+six, so that only the instruction says which is right. The page is nine cells, three by three; buttons and symbols
+are each in one of them, all nine equally likely, but for the OK button, which is in the middle. The dead pages that a
+wrong choice leads to show other symbols, and no button.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 CELLS = 9
 SYMBOLS = 6  # on a page
@@ -21,28 +21,38 @@ DEAD_PAGES = 8
 COLOURS = ("red", "blue", "green", "yellow", "orange", "purple")
 SIZES = ("small", "big")
 SHAPES = ("disc", "ring")
+MIDDLE = 4
+"""The cell of the OK button."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`twins`: each of three colours is there twice, and the two differ in this alone. None: the six have six
-    colours."""
+    """What the tasks of a level ask for, page by page."""
 
     tasks: int
     next_pages: int
     decisions: int
-    twins: Literal["size", "shape"] | None = None
+    twins: bool = False
+    """Each of three colours is there twice, small and big. If not, the six have six colours."""
+    confirmed: bool = False
+    """The last page has an OK button, which is right, and a Next button, which is wrong there."""
+
+    @property
+    def pages(self) -> int:
+        return self.next_pages + self.decisions + self.confirmed
 
 
 LEVELS = {
     "easy": Level(15, 5, 1),
-    "medium": Level(3, 2, 3, twins="size"),
-    "hard": Level(3, 2, 5, twins="shape"),
+    "medium": Level(3, 2, 3, twins=True),
+    "hard": Level(3, 2, 5, twins=True, confirmed=True),
     "chain3": Level(3, 2, 3),
     "chain5": Level(3, 2, 5),
+    "long": Level(3, 24, 1),
 }
-"""The chains have the form of the medium and the hard tasks, and need only what the easy ones need: who imitates them
-and the easy tasks has never had to look at a size or a shape."""
+"""The last three are for imitation. The chains have the instructions of the medium and the hard tasks, the long tasks
+are about as long as an episode can get, and they need only what the easy ones need: who imitates them and the easy
+tasks has never had to look at a size, and has never seen a Next button that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,14 @@ class SymbolPage:
     right: Symbol | None
 
 
-Page = NextPage | SymbolPage
+@dataclass(frozen=True, slots=True)
+class ConfirmPage:
+    """Two buttons: "OK" in the middle, which is right, and "Next" in the cell `next`."""
+
+    next: int
+
+
+Page = NextPage | SymbolPage | ConfirmPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +126,7 @@ def symbols_of(name: str) -> tuple[Symbol, ...]:
     six: list[Symbol] = []
     for colour in rng.sample(COLOURS, 3) if level.twins else COLOURS:
         size, shape = rng.choice(SIZES), rng.choice(SHAPES)
-        sizes = SIZES if level.twins == "size" else (size,)
-        shapes = SHAPES if level.twins == "shape" else (shape,)
-        six += [Symbol(colour, *pair) for pair in product(sizes, shapes)]
+        six += [Symbol(colour, one, shape) for one in (SIZES if level.twins else (size,))]
     return tuple(six)
 
 
@@ -121,7 +136,10 @@ def layout(name: str, seed: int) -> Layout:
     rng = random.Random(f"ladder/{name}/{seed}")
     wanted = rng.choices(symbols, k=level.decisions)
     nexts = _next_cells(rng, level.next_pages)
-    pages = [NextPage(cell) for cell in nexts] + [_symbol_page(rng, symbols, right) for right in wanted]
+    pages: list[Page] = [NextPage(cell) for cell in nexts]
+    pages += [_symbol_page(rng, symbols, right) for right in wanted]
+    if level.confirmed:
+        pages.append(ConfirmPage(rng.choice([cell for cell in range(CELLS) if cell != MIDDLE])))
     instruction = ", then ".join(["Click Next until symbols appear", *(symbol.name for symbol in wanted)]) + "."
     return Layout(instruction, tuple(pages), _dead_pages(rng, symbols))
 
@@ -144,12 +162,13 @@ def _dead_pages(rng: random.Random, symbols: tuple[Symbol, ...]) -> tuple[Page, 
 
 
 class PageJSON(TypedDict):
-    """A page as dart/assets/ladder/ladder.html draws it: [cell, colour, size, shape] for each symbol, none on a Next
-    page; `next` is the cell of the button."""
+    """A page as dart/assets/ladder/ladder.html draws it: the cells of the buttons, and [cell, colour, size, shape]
+    for each symbol. What the page does not have is None or empty."""
 
     next: int | None
     symbols: list[tuple[int, str, str, str]]
     right: str | None
+    ok: int | None
 
 
 class LayoutJSON(TypedDict):
@@ -163,7 +182,14 @@ def to_json(made: Layout) -> LayoutJSON:
 
 
 def _page_json(page: Page) -> PageJSON:
-    if isinstance(page, NextPage):
-        return {"next": page.cell, "symbols": [], "right": None}
-    placed = [(cell, one.colour, one.size, one.shape) for cell, one in zip(page.cells, page.symbols, strict=True)]
-    return {"next": None, "symbols": placed, "right": page.right.name if page.right else None}
+    made: PageJSON = {"next": None, "symbols": [], "right": None, "ok": None}
+    match page:
+        case NextPage(cell):
+            made["next"] = cell
+        case SymbolPage(cells, symbols, right):
+            placed = zip(cells, symbols, strict=True)
+            made["symbols"] = [(cell, one.colour, one.size, one.shape) for cell, one in placed]
+            made["right"] = right.name if right else None
+        case ConfirmPage(cell):
+            made["next"], made["ok"] = cell, MIDDLE
+    return made

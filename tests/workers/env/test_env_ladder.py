@@ -17,7 +17,7 @@ from dart.errors import UserError
 from dart.testing import conform
 from dart.workers.env.browser import Browser
 from dart.workers.env.ladder import LadderEnv, LadderOptions
-from dart.workers.env.ladder_layout import NextPage, SymbolPage, layout, level_of, task_names
+from dart.workers.env.ladder_layout import MIDDLE, ConfirmPage, NextPage, Page, SymbolPage, layout, level_of, task_names
 from dart.workers.env.oracle import demonstrate
 
 pytestmark = pytest.mark.browser
@@ -40,9 +40,12 @@ def middle(cell: int) -> a.Point:
     return a.Point((cell % 3 + 0.5) / 3, (cell // 3 + 0.5) / 3)
 
 
-def right(page: NextPage | SymbolPage) -> a.Point:
-    if isinstance(page, NextPage):
-        return middle(page.cell)
+def right(page: Page) -> a.Point:
+    match page:
+        case NextPage(cell):
+            return middle(cell)
+        case ConfirmPage():
+            return middle(MIDDLE)
     assert page.right is not None
     return middle(page.cells[page.symbols.index(page.right)])
 
@@ -60,7 +63,7 @@ async def test_the_oracle_does_every_task(browser: Browser) -> None:
             task = tasks.pop()
             level = level_of(task.name)
             done = await demonstrate(env, task, random.Random(task.seed) if task.seed % 2 else None)
-            if (done.reward, len(done.steps)) != (1.0, level.next_pages + level.decisions):
+            if (done.reward, len(done.steps)) != (1.0, level.pages):
                 failed.append(f"{task.id}: {done.instruction}: {done.reward} after {len(done.steps)}")
             for step in done.steps:
                 with Image.open(io.BytesIO(step.observation.image.data)) as picture:
@@ -114,8 +117,20 @@ async def test_dead_pages_are_drawn_like_the_others(env: LadderEnv) -> None:
         seen = after
 
 
-async def test_success_is_final(env: LadderEnv) -> None:
-    name = "ladder-medium-01"
+async def test_next_is_wrong_beside_ok(env: LadderEnv) -> None:
+    task = Task("ladder", "ladder-hard-02", 6)
+    *pages, last = layout(task.name, task.seed).pages
+    await env.reset(task)
+    for page in pages:
+        seen = await env.act(a.Click(right(page)))
+    assert not seen.done and isinstance(last, ConfirmPage)
+    assert not (await env.act(a.Click(middle(last.next)))).done
+    verdict = await env.judge(a.Observe(), True)
+    assert (verdict.reward, verdict.evidence["dead"], verdict.evidence["at"]) == (0.0, 1, len(pages))
+
+
+@pytest.mark.parametrize("name", ["ladder-medium-01", "ladder-hard-01"])
+async def test_success_is_final(env: LadderEnv, name: str) -> None:
     made = layout(name, 2)
     await env.reset(Task("ladder", name, 2))
     for page in made.pages:

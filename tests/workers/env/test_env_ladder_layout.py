@@ -16,8 +16,11 @@ from dart.workers.env.ladder import SUITE, Ladder, LadderEnv
 from dart.workers.env.ladder_layout import (
     CELLS,
     LEVELS,
+    MIDDLE,
     SYMBOLS,
+    ConfirmPage,
     NextPage,
+    Page,
     Symbol,
     SymbolPage,
     layout,
@@ -29,28 +32,28 @@ from dart.workers.env.ladder_layout import (
 from dart.worlds.plugs import check
 
 SEEDS = 1800
-CHI_SQUARED = {5: 25.7, 8: 31.8}
+CHI_SQUARED = {5: 25.7, 7: 29.9, 8: 31.8}
 """By degrees of freedom: exceeded by chance once in ten thousand; there are a hundred comparisons."""
 GOLDEN_INSTRUCTION = (
-    "Click Next until symbols appear, then big purple ring, then small orange ring"
-    ", then small blue ring, then small orange ring, then small orange ring."
+    "Click Next until symbols appear, then big purple ring, then big orange r"
+    "ing, then big blue ring, then big orange ring, then type ok."
 )
 GOLDEN_CELLS = [
-    6,
-    1,
-    (5, 1, 4, 0, 7, 6),
-    (1, 7, 4, 2, 0, 3),
-    (5, 0, 6, 7, 3, 8),
-    (3, 8, 4, 6, 0, 1),
-    (7, 5, 1, 0, 3, 6),
+    3,
+    7,
+    (1, 5, 0, 4, 6, 8),
+    (3, 1, 8, 4, 2, 0),
+    (6, 5, 7, 0, 8, 3),
+    (0, 3, 1, 4, 5, 8),
+    2,
 ]
 GOLDEN_DEAD = [
-    (4, 1, 3, 2, 0, 7),
-    (3, 8, 5, 7, 6, 4),
-    (3, 7, 1, 0, 5, 2),
-    (5, 0, 7, 4, 3, 2),
-    (1, 2, 4, 5, 8, 7),
-    (1, 5, 7, 3, 4, 2),
+    (8, 3, 7, 2, 1, 5),
+    (2, 8, 4, 7, 1, 6),
+    (4, 6, 1, 3, 2, 7),
+    (2, 1, 0, 5, 6, 8),
+    (0, 5, 6, 8, 1, 4),
+    (2, 1, 5, 8, 3, 6),
     (7, 0, 4, 3, 2, 5),
     (7, 2, 4, 6, 8, 0),
 ]
@@ -67,6 +70,14 @@ def choices(name: str, seed: int) -> list[SymbolPage]:
     return [page for page in layout(name, seed).pages if isinstance(page, SymbolPage)]
 
 
+def place(page: Page) -> int | tuple[int, ...]:
+    match page:
+        case SymbolPage(cells):
+            return cells
+        case NextPage(cell) | ConfirmPage(cell):
+            return cell
+
+
 def right_cell(page: SymbolPage) -> int:
     assert page.right is not None
     return page.cells[page.symbols.index(page.right)]
@@ -74,8 +85,11 @@ def right_cell(page: SymbolPage) -> int:
 
 def test_the_suite() -> None:
     assert len(task_names()) == len(set(task_names())) == 27
-    counts = {level: (shape.next_pages, shape.decisions) for level, shape in LEVELS.items()}
-    assert counts == {"easy": (5, 1), "medium": (2, 3), "hard": (2, 5), "chain3": (2, 3), "chain5": (2, 5)}
+    counts = {level: (shape.next_pages, shape.decisions, shape.pages) for level, shape in LEVELS.items()}
+    assert counts == {
+        "easy": (5, 1, 6), "medium": (2, 3, 5), "hard": (2, 5, 8), "chain3": (2, 3, 5), "chain5": (2, 5, 7),
+    }  # fmt: skip
+    assert {level for level, shape in LEVELS.items() if shape.confirmed} == {"hard"}
     assert (task_names()[0], task_names()[14], task_names()[15], task_names()[26]) == (
         "ladder-easy-01", "ladder-easy-15", "ladder-medium-01", "ladder-chain5-03",
     )  # fmt: skip
@@ -102,8 +116,8 @@ def test_a_layout_that_was_written_down_once() -> None:
     """A protocol names tasks and seeds: they must mean the same in every process and every release."""
     made = layout("ladder-hard-01", 7)
     assert made.instruction == GOLDEN_INSTRUCTION
-    assert [page.cell if isinstance(page, NextPage) else page.cells for page in made.pages] == GOLDEN_CELLS
-    assert [page.cell if isinstance(page, NextPage) else page.cells for page in made.dead] == GOLDEN_DEAD
+    assert [place(page) for page in made.pages] == GOLDEN_CELLS
+    assert [place(page) for page in made.dead] == GOLDEN_DEAD
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -112,7 +126,8 @@ def test_pages_are_as_the_level_says(name: str) -> None:
     assert len(set(six)) == SYMBOLS
     for seed in range(50):
         made = layout(name, seed)
-        assert [type(page) for page in made.pages] == [NextPage] * level.next_pages + [SymbolPage] * level.decisions
+        kinds = [NextPage] * level.next_pages + [SymbolPage] * level.decisions + [ConfirmPage] * level.confirmed
+        assert [type(page) for page in made.pages] == kinds
         assert len(made.wanted) == level.decisions and set(made.wanted) <= set(six)
         assert made.instruction.removesuffix(".").split(", then ")[1:] == [one.name for one in made.wanted]
         for page in choices(name, seed):
@@ -154,17 +169,23 @@ def test_next_is_everywhere_alike_and_never_twice_in_one_place() -> None:
         assert all(one[step] != one[step - 1] for one in cells for step in range(1, count))
 
 
-def test_colours_suffice_except_for_twins_that_differ_in_one_thing() -> None:
+def test_the_wrong_button_beside_ok_is_everywhere_else_alike() -> None:
+    last = [layout("ladder-hard-03", seed).pages[-1] for seed in range(SEEDS)]
+    others = [cell for cell in range(CELLS) if cell != MIDDLE]
+    assert uniform((others.index(page.next) for page in last if isinstance(page, ConfirmPage)), len(others))
+
+
+def test_colours_suffice_except_for_twins_that_differ_in_size() -> None:
     for name in task_names():
         twins, six = level_of(name).twins, symbols_of(name)
         pairs = [[one for one in six if one.colour == colour] for colour in {symbol.colour for symbol in six}]
-        if twins is None:
+        if not twins:
             assert [len(pair) for pair in pairs] == [1] * SYMBOLS
             continue
         assert [len(pair) for pair in pairs] == [2, 2, 2]
         for one, other in pairs:
-            assert [what for what in ("size", "shape") if getattr(one, what) != getattr(other, what)] == [twins]
-    assert [level.twins for level in LEVELS.values()] == [None, "size", "shape", None, None]
+            assert one.size != other.size and one.shape == other.shape
+    assert [level.twins for level in LEVELS.values()] == [False, True, True, False, False]
 
 
 def test_dead_pages_have_six_other_symbols_and_no_right_answer() -> None:
@@ -181,4 +202,6 @@ def test_the_oracle_reads_the_instruction() -> None:
     steps = [str(step) for step in LadderEnv.plan("ladder-medium-01")(made.instruction)]
     assert len(steps) == len(made.pages)
     assert all(symbol.name in step for symbol, step in zip(made.wanted, steps[2:], strict=True))
+    *_, last = LadderEnv.plan("ladder-hard-01")(layout("ladder-hard-01", 5).instruction)
+    assert 'data-name=\\"ok\\"' in str(last)
     assert Task(SUITE, "ladder-medium-01", 5).id == "ladder/ladder-medium-01#5"
