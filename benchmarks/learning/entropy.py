@@ -2,7 +2,8 @@
 
 The ladder's policies write no thoughts, so there a step's entropy says which action it is. Here every step is a thought
 and an action of 50 to 70 tokens from a template. At most steps nothing is open ("so I go on with Next"); at two of six
-the thought names one of three letters, and that token decides: a roll-out succeeds if both letters are the hidden ones.
+the thought names one of three letters, and that token decides: a roll-out succeeds if both letters are the hidden ones,
+which are the same for all tasks of a seed, so that there is something to learn from every batch.
 
 Real: the tiny model, the trainer's own forward, selection, loss and backward (`dart.workers.train`). Made up: the task
 and its rewards. There is no world, no engine and no learning: the tiny model first imitates the template with random
@@ -21,7 +22,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -170,12 +171,11 @@ def sample(model: torch.nn.Module, asked: Sequence[tuple[int, int]], rollouts: S
 # ---- batches ----
 
 
-def batch(model: torch.nn.Module, rng: random.Random, groups: int = GROUPS) -> list[Step]:
-    """Steps of groups whose roll-outs differ, with the advantages of `advantage.level: step`."""
+def batch(model: torch.nn.Module, rng: random.Random, right: Mapping[int, str], groups: int = GROUPS) -> list[Step]:
+    """Steps of groups whose roll-outs differ, with the advantages of `advantage.level: step`. right: place → letter."""
     made: list[Step] = []
     while len({step.task for step in made}) < groups:
         task = rng.randrange(10_000)
-        right = {place: rng.choice(LETTERS) for place in DECISIONS}
         asked = [(task, place) for _ in range(ROLLOUTS) for place in range(STEPS)]
         steps = sample(model, asked, [rollout for rollout in range(ROLLOUTS) for _ in range(STEPS)])
         rewards = [float(all(succeeds(step, right) for step in steps if step.rollout == r)) for r in range(ROLLOUTS)]
@@ -186,7 +186,7 @@ def batch(model: torch.nn.Module, rng: random.Random, groups: int = GROUPS) -> l
     return made
 
 
-def succeeds(step: Step, right: dict[int, str]) -> bool:
+def succeeds(step: Step, right: Mapping[int, str]) -> bool:
     return step.place not in DECISIONS or step.response == [*tokens(template(step.place, right[step.place])), END]
 
 
@@ -301,7 +301,8 @@ def main() -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         faithful.append(imitate(MODEL, folder, rng))
         policy = load_model(folder, torch.device("cpu"))
-        saved = [batch(policy, rng) for _ in range(options.batches)]
+        right = {place: rng.choice(LETTERS) for place in DECISIONS}
+        saved = [batch(policy, rng, right) for _ in range(options.batches)]
         pair = tuple(measured(trainer(str(folder), quantile), saved, quantile) for quantile in (QUANTILE, 0.0))
         rows.append((pair[0], pair[1]))
         print(f"seed {seed}: {faithful[-1]:.0%} in the template's words, {time.monotonic() - began:.0f} s", flush=True)

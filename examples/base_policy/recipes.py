@@ -89,7 +89,7 @@ RECIPES = {
         world=Ladder,
         viewport=(96, 96),
         taught={name: 1 for name in _LEVELS["easy"]}
-        | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"])}
+        | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"], *_LEVELS["either"])}
         | {name: 1 for name in _LEVELS["long"]},
         tasks=ladder_layout.task_names(),
         demonstrations=250,

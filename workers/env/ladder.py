@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection
+import random
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pydantic import Field
@@ -65,12 +66,13 @@ class LadderEnv(WebEnv):
     @classmethod
     def plan(cls, name: str) -> Plan:
         """The oracle presses Next as often as the task has it, then the symbols that the instruction names, and OK if
-        the task ends with it. It is stuck on a dead page."""
+        the task ends with it. Where both twins are right it takes either, at random by the instruction. It is stuck on
+        a dead page."""
         cls.check_task(name)
         level = ladder_layout.level_of(name)
         return lambda said: [
             *(_named("next") for _ in range(level.next_pages)),
-            *(_named(symbol) for symbol in said.removesuffix(".").split(", then ")[1:]),
+            *(_named(symbol) for symbol in _chosen(said)),
             *([_named("ok")] if level.confirmed else []),
         ]
 
@@ -96,6 +98,14 @@ class Ladder(WebWorld):
 
     Options = LadderOptions
     environment = LadderEnv
+
+
+def _chosen(instruction: str) -> Iterator[str]:
+    """The symbols that it asks for, with a size for those that it names without."""
+    chance = random.Random(instruction)
+    for name in instruction.removesuffix(".").split(", then ")[1:]:
+        sized = name.startswith(ladder_layout.SIZES)
+        yield name if sized else f"{chance.choice(ladder_layout.SIZES)} {name}"
 
 
 def _named(name: str) -> On:

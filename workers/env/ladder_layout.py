@@ -34,6 +34,8 @@ class Level:
     decisions: int
     twins: bool = False
     """Each of three colours is there twice, small and big. If not, the six have six colours."""
+    either: bool = False
+    """The instruction leaves the size out, and both twins are right."""
     confirmed: bool = False
     """The last page has an OK button, which is right, and a Next button, which is wrong there."""
 
@@ -48,11 +50,13 @@ LEVELS = {
     "hard": Level(3, 2, 5, twins=True, confirmed=True),
     "chain3": Level(3, 2, 3),
     "chain5": Level(3, 2, 5),
+    "either": Level(3, 2, 4, twins=True, either=True),
     "long": Level(3, 24, 1),
 }
-"""The last three are for imitation. The chains have the instructions of the medium and the hard tasks, the long tasks
-are about as long as an episode can get, and they need only what the easy ones need: who imitates them and the easy
-tasks has never had to look at a size, and has never seen a Next button that is wrong."""
+"""The last four are for imitation. The chains have the instructions of the medium and the hard tasks; of twins, those
+that imitate `either` choose one or the other, so that they explore; the long tasks are about as long as an episode can
+get. Who imitates them and the easy tasks has never had to look at a size, and has never seen a Next button that is
+wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,12 @@ class Symbol:
     @property
     def name(self) -> str:
         """As the instruction names it, for example "small red ring"."""
-        return f"{self.size} {self.colour} {self.shape}"
+        return f"{self.size} {self.twins_name}"
+
+    @property
+    def twins_name(self) -> str:
+        """What it and its twin have in common."""
+        return f"{self.colour} {self.shape}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +85,11 @@ class NextPage:
 
 @dataclass(frozen=True, slots=True)
 class SymbolPage:
-    """Six symbols, `symbols[i]` in `cells[i]`. `right` is None on a dead page."""
+    """Six symbols, `symbols[i]` in `cells[i]`. `right` has those that the instruction asks for; none on a dead page."""
 
     cells: tuple[int, ...]
     symbols: tuple[Symbol, ...]
-    right: Symbol | None
+    right: tuple[Symbol, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +113,8 @@ class Layout:
 
     @property
     def wanted(self) -> tuple[Symbol, ...]:
-        """The right choices, in order."""
-        return tuple(page.right for page in self.pages if isinstance(page, SymbolPage) and page.right)
+        """A right choice for each page of symbols, in order."""
+        return tuple(page.right[0] for page in self.pages if isinstance(page, SymbolPage))
 
 
 def task_names() -> tuple[str, ...]:
@@ -137,10 +146,11 @@ def layout(name: str, seed: int) -> Layout:
     wanted = rng.choices(symbols, k=level.decisions)
     nexts = _next_cells(rng, level.next_pages)
     pages: list[Page] = [NextPage(cell) for cell in nexts]
-    pages += [_symbol_page(rng, symbols, right) for right in wanted]
+    pages += [_symbol_page(rng, symbols, _right(one, symbols) if level.either else (one,)) for one in wanted]
     if level.confirmed:
         pages.append(ConfirmPage(rng.choice([cell for cell in range(CELLS) if cell != MIDDLE])))
-    instruction = ", then ".join(["Click Next until symbols appear", *(symbol.name for symbol in wanted)]) + "."
+    names = [one.twins_name if level.either else one.name for one in wanted]
+    instruction = ", then ".join(["Click Next until symbols appear", *names]) + "."
     return Layout(instruction, tuple(pages), _dead_pages(rng, symbols))
 
 
@@ -152,13 +162,18 @@ def _next_cells(rng: random.Random, count: int) -> list[int]:
     return cells
 
 
-def _symbol_page(rng: random.Random, symbols: tuple[Symbol, ...], right: Symbol | None) -> SymbolPage:
+def _right(wanted: Symbol, symbols: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
+    """The symbol and its twin."""
+    return tuple(one for one in symbols if one.twins_name == wanted.twins_name)
+
+
+def _symbol_page(rng: random.Random, symbols: tuple[Symbol, ...], right: tuple[Symbol, ...]) -> SymbolPage:
     return SymbolPage(tuple(rng.sample(range(CELLS), len(symbols))), symbols, right)
 
 
 def _dead_pages(rng: random.Random, symbols: tuple[Symbol, ...]) -> tuple[Page, ...]:
     others = [symbol for three in product(COLOURS, SIZES, SHAPES) if (symbol := Symbol(*three)) not in symbols]
-    return tuple(_symbol_page(rng, tuple(rng.sample(others, SYMBOLS)), None) for _ in range(DEAD_PAGES))
+    return tuple(_symbol_page(rng, tuple(rng.sample(others, SYMBOLS)), ()) for _ in range(DEAD_PAGES))
 
 
 class PageJSON(TypedDict):
@@ -167,7 +182,7 @@ class PageJSON(TypedDict):
 
     next: int | None
     symbols: list[tuple[int, str, str, str]]
-    right: str | None
+    right: list[str]
     ok: int | None
 
 
@@ -182,14 +197,14 @@ def to_json(made: Layout) -> LayoutJSON:
 
 
 def _page_json(page: Page) -> PageJSON:
-    made: PageJSON = {"next": None, "symbols": [], "right": None, "ok": None}
+    made: PageJSON = {"next": None, "symbols": [], "right": [], "ok": None}
     match page:
         case NextPage(cell):
             made["next"] = cell
         case SymbolPage(cells, symbols, right):
             placed = zip(cells, symbols, strict=True)
             made["symbols"] = [(cell, one.colour, one.size, one.shape) for cell, one in placed]
-            made["right"] = right.name if right else None
+            made["right"] = [one.name for one in right]
         case ConfirmPage(cell):
             made["next"], made["ok"] = cell, MIDDLE
     return made
