@@ -1,6 +1,6 @@
-"""The demo's loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
+"""A training loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
 
-Runs `dart train` on the demo's config until the time is over, and samples it every few seconds: memory and open
+Runs `dart train` on configs/miniwob_cpu.yaml until the time is over, and samples it every few seconds: memory and open
 files of the coordinator and of each worker (its children included), and the size of the run directory on disk. The
 first quarter, in which caches fill, is left out, and so is the last minute. Memory is the proportional set size; "own
 memory" is the part of it that no file backs, because the kernel drops and reads again the pages of libraries as it

@@ -2,7 +2,7 @@
 a policy is weak because it was never shown some skills.
 
 builtin:tiny-qwen3vl is older than these recipes: it imitates an oracle that makes 45 % of its moves wrong on purpose
-(README.md says what that means for the demo). `miniwob` is meant to replace it.
+(docs/learning.md says what that means for what it learns). `miniwob` is meant to replace it.
 """
 
 from __future__ import annotations
