@@ -6,8 +6,8 @@ five seeds each. Everything is real: Chromium, vLLM, trainer and weight sync on 
 seeds success in training falls below half its peak (Fisher's exact test), and held-out success at the end (paired).
 
 It can be stopped at any moment and started again, as `benchmarks.learning.ablation` can. Ten runs of about half an
-hour, two at a time, so two and a half to four hours on two cores. --report makes the table and the picture of what is
-there. Writes results/learning/alignment.json and alignment.png.
+hour, so some five hours on two cores. --report makes the table and the picture of what is there. Writes
+results/learning/alignment.json and alignment.png.
 """
 
 from __future__ import annotations
