@@ -3,7 +3,7 @@
     python -m examples.base_policy ladder --out models/ladder
 
 `recipes.py` says what each is taught. All intermediate files are kept in examples/base_policy/work, so a stopped run
-continues where it was; one quiet core takes about half an hour for the ladder, and longer for MiniWoB. --measure prints
+continues where it was; it takes about a quarter of an hour for the ladder, and longer for MiniWoB. --measure prints
 the success of the finished policy on each of its tasks, greedy and at temperature 1, on seeds that neither configs nor
 evaluations use.
 """
