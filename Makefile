@@ -29,6 +29,7 @@ browser:
 	  && fc-list 2>/dev/null | grep -qi liberation \
 	  || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
 
+# The pool of the newest collection: names of run directories end with their time.
 demo: install ## Train a tiny policy on real browser tasks, end to end (about half an hour on 2 cores).
 	$(VENV)/bin/dart collect configs/ladder_demo.yaml --from oracle --per-task 16 --set run.directory=runs/demo_pool
 	$(VENV)/bin/dart train configs/ladder_demo.yaml --set "curation.pool.sources=[$$(ls -d runs/demo_pool/* | tail -1)]"

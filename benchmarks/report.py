@@ -290,7 +290,7 @@ def storm() -> str | None:
 
 
 def soak() -> str | None:
-    """What grows while the demo's loop runs for hours."""
+    """What grows while a training run goes on for hours."""
     if (found := _written("soak")) is None:
         return None
     rows = [

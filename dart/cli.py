@@ -101,7 +101,7 @@ def fail(message: str, exit_code: int = 2) -> NoReturn:
 def main() -> None:
     """Asynchronous multi-turn reinforcement learning for agents that operate a computer.
 
-    Try `make demo`, or: dart train configs/miniwob_cpu.yaml
+    Try `make demo`, or: dart train configs/ladder_demo.yaml
     """
 
 

@@ -5,8 +5,8 @@ every 8th update, so that samples are up to 16 versions old; batches of 16 traje
 five seeds each. Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Two endpoints: in how many
 seeds success in training falls below half its peak (Fisher's exact test), and held-out success at the end (paired).
 
-It can be stopped at any moment and started again, as `benchmarks.learning.ablation` can. Ten runs of about half an
-hour, so some five hours on two cores. --report makes the table and the picture of what is there. Writes
+It can be stopped at any moment and started again, as `benchmarks.learning.ablation` can. Ten runs of some ten
+minutes, so two hours on two cores. --report makes the table and the picture of what is there. Writes
 results/learning/alignment.json and alignment.png.
 """
 

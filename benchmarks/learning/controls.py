@@ -7,9 +7,9 @@
 2. The base policy on the held-out instances at temperatures 0, 0.2, 0.5 and 1: what lower temperatures give for
    nothing, which no training should be credited with.
 
-Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Ten runs in pieces of six minutes, some two
-hours on two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the tables
-of what is there. Writes results/learning/controls.json.
+Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Ten runs in pieces of six minutes, some
+three hours on two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the
+tables of what is there. Writes results/learning/controls.json.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs protocols/sensitivity.yaml: C of the importance weight, the entropy quantile of step selection, and the success
 rate above which N falls, each with a value below and one above the paper's. Real, resumable and in pieces as
-`benchmarks.learning.ablation` is; 35 runs take seven to ten hours on two cores. Writes
+`benchmarks.learning.ablation` is; 35 runs take some twelve hours on two cores. Writes
 results/learning/sensitivity.json and sensitivity.png.
 """
 

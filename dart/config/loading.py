@@ -24,14 +24,14 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"config {path} does not exist: name a YAML file, for example configs/miniwob_cpu.yaml"
+            f"config {path} does not exist: name a YAML file, for example configs/ladder_demo.yaml"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"config {path} is a folder: name a YAML file in it") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path} is not YAML: {error}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/miniwob_cpu.yaml")
+        raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
     for override in overrides:
         _override(raw, override)
     return parse(raw, str(path))

@@ -21,7 +21,7 @@ def test_shipped_protocols_are_sound(name: str) -> None:
     assert protocol.name == name and len(protocol.seeds) == 5
     for arm in (*protocol.arms, *protocol.controls):
         config = protocol.load_config(arm)
-        assert config.stop.env_steps == 30_000 and config.curation.step_limit == 30
+        assert config.stop.env_steps == 60_000 and config.curation.step_limit == 30
         assert not config.evaluation.before and config.evaluation.decodings == ("sampled", "greedy")
 
 

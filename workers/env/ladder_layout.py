@@ -1,9 +1,9 @@
 """What the episodes of the world `ladder` look like: pages and symbols from a task's name and seed. No I/O.
 
 A task's name fixes its six symbols; the seed fixes the instruction and every page. All pages of symbols show the same
-six, so that only the instruction says which is right. The page is nine cells, three by three; buttons and symbols
-are each in one of them, all nine equally likely, but for the OK button, which is in the middle. The dead pages that a
-wrong choice leads to show other symbols, and no button.
+six, so that only the instruction says which is right. The page is nine cells, three by three; buttons and symbols are
+each in one of them, all nine equally likely; but OK is in the middle, and Next beside it in one of the other eight. The
+dead pages that a wrong choice leads to show other symbols, and no button.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ LEVELS = {
     "either": Level(3, 2, 4, twins=True, either=True),
     "long": Level(3, 24, 1),
 }
-"""The last four are for imitation. The chains have the instructions of the medium and the hard tasks; of twins, those
-that imitate `either` choose one or the other, so that they explore; the long tasks are about as long as an episode can
-get. Who imitates them and the easy tasks has never had to look at a size, and has never seen a Next button that is
-wrong."""
+"""The last four are for imitation. The chains have instructions of the form of the medium and the hard tasks. A policy
+that imitates `either` picks the small or the big twin at random, so that its roll-outs differ. The long tasks are about
+as long as an episode can get. None of these, nor the easy tasks, needs the size or has a Next button that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ def test_dead_pages_have_six_other_symbols_and_no_right_answer() -> None:
     for name in task_names():
         for seed in range(40):
             for page in layout(name, seed).dead:
-                assert isinstance(page, SymbolPage), "to press Next is never wrong"
+                assert isinstance(page, SymbolPage), "no dead page has a button"
                 assert page.right == () and len(set(page.symbols)) == SYMBOLS == len(set(page.cells))
                 assert not set(page.symbols) & set(symbols_of(name))
 
