@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
 
 
 def dart(*arguments: str, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -45,17 +45,20 @@ def test_readme_names_only_commands_that_exist() -> None:
     ("arguments", "message"),
     [
         (["train", "none.yaml"], "config none.yaml does not exist"),
-        (["train", DEMO, "--set", "model.path=/none"], "model.path /none: the folder does not exist"),
-        (["train", DEMO, "--set", "model.path=builtin:big"], "built in are builtin:"),
-        (["train", DEMO, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
-        (["train", DEMO, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
+        (["train", MINIWOB, "--set", "model.path=/none"], "model.path /none: the folder does not exist"),
+        (["train", MINIWOB, "--set", "model.path=builtin:big"], "built in are builtin:"),
+        (["train", MINIWOB, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
+        (["train", MINIWOB, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
         (
-            ["train", DEMO, "--set", "environment.kind=osworld"],
+            ["train", MINIWOB, "--set", "environment.kind=osworld"],
             "environment.kind osworld: dart's env workers run miniwob, ladder or a class of yours",
         ),
-        (["train", DEMO, "--set", "sync.transport=nccl"], "sync.transport: nccl needs a GPU for each of trainer.ranks"),
-        (["train", DEMO, "--set", "rollout.replica=1"], "did you mean replicas?"),
-        (["train", DEMO, "--resume", "none"], "none is not a run directory"),
+        (
+            ["train", MINIWOB, "--set", "sync.transport=nccl"],
+            "sync.transport: nccl needs a GPU for each of trainer.ranks",
+        ),
+        (["train", MINIWOB, "--set", "rollout.replica=1"], "did you mean replicas?"),
+        (["train", MINIWOB, "--resume", "none"], "none is not a run directory"),
         (["worker", "--role", "cook", "--coordinator", "127.0.0.1:1"], "--role 'cook' is not a role"),
         (["worker", "--role", "env", "--coordinator", "here"], "--coordinator 'here' is not HOST:PORT"),
         (["status", "none"], "none is not a run directory"),
@@ -79,7 +82,7 @@ def test_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = dart("train", DEMO, "--set", f"server.port={port}", cwd=tmp_path)
+        done = dart("train", MINIWOB, "--set", f"server.port={port}", cwd=tmp_path)
     assert done.returncode == 2
     assert f"server.port {port} on 127.0.0.1" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -89,7 +92,7 @@ def test_other_architecture_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    done = dart("train", DEMO, "--set", f"model.path={folder}", cwd=tmp_path)
+    done = dart("train", MINIWOB, "--set", f"model.path={folder}", cwd=tmp_path)
     assert done.returncode == 2
     assert "architecture LlamaForCausalLM is not supported: use one of Qwen3VL" in done.stderr
 
@@ -97,7 +100,7 @@ def test_other_architecture_is_told(tmp_path: Path) -> None:
 def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
-        Path(DEMO).read_text().replace("kind: miniwob", "kind: miniwob\n  options: {browser: /none/chromium}")
+        Path(MINIWOB).read_text().replace("kind: miniwob", "kind: miniwob\n  options: {browser: /none/chromium}")
     )
     done = dart("doctor", str(config))
     assert done.returncode == 2

@@ -11,7 +11,7 @@ from dart.config import ConfigError, load
 from dart.config_reference import reference
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
-DEMO = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
+MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -20,7 +20,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
 
 
 def test_resolved_config_loads_again(tmp_path: Path) -> None:
-    config = load(DEMO)
+    config = load(MINIWOB)
     again = tmp_path / "config.yaml"
     again.write_text(yaml.safe_dump(yaml.safe_load(config.model_dump_json())))
     assert load(again) == config
@@ -64,13 +64,13 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
 )
 def test_wrong_fields_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load(DEMO, [override])
+        load(MINIWOB, [override])
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["cispo", "my_losses:reinforce", "my.package.losses:reinforce"])
 def test_a_loss_goes_by_name_or_by_where_it_is(kind: str) -> None:
-    assert load(DEMO, [f"trainer.loss.kind={kind}"]).trainer.loss.kind == kind
+    assert load(MINIWOB, [f"trainer.loss.kind={kind}"]).trainer.loss.kind == kind
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
 HANG_SECONDS = 900
 
 pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
@@ -60,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("main_job")
     done = subprocess.run(
         command(
-            "train", DEMO, "--quiet", "--set", "stop.updates=4", "--set", "evaluation.episodes=24",
+            "train", MINIWOB, "--quiet", "--set", "stop.updates=4", "--set", "evaluation.episodes=24",
             "--set", "trainer.trajectories_per_update=24", "--set", "checkpoint.every_updates=2",
         ),
         cwd=where, env={**os.environ, "DART_TEST_RUN": str(where)}, capture_output=True, text=True,
@@ -142,7 +142,7 @@ def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_
     checkpoint = max((finished / "checkpoints").glob("v*"))
     done = subprocess.run(
         command(
-            "eval", DEMO, "--quiet", "--checkpoint", str(checkpoint), "--against", "builtin:tiny-qwen3vl",
+            "eval", MINIWOB, "--quiet", "--checkpoint", str(checkpoint), "--against", "builtin:tiny-qwen3vl",
             "--seeds", "1500000:1500001", "--samples", "2", "--set", "rollout.replicas=1",
         ),
         cwd=tmp_path, env={**os.environ, "DART_TEST_RUN": str(tmp_path)}, capture_output=True, text=True,
@@ -163,7 +163,7 @@ def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_
 
 
 def test_interrupted_then_resumed(tmp_path: Path) -> None:
-    arguments = command("train", DEMO, "--quiet", "--set", "evaluation.episodes=0", "--set",
+    arguments = command("train", MINIWOB, "--quiet", "--set", "evaluation.episodes=0", "--set",
                         "trainer.trajectories_per_update=24", "--set", "stop.updates=3", "--set",
                         "server.share_screenshots=false")  # fmt: skip
     environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
@@ -200,7 +200,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = command(
-        "train", DEMO, "--quiet", "--set", "stop.updates=1", "--set", "evaluation.episodes=64",
+        "train", MINIWOB, "--quiet", "--set", "stop.updates=1", "--set", "evaluation.episodes=64",
         "--set", "trainer.trajectories_per_update=16",
     )  # fmt: skip
     environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}

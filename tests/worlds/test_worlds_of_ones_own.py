@@ -31,7 +31,7 @@ from dart.wire.worker import WorkerOptions, serve
 from dart.worlds.plugs import check
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "configs" / "miniwob_cpu.yaml"
+MINIWOB = ROOT / "configs" / "miniwob_cpu.yaml"
 
 WORLD = """
 from dart.worlds import Click, Observation, SyncEnv, UserError, Verdict, WorldOptions, from_pixels
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(**environment: object) -> dict[str, Any]:
-    raw: dict[str, Any] = yaml.safe_load(DEMO.read_text())
+    raw: dict[str, Any] = yaml.safe_load(MINIWOB.read_text())
     raw["environment"] = {
         "kind": "halves_world:Halves", "viewport": [64, 32], "slots": 3, "tasks": {"names": ["left", "right"]},
         **environment,
@@ -149,7 +149,7 @@ def test_doctor_takes_it(folder: Path) -> None:
 
 
 def test_the_old_keys_of_miniwob_are_its_options() -> None:
-    raw = yaml.safe_load(DEMO.read_text())
+    raw = yaml.safe_load(MINIWOB.read_text())
     raw["environment"] |= {"browser": "chromium", "settle_seconds": 0.5}
     made = parse(raw).environment
     assert made.options == {"browser": "chromium", "settle_seconds": 0.5}

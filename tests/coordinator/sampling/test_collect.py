@@ -45,10 +45,10 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto
 
 ROOT = Path(__file__).parents[3]
-DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
 MODEL = ROOT / "dart" / "assets" / "tiny-qwen3vl"
 HANG_SECONDS = 600
-CONFIG = config.load(Path(DEMO), ["environment.tasks.names=[click-color, click-dialog]"])
+CONFIG = config.load(Path(MINIWOB), ["environment.tasks.names=[click-color, click-dialog]"])
 ORACLE = Collect("oracle", (0, 50), per_task=3, most_attempts=6, samples=1, temperature=1.0)
 
 
@@ -383,7 +383,7 @@ def test_wrong_choices_are_one_message_and_begin_nothing(
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     command, *options = arguments.split()
-    done = CliRunner().invoke(main, [command, DEMO, *options])
+    done = CliRunner().invoke(main, [command, MINIWOB, *options])
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert not (tmp_path / "runs").exists()
@@ -397,7 +397,7 @@ def test_the_oracle_fills_a_run_directory(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     done = subprocess.run(
         [
-            sys.executable, "-m", "dart", "collect", DEMO, "--from", "oracle", "--per-task", "2", "--quiet",
+            sys.executable, "-m", "dart", "collect", MINIWOB, "--from", "oracle", "--per-task", "2", "--quiet",
             "--set", "environment.tasks.names=[click-color, enter-text]", "--set", "rollout.replicas=1",
             "--set", "environment.slots=4",
         ],
@@ -405,7 +405,7 @@ def test_the_oracle_fills_a_run_directory(tmp_path: Path) -> None:
         timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert f"train from it: dart train {DEMO} --set" in done.stdout
+    assert f"train from it: dart train {MINIWOB} --set" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     counts = json.loads((run / "summary.json").read_text())["collected"]["per_task"]
     assert {name: count["kept"] for name, count in counts.items()} == {"click-color": 2, "enter-text": 2}

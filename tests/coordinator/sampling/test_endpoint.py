@@ -33,9 +33,9 @@ from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 
 ROOT = Path(__file__).parents[3]
-DEMO = str(ROOT / "configs" / "miniwob_cpu.yaml")
+MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
 HANG_SECONDS = 600
-CONFIG = config.load(Path(DEMO), ["environment.tasks.names=[click-color, click-dialog]"])
+CONFIG = config.load(Path(MINIWOB), ["environment.tasks.names=[click-color, click-dialog]"])
 
 
 # ---- the prompt as messages ----
@@ -214,7 +214,7 @@ def test_an_endpoint_is_evaluated_in_the_real_browser(workers: str, chat: Addres
     key.write_text(Chat.key)
     dart = sys.executable, "-m", "dart"
     command = [
-        "eval", DEMO, "--quiet", "--endpoint", chat.url,
+        "eval", MINIWOB, "--quiet", "--endpoint", chat.url,
         "--endpoint-model", "teacher", "--endpoint-key", f"file:{key}",
         "--tasks", "click-test-2", "--episodes", "2", "--temperature", "0",
         "--set", "model.path=nowhere", "--set", "environment.slots=1",
@@ -255,6 +255,6 @@ async def _check_kept(run: Path, trajectory: str) -> None:
     assert stored is not None
     texts = [step.generation.text for step in stored.trajectory.steps]
     assert texts == ["Action: click(start_box='(001,200)')", "I give up."]
-    trains = config.load(Path(DEMO), [f"curation.pool.sources=[{run}]"])
+    trains = config.load(Path(MINIWOB), [f"curation.pool.sources=[{run}]"])
     with pytest.raises(UserError, match="was made with the vocabulary of nowhere"):
         await check_sources(trains, POOL)

@@ -32,7 +32,7 @@ from dart.core.types import Task, Termination, Trajectory
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 
-DEMO = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
+MINIWOB = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
 SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
 
 
@@ -61,7 +61,7 @@ def episode(order: Order, success: bool) -> Trajectory:
 
 
 async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
-    config = load(DEMO, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
+    config = load(MINIWOB, ["evaluation.episodes=2", "environment.tasks.names=[a]"])
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "e", {}, started=1.0)
         source = Evaluation("eval", config, database, environments(), Failures(), 1.0)
@@ -93,7 +93,7 @@ def test_a_roll_out_is_given_up_when_it_failed_everywhere() -> None:
 
 
 async def test_samples_times_instances_orders_with_ids_of_their_own(tmp_path: Path) -> None:
-    config = load(DEMO, ["evaluation.episodes=10", "evaluation.samples=3", "environment.tasks.names=[a, b, a]"])
+    config = load(MINIWOB, ["evaluation.episodes=10", "evaluation.samples=3", "environment.tasks.names=[a, b, a]"])
     source = await finished(config, tmp_path, 0.5, fail_first=True)
     assert source.total == len(source.outcomes) == 30
     assert len({outcome.trajectory_id for outcome in source.outcomes}) == 30
@@ -111,7 +111,7 @@ async def test_samples_times_instances_orders_with_ids_of_their_own(tmp_path: Pa
 
 
 async def test_one_sample_is_named_as_before(tmp_path: Path) -> None:
-    source = await finished(load(DEMO, ["evaluation.episodes=4"]), tmp_path, 1.0)
+    source = await finished(load(MINIWOB, ["evaluation.episodes=4"]), tmp_path, 1.0)
     assert source.outcomes[0].trajectory_id == "eval-eval-click-color-1000000"
     assert source.result()["mean"] == 1.0
 
@@ -127,7 +127,7 @@ async def test_a_training_run_evaluates_with_each_decoding_once(
             await source.finished(order, episode(order, source.temperature == 0))
 
     monkeypatch.setattr(evaluations, "sample", sample)
-    config = load(DEMO, ["evaluation.episodes=4", "evaluation.temperature=0.5"])
+    config = load(MINIWOB, ["evaluation.episodes=4", "evaluation.temperature=0.5"])
     journal, policy = Journal(tmp_path / "metrics.jsonl", 1), cast("RolloutPool", None)
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run(tmp_path.name, "e", {}, started=1.0)
@@ -155,7 +155,7 @@ def test_a_finished_run_of_an_earlier_version_is_shown() -> None:
 
 def test_a_config_that_lacks_seeds_is_told_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"240 episodes of 4 tasks need 60 held-out seeds, and .* has 10: widen it"):
-        load(DEMO, ["environment.tasks.eval_seeds=[1000000, 1000010]"])
+        load(MINIWOB, ["environment.tasks.eval_seeds=[1000000, 1000010]"])
 
 
 # ---- the command ----
@@ -177,7 +177,7 @@ def run_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def dart_eval(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["eval", str(DEMO), "--quiet", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(main, ["eval", str(MINIWOB), "--quiet", *arguments], catch_exceptions=False)
 
 
 def newest(pattern: str) -> Path:

@@ -25,13 +25,13 @@ from dart.store.records import GroupKind
 from dart.wire.convert import sample_to_proto
 
 ROOT = Path(__file__).parents[3]
-DEMO = ROOT / "configs" / "miniwob_cpu.yaml"
+MINIWOB = ROOT / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 300
 
 
 async def collected(directory: Path, count: int) -> Path:
     """A run directory as `dart collect` leaves it, with successes c0, c1, …"""
-    demo = config.load(DEMO)
+    demo = config.load(MINIWOB)
     kept = json.loads(demo.model_dump_json()) | {"vocabulary": vocabulary_digest(demo.model.folder)}
     async with await Database.open(sqlite_url(directory / "run.db"), directory / "blobs") as database:
         await database.start_run("c", "collect", kept, started=1.0)
@@ -43,7 +43,9 @@ async def collected(directory: Path, count: int) -> Path:
 
 
 def settings(source: Path, *more: str) -> config.Config:
-    return config.load(DEMO, ["algorithm=sft", f"sft.sources=[{source}]", "trainer.trajectories_per_update=4", *more])
+    return config.load(
+        MINIWOB, ["algorithm=sft", f"sft.sources=[{source}]", "trainer.trajectories_per_update=4", *more]
+    )
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
 )
 def test_what_does_not_go_together(overrides: list[str], message: str) -> None:
     with pytest.raises(config.ConfigError, match=message):
-        config.load(DEMO, overrides)
+        config.load(MINIWOB, overrides)
 
 
 def dart(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +119,7 @@ def dart(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_source_ends_before_anything_starts(tmp_path: Path) -> None:
-    ended = dart("train", str(DEMO), "--set", "algorithm=sft", "--set", "sft.sources=[/nowhere]",
+    ended = dart("train", str(MINIWOB), "--set", "algorithm=sft", "--set", "sft.sources=[/nowhere]",
                  "--set", f"run.directory={tmp_path}")  # fmt: skip
     assert ended.returncode == 2
     assert "sft.sources: /nowhere is not a run directory" in ended.stderr
@@ -130,11 +132,11 @@ def test_a_missing_source_ends_before_anything_starts(tmp_path: Path) -> None:
 def test_the_oracle_is_imitated(tmp_path: Path) -> None:
     """Collected from the real browser, then trained on by the real trainer alone: the likelihood rises."""
     common = ["--quiet", "--set", "environment.tasks.names=[click-color, click-dialog]"]
-    done = dart("collect", str(DEMO), "--from", "oracle", "--per-task", "8", *common,
+    done = dart("collect", str(MINIWOB), "--from", "oracle", "--per-task", "8", *common,
                 "--set", f"run.directory={tmp_path / 'collected'}")  # fmt: skip
     assert done.returncode == 0, done.stderr
     (source,) = (tmp_path / "collected").iterdir()
-    done = dart("train", str(DEMO), *common, "--set", "algorithm=sft", "--set", f"sft.sources=[{source}]",
+    done = dart("train", str(MINIWOB), *common, "--set", "algorithm=sft", "--set", f"sft.sources=[{source}]",
                 "--set", "stop={updates: 12}", "--set", "evaluation.episodes=0",
                 "--set", "trainer.learning_rate=1e-3", "--set", "trainer.trajectories_per_update=16",
                 "--set", f"run.directory={tmp_path / 'runs'}")  # fmt: skip
