@@ -83,8 +83,8 @@ def test_the_schedules_are_the_baselines() -> None:
     assert coupled.model_copy(update={"schedule": decoupled.schedule}) == decoupled, "the schedule is all that differs"
     assert both.schedule == decoupled.schedule and both.curation.pool.enabled and not decoupled.curation.pool.enabled
     for config in (coupled, decoupled, both):
-        assert config.environment.delay.step_seconds == (1.0, 4.0) and config.environment.slots == 32
-        assert config.trainer.trajectories_per_update == 32, "the coupled batch fills the environments"
+        assert config.environment.delay.step_seconds == (1.0, 4.0) and config.environment.slots == 64
+        assert config.trainer.trajectories_per_update == 64, "the coupled batch fills the environments"
 
 
 LADDER = ["ladder-medium-01", "ladder-medium-02", "ladder-medium-03", "ladder-easy-01"]
@@ -125,14 +125,14 @@ def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
 
 def test_every_run_has_its_times(capsys: pytest.CaptureFixture[str]) -> None:
     found = times({"coupled": {0: late(999, 1.0)}, "decoupled": {0: late(0, 1.0)}}, WALLCLOCK)
-    assert found["seconds"]["medium at 75%"]["coupled"] == {"0": None}
-    assert found["seconds"]["medium at 75%"]["decoupled"]["0"] is not None
+    assert found["seconds"]["medium at 40%"]["coupled"] == {"0": None}
+    assert found["seconds"]["medium at 40%"]["decoupled"]["0"] is not None
     assert Ratio(**found["ratios"][0]).at_least
     wallclock.show(found)
     told: Any = {"complete": False, "missing": ["coupled-1"], **found}
     head, rows = pages.times(told)
     assert all(len(row) == len(head) for row in rows)
-    assert rows[0][:3] == ["medium at 75%", "coupled", "never"] and rows[0][3].startswith("decoupled: at least ")
+    assert rows[0][:3] == ["medium at 40%", "coupled", "never"] and rows[0][3].startswith("decoupled: at least ")
     assert "never" in capsys.readouterr().out
 
 
