@@ -1,6 +1,6 @@
 """A training loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
 
-Runs `dart train` on configs/miniwob_cpu.yaml until the time is over, and samples it every few seconds: memory and open
+Runs `dart train` on configs/ladder_demo.yaml, the demo, until the time is over, and samples it every few seconds: memory and open
 files of the coordinator and of each worker (its children included), and the size of the run directory on disk. The
 first quarter, in which caches fill, is left out, and so is the last minute. Memory is the proportional set size; "own
 memory" is the part of it that no file backs, because the kernel drops and reads again the pages of libraries as it
@@ -32,7 +32,7 @@ from benchmarks.endurance.witness import Witness
 from dart.coordinator.summary import machine, write_json
 
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
-CONFIG = Path("configs/miniwob_cpu.yaml")
+CONFIG = Path("configs/ladder_demo.yaml")
 BOOTSTRAPS, BLOCKS = 1000, 20
 END_SECONDS = 60.0
 """Left out: a run that ends loads what draws its learning curve, which takes 15 MB."""

@@ -4,7 +4,7 @@
 
     guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
     sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
-    trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log
+    trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log, memory that malloc holds free
 
 Screenshots that no trajectory refers to are removed when no running episode can have stored them and
 `retention.unused_seconds` have passed; if there is a bound, the oldest that nothing needs are removed until it is
@@ -14,6 +14,8 @@ met (`dart.store.upkeep` says which). One that is stored again at that moment st
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,7 +192,7 @@ class Housekeeping:
             )
         self._told_full = full
 
-    # ---- events, metrics.jsonl, the write-ahead log ----
+    # ---- events, metrics.jsonl, the write-ahead log, free memory ----
 
     async def trim(self) -> None:
         more = True
@@ -203,6 +205,13 @@ class Housekeeping:
         await asyncio.to_thread(lines.fold, metrics, tells_the_story)
         if await asyncio.to_thread(_size, self._guard.directory.write_ahead_log) > WAL_BYTES:
             await self._database.fold_wal()
+        await asyncio.to_thread(_release_free_memory)
+
+
+def _release_free_memory() -> None:
+    """Give the kernel back what malloc holds free: else every thread keeps the most that it ever needed at once."""
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _removed(directory: ScreenshotDirectory, digests: Sequence[bytes], before: float) -> list[int]:
