@@ -1,11 +1,11 @@
 """A training loop for hours: does anything grow? `python -m benchmarks.endurance.soak --hours 2`.
 
-Runs `dart train` on configs/ladder_demo.yaml, the demo, until the time is over, and samples it every few seconds: memory and open
-files of the coordinator and of each worker (its children included), and the size of the run directory on disk. The
-first quarter, in which caches fill, is left out, and so is the last minute. Memory is the proportional set size; "own
-memory" is the part of it that no file backs, because the kernel drops and reads again the pages of libraries as it
-likes, and counts a page as a larger share when another process that had it ends. A slope comes with a 95 % interval
-from a bootstrap over blocks of samples, because neighbouring samples are correlated. Writes results/soak.json.
+Runs `dart train` on configs/ladder_demo.yaml, the demo, until the time is over, and samples it every few seconds:
+memory and open files of the coordinator and of each worker (its children included), and the size of the run directory
+on disk. The first quarter, in which caches fill, is left out, and so is the last minute. Memory is the proportional set
+size; "own memory" is the part of it that no file backs, because the kernel drops and reads again the pages of libraries
+as it likes, and counts a page as a larger share when another process that had it ends. A slope comes with a 95 %
+interval from a bootstrap over blocks of samples, because neighbouring samples are correlated. Writes results/soak.json.
 """
 
 from __future__ import annotations
