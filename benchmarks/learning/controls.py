@@ -1,14 +1,15 @@
 """Controls for the ablation: `python -m benchmarks.learning.controls`.
 
-1. The controls of protocols/ablation.yaml, with the same base policy, seeds, environment steps and evaluation as the
-   ablation's arms: imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning), and the whole
-   algorithm with GiGPO's advantages per step. Compared, paired by seed, with the ablation's `full` and `none` as far as
-   those have run.
+1. The controls of protocols/ablation.yaml, with the same base policy, seeds and evaluation as the ablation's arms: at
+   the same environment steps imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning), the
+   whole algorithm with a pool that begins empty, and with GiGPO's advantages per step; and without any environment
+   imitation of the successes that the pool begins with. Compared, paired by seed, with the ablation's `full` and `none`
+   as far as those have run.
 2. The base policy on the held-out instances at temperatures 0, 0.2, 0.5 and 1: what lower temperatures give for
    nothing, which no training should be credited with.
 
-Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Ten runs in pieces of six minutes, some
-three hours on two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the
+Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Twenty runs in pieces of six minutes, some
+six hours on two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the
 tables of what is there. Writes results/learning/controls.json.
 """
 

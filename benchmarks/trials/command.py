@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Generic
@@ -82,8 +82,13 @@ def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
     prepare(path, plan, protocol)
     if protocol.pool_successes:
         pool = sweep.oracle_pool(plan, protocol.pool_successes)
-        plan = replace(plan, arms={arm: (*overrides, pool) for arm, overrides in plan.arms.items()})
+        plan = replace(plan, arms={arm: with_pool(overrides, pool) for arm, overrides in plan.arms.items()})
     sweep.run_missing(plan, patience)
+
+
+def with_pool(overrides: Sequence[str], pool: Path) -> tuple[str, ...]:
+    """An arm's overrides, with the oracle's successes in its experience pool unless it names sources itself."""
+    return (f"curation.pool.sources=[{pool}]", *(one.replace("{pool}", str(pool)) for one in overrides))
 
 
 def prepare(path: Path, plan: Plan, protocol: Protocol) -> None:

@@ -69,7 +69,8 @@ class Protocol(Section):
     piece_minutes: float | None = Field(6.0, gt=0)
     """A run is interrupted and resumed after this long; none: never."""
     pool_successes: int = Field(0, ge=0)
-    """Successes of the oracle per task that the experience pool begins with."""
+    """Successes of the oracle per task that the experience pool begins with. An override may name their folder as
+    `{pool}`."""
     settings: Overrides
     """Of all arms."""
     arms: dict[str, Overrides] = Field(min_length=1)

@@ -160,8 +160,8 @@ def evaluate(plan: Plan, label: str, arguments: Sequence[str], overrides: Sequen
     return document
 
 
-def oracle_pool(plan: Plan, per_task: int) -> str:
-    """The override that names the oracle's successes for the pool, which are collected if they are not there yet."""
+def oracle_pool(plan: Plan, per_task: int) -> Path:
+    """The folder of the oracle's successes for the pool, which are collected if they are not there yet."""
     folder = UNFINISHED / plan.name / "pool"
     if not any(folder.glob("*/summary.json")):
         shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +169,7 @@ def oracle_pool(plan: Plan, per_task: int) -> str:
         command += ["--per-task", str(per_task), *pieces.as_sets((f"run.directory={folder}",))]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (summary,) = folder.glob("*/summary.json")
-    return f"curation.pool.sources=[{summary.parent}]"
+    return summary.parent
 
 
 # ---- what is written ----

@@ -207,7 +207,7 @@ def test_controls_are_reported_beside_the_ablation(
     kept: tuple[Plan, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controls.report(*kept, ABLATION)
-    assert "INCOMPLETE: 6 of 10 runs are missing" in capsys.readouterr().out
+    assert "INCOMPLETE: 16 of 20 runs are missing" in capsys.readouterr().out
     results = json.loads((tmp_path / "learning" / "controls.json").read_text())["results"]
     assert not results["complete"] and "imitation-4" in results["missing"]
     assert results["temperatures"]["0.5"] == {"easy": 0.9, "medium": pytest.approx(0.6), "hard": 0.0,

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.trials import command
 from benchmarks.trials.protocol import FOLDER, Protocol, check_committed, check_marks, load, marks
+from dart.config import Config
+from dart.config import load as load_config
 from dart.errors import UserError
 
 ABLATION = FOLDER / "ablation.yaml"
@@ -21,7 +24,8 @@ def test_shipped_protocols_are_sound(name: str) -> None:
     assert protocol.name == name and len(protocol.seeds) == 5
     for arm in (*protocol.arms, *protocol.controls):
         config = protocol.load_config(arm)
-        assert config.stop.env_steps == 60_000 and config.curation.step_limit == 30
+        steps = None if config.algorithm == "sft" else 60_000
+        assert config.stop.env_steps == steps and config.curation.step_limit == 30
         assert not config.evaluation.before and config.evaluation.decodings == ("sampled", "greedy")
 
 
@@ -42,6 +46,17 @@ def test_the_ablation_is_the_one_that_was_designed() -> None:
     assert [len(protocol.tasks_of(level, tasks)) for level in protocol.levels] == [15, 3, 3]
     gates = protocol.gates
     assert gates is not None and (gates.greedy_at_most, gates.pass_at_most, gates.samples) == (0.05, 0.05, 1)
+
+
+def test_an_arm_gets_the_oracles_pool_unless_it_names_sources_itself() -> None:
+    protocol, pool = load(ABLATION, Protocol), Path("/runs/pool")
+
+    def config(arm: str) -> Config:
+        return load_config(protocol.config, command.with_pool(protocol.overrides(arm), pool))
+
+    assert config("full").curation.pool.sources == (pool,) and config("own-pool").curation.pool.sources == ()
+    imitation = config("pool-imitation")
+    assert imitation.algorithm == "sft" and imitation.sft.sources == (pool,)
 
 
 @pytest.mark.parametrize(
