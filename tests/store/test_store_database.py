@@ -310,6 +310,11 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     assert [one.trajectory.pooled_from for one in group.trajectories] == ["", "", "", "", "t1"]
 
 
+async def test_readers_keep_few_pages_in_memory(database: Database) -> None:
+    kilobytes = await database.read(lambda connection: connection.exec_driver_sql("PRAGMA cache_size").scalar())
+    assert kilobytes == -256
+
+
 async def test_versions_and_syncs(database: Database) -> None:
     assert await database.latest_version() is None
     await database.add_version(1, 1, {"loss": 0.5}, 1.0)
