@@ -103,6 +103,8 @@ class BrowserGym(SyncEnv):
         return self._driver.connected
 
     def close(self) -> None:
+        if not self._driver.alive:  # Playwright waits for good for a process that has died
+            return
         with contextlib.suppress(Exception):  # of a browser that has died
             if self._env is not None:
                 self._env.close()
@@ -110,7 +112,7 @@ class BrowserGym(SyncEnv):
             self._driver.stop()
 
     def kill(self) -> None:
-        """From another thread: end Playwright's process, and with it the browser, if this one hangs in a call."""
+        """From another thread: end Playwright's process and the browser, so that a call that hangs fails."""
         self._driver.kill()
 
     # ---- the page ----
@@ -214,6 +216,7 @@ class _Driver:
 
         self._executable = executable
         self._children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+        self._killed = False
         before = self._running()
         self._playwright: Playwright = sync_playwright().start()
         self._process = self._running() - before
@@ -234,16 +237,23 @@ class _Driver:
         return _Lent(self._browser)
 
     @property
+    def alive(self) -> bool:
+        """Whether Playwright's process runs."""
+        return not self._killed and self._process <= self._running()
+
+    @property
     def connected(self) -> bool:
-        """False once the browser or Playwright itself has died."""
-        return (self._browser is None or self._browser.is_connected()) and self._process <= self._running()
+        """False once the browser or Playwright's process has died."""
+        return self.alive and (self._browser is None or self._browser.is_connected())
 
     def stop(self) -> None:
         if self._browser is not None:
-            self._browser.close()
+            with contextlib.suppress(Exception):
+                self._browser.close()
         self._playwright.stop()
 
     def kill(self) -> None:
+        self._killed = True
         for process in self._process & self._running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
