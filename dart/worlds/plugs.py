@@ -26,6 +26,7 @@ BUILT_IN = {
     "miniwob": "dart.workers.env.miniwob:MiniWob",
     "ladder": "dart.workers.env.ladder:Ladder",
     "gym": "dart.workers.env.gym.world:Gym",
+    "openenv": "dart.workers.env.openenv.world:OpenEnv",
 }
 """Kinds that ship with dart."""
 

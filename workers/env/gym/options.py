@@ -132,8 +132,7 @@ class Score:
             reward = float(raw >= options.success_at)
         else:
             low, high = options.reward_range
-            reward = (raw - low) / (high - low)
-            reward = reward if reward != reward else min(max(reward, 0.0), 1.0)  # NaN stays NaN, which Verdict refuses
+            reward = min(max((raw - low) / (high - low), 0.0), 1.0)  # NaN stays NaN, which Verdict refuses
         return Verdict(reward, {"reward": raw, "steps": self.steps, **evidence})
 
 
