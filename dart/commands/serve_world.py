@@ -51,6 +51,8 @@ BOOT_PATIENCE_SECONDS = 600.0
 """How long a reset waits for an environment that still boots or is renewed."""
 MOST_REQUEST_BYTES = 1 << 20
 FORBIDDEN = 1008
+REFUSED_SECONDS = 5.0
+"""How long a client for which there is no room stays connected, to read why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,11 @@ class WorldServer:
             full = f"all {most} sessions are in use: wait, or serve with --set environment.slots={most + 1}"
             counts: dict[str, JsonValue] = {"active_sessions": self._sessions, "max_sessions": most}
             await client.send_json(_error("CAPACITY_REACHED", full, **counts))
+            with contextlib.suppress(
+                TimeoutError
+            ):  # a client that sends first finds a closed socket, and not the reason
+                async with asyncio.timeout(REFUSED_SECONDS):
+                    await client.receive()
             await client.close()
             return
         self._sessions += 1

@@ -81,7 +81,8 @@ class Link:
         message = {"type": kind} | ({} if data is None else {"data": data})
         self._asking = True
         try:
-            await self._socket.send(json.dumps(message))
+            with contextlib.suppress(ConnectionClosed):  # what the server said before it closed can still be read
+                await self._socket.send(json.dumps(message))
             answer = Answer.model_validate_json(await self._socket.recv())
         except ConnectionClosed as error:
             raise EnvironmentFailure(f"the OpenEnv server {self._url} closed the session: {error}") from None
