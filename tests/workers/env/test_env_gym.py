@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("gymnasium", reason="needs the extra gym")
 
 from dart.errors import UserError
 from dart.testing import conform
@@ -191,7 +192,7 @@ def test_a_goal_is_its_texts_with_pictures_named() -> None:
 
 @pytest.fixture
 def miniwob() -> Iterator[Any]:
-    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (110 MB, with Playwright 1.44)")
+    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
     from dart.workers.env.gym.browser import BrowserGym
 
     env = BrowserGym(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
@@ -201,7 +202,7 @@ def miniwob() -> Iterator[Any]:
 
 @pytest.mark.browser
 def test_browsergym_conforms() -> None:
-    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (110 MB, with Playwright 1.44)")
+    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
     conform("gym", "click-test", "enter-text", options={"id": "browsergym/miniwob.{task}"}, screen=(160, 210))
 
 
@@ -232,3 +233,29 @@ def test_browsergym_without_its_playwright_is_replaced(miniwob: Any) -> None:
     miniwob.kill()
     assert not miniwob.probe()
     assert not miniwob._driver.connected
+
+
+@pytest.mark.browser
+async def test_a_browsergym_page_in_an_endless_loop_is_disposed_of_with_its_thread_and_processes() -> None:
+    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
+    threads = set(threading.enumerate())
+    world = Gym()
+    await world.start(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
+    leased: Any = await world.lease()
+    await leased.reset(Task("gym", "click-test", 1))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await leased._thread.call(lambda: leased.env._env.page.evaluate("while (true) {}"))
+    assert not await leased.renew()
+    drivers = set(leased.env._driver._process)
+    assert all(Path(f"/proc/{pid}").exists() for pid in drivers) and drivers
+    await world.dispose(leased)
+    async with asyncio.timeout(60):
+        while (
+            any(Path(f"/proc/{pid}").exists() for pid in drivers)
+            or {thread for thread in threading.enumerate() if thread.name.startswith("BrowserGym")} - threads
+        ):
+            await asyncio.sleep(0.05)
+    again = await world.lease()
+    assert (await again.reset(Task("gym", "click-test", 1))).instruction
+    await world.close()
