@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dart.worlds import Click, Finish, Keys, Observe, Point, Task, TypeText, Wai
 from dart.worlds.plugs import check, find, read_options
 
 LAMPS = {"id": "gym_samples:Lamps-v0", "cells": [2, 2], "instruction_at": "info.said.words"}
+NEEDS_BROWSERGYM = "needs the extra browsergym (130 MB, with Playwright 1.44)"
 TASK = Task("gym", "lamps", 3)
 CENTRES = [Point(x, y) for y in (0.25, 0.75) for x in (0.25, 0.75)]
 
@@ -190,72 +192,94 @@ def test_a_goal_is_its_texts_with_pictures_named() -> None:
 # ---- BrowserGym ----
 
 
-@pytest.fixture
-def miniwob() -> Iterator[Any]:
-    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
-    from dart.workers.env.gym.browser import BrowserGym
+@asynccontextmanager
+async def browsergym() -> AsyncIterator[tuple[Gym, Any]]:
+    """A world of MiniWoB tasks, and an environment of it on its own thread, as Playwright needs it."""
+    pytest.importorskip("browsergym.miniwob", reason=NEEDS_BROWSERGYM)
+    world = Gym()
+    await world.start(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
+    try:
+        yield world, await world.lease()
+    finally:
+        await world.close()
 
-    env = BrowserGym(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
-    yield env
-    env.close()
+
+async def box(env: Any, element: str) -> tuple[Point, Point]:
+    """The element's top left corner, a little inside, and its middle."""
+    found = await env._thread.call(lambda: env.env._env.page.locator(element).bounding_box())
+    x, y, width, height = (found[name] for name in ("x", "y", "width", "height"))
+    return Point((x + 9) / 160, (y + 9) / 210), Point((x + width / 2) / 160, (y + height / 2) / 210)
 
 
 @pytest.mark.browser
 def test_browsergym_conforms() -> None:
-    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
+    pytest.importorskip("browsergym.miniwob", reason=NEEDS_BROWSERGYM)
     conform("gym", "click-test", "enter-text", options={"id": "browsergym/miniwob.{task}"}, screen=(160, 210))
 
 
 @pytest.mark.browser
-def test_browsergym_acts_with_a_real_mouse_and_keyboard_and_gives_its_own_reward(miniwob: Any) -> None:
-    seen = miniwob.reset(Task("gym", "click-test", 1))
-    assert (seen.image.width, seen.image.height) == (160, 210)
-    assert seen.instruction == "Click the button."
-    assert not miniwob.act(Click(Point(0.9, 0.95))).done
-    assert miniwob.judge(Observe(), True).reward == 0.0
-    box = miniwob._env.page.locator("#subbtn").bounding_box()
-    middle = Point((box["x"] + box["width"] / 2) / 160, (box["y"] + box["height"] / 2) / 210)
-    assert miniwob.act(Click(middle)).done
-    verdict = miniwob.judge(Observe(), False)
-    assert (verdict.reward, verdict.evidence["terminated"]) == (1.0, True)
-    assert miniwob.renew()
-    miniwob.reset(Task("gym", "enter-text", 1))
-    box = miniwob._env.page.locator("#tt").bounding_box()
-    miniwob.act(Click(Point((box["x"] + 9) / 160, (box["y"] + 9) / 210)))
-    miniwob.act(TypeText("it's é"))
-    assert miniwob._env.page.input_value("#tt") == "it's é"
+async def test_browsergym_acts_with_a_real_mouse_and_keyboard_and_gives_its_own_reward() -> None:
+    async with browsergym() as (_, env):
+        seen = await env.reset(Task("gym", "click-test", 1))
+        assert (seen.image.width, seen.image.height) == (160, 210)
+        assert seen.instruction == "Click the button."
+        assert not (await env.act(Click(Point(0.9, 0.95)))).done
+        assert (await env.judge(Observe(), True)).reward == 0.0
+        _, middle = await box(env, "#subbtn")
+        assert (await env.act(Click(middle))).done
+        verdict = await env.judge(Observe(), False)
+        assert (verdict.reward, verdict.evidence["terminated"]) == (1.0, True)
+        assert await env.renew()
+        await env.reset(Task("gym", "enter-text", 1))
+        corner, _ = await box(env, "#tt")
+        await env.act(Click(corner))
+        await env.act(TypeText("it's é"))
+        assert await env._thread.call(lambda: env.env._env.page.input_value("#tt")) == "it's é"
+        with pytest.raises(UserError, match=r"BrowserGym has no browsergym/miniwob.enter-tetx"):
+            await env.reset(Task("gym", "enter-tetx", 1))
 
 
 @pytest.mark.browser
-def test_browsergym_without_its_playwright_is_replaced(miniwob: Any) -> None:
-    miniwob.reset(Task("gym", "click-test", 1))
-    assert miniwob.probe()
-    miniwob.kill()
-    assert not miniwob.probe()
-    assert not miniwob._driver.connected
+async def test_browsergym_is_told_an_answer_and_that_a_task_is_infeasible() -> None:
+    async with browsergym() as (_, env):
+        for last, role, words in (
+            (Finish(answer="42"), "assistant", "42"),
+            (Finish("infeasible"), "infeasible", "The task is infeasible."),
+        ):
+            await env.reset(Task("gym", "click-test", 1))
+            verdict = await env.judge(last, False)
+            said = env.env._env.chat.messages[-1]
+            assert (said["role"], said["message"], verdict.reward) == (role, words, 0.0)
+            assert verdict.evidence["terminated"] is (role == "infeasible")
 
 
 @pytest.mark.browser
 async def test_a_browsergym_page_in_an_endless_loop_is_disposed_of_with_its_thread_and_processes() -> None:
-    pytest.importorskip("browsergym.miniwob", reason="needs the extra browsergym (130 MB, with Playwright 1.44)")
     threads = set(threading.enumerate())
-    world = Gym()
-    await world.start(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
-    leased: Any = await world.lease()
-    await leased.reset(Task("gym", "click-test", 1))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await leased._thread.call(lambda: leased.env._env.page.evaluate("while (true) {}"))
-    assert not await leased.renew()
-    drivers = set(leased.env._driver._process)
-    assert all(Path(f"/proc/{pid}").exists() for pid in drivers) and drivers
-    await world.dispose(leased)
-    async with asyncio.timeout(60):
-        while (
-            any(Path(f"/proc/{pid}").exists() for pid in drivers)
-            or {thread for thread in threading.enumerate() if thread.name.startswith("BrowserGym")} - threads
-        ):
-            await asyncio.sleep(0.05)
-    again = await world.lease()
-    assert (await again.reset(Task("gym", "click-test", 1))).instruction
-    await world.close()
+    async with browsergym() as (world, env):
+        await env.reset(Task("gym", "click-test", 1))
+        assert await env.probe()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await env._thread.call(lambda: env.env._env.page.evaluate("while (true) {}"))
+        assert not await env.renew()
+        drivers = set(env.env._driver._process)
+        assert drivers and all(Path(f"/proc/{pid}").exists() for pid in drivers)
+        await world.dispose(env)
+        async with asyncio.timeout(60):
+            while (
+                any(Path(f"/proc/{pid}").exists() for pid in drivers)
+                or {thread for thread in threading.enumerate() if thread.name.startswith("BrowserGym")} - threads
+            ):
+                await asyncio.sleep(0.05)
+        again = await world.lease()
+        assert (await again.reset(Task("gym", "click-test", 1))).instruction
+
+
+@pytest.mark.browser
+async def test_browsergym_without_its_playwright_is_replaced() -> None:
+    async with browsergym() as (_, env):
+        await env.reset(Task("gym", "click-test", 1))
+        env.env.kill()
+        assert not await env.probe()
+        assert not await env.renew()

@@ -98,9 +98,11 @@ class BrowserGym(SyncEnv):
     def renew(self) -> bool:
         """End the task and close its pages; the browser stays."""
         self._input = None
+        if not self._driver.connected:
+            return False
         if self._env is not None:
             self._env.close()
-        return self._driver.connected
+        return True
 
     def close(self) -> None:
         if not self._driver.alive:  # Playwright waits for good for a process that has died
