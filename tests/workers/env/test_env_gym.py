@@ -21,14 +21,14 @@ from dart.workers.env.gym.world import Gym
 from dart.worlds import Click, Finish, Keys, Observe, Point, Task, TypeText, Wait
 from dart.worlds.plugs import check, find, read_options
 
-LAMPS = {"id": "gym_samples:Lamps-v0", "cells": [2, 2], "instruction_at": "info.said.words"}
+LAMPS = {"id": "foreign.gym_samples:Lamps-v0", "cells": [2, 2], "instruction_at": "info.said.words"}
 NEEDS_BROWSERGYM = "needs the extra browsergym (130 MB, with Playwright 1.44)"
 TASK = Task("gym", "lamps", 3)
 CENTRES = [Point(x, y) for y in (0.25, 0.75) for x in (0.25, 0.75)]
 
 
 def lamps(**options: Any) -> PlainGym:
-    import gym_samples  # noqa: F401  registers the environment
+    import foreign.gym_samples  # noqa: F401  registers the environment
 
     return PlainGym(GymOptions.model_validate({**LAMPS, **options}), (16, 16))
 
@@ -42,7 +42,12 @@ def lit(env: PlainGym, task: Task = TASK) -> int:
     [
         {},
         {"cells": None, "keys": {"a": 0, "b": 1}},
-        {"cells": None, "actions": "gym_samples:choose", "instruction_at": "", "instruction": "Choose in {task}."},
+        {
+            "cells": None,
+            "actions": "foreign.gym_samples:choose",
+            "instruction_at": "",
+            "instruction": "Choose in {task}.",
+        },
     ],
 )
 def test_a_gymnasium_environment_conforms(options: dict[str, Any]) -> None:
@@ -96,7 +101,7 @@ def test_keys_and_functions_translate_actions() -> None:
     right = lit(env)
     assert env.act(Keys((("Left", "Right", "Up", "Down")[right],))).done
     env.close()
-    env = lamps(cells=None, actions="gym_samples:choose")
+    env = lamps(cells=None, actions="foreign.gym_samples:choose")
     right = lit(env)
     assert env.act(TypeText(str(right))).done
     env.close()
@@ -131,7 +136,7 @@ def test_an_environment_that_failed_is_made_anew() -> None:
     [
         ({"cells": None}, "nothing says how clicks and keys become the environment's actions"),
         ({"instruction_at": ""}, "has no instruction: give instruction, or instruction_at"),
-        ({"actions": "gym_samples:choose"}, "actions is given beside keys or cells"),
+        ({"actions": "foreign.gym_samples:choose"}, "actions is given beside keys or cells"),
         ({"reward_range": [1, 0]}, "no range"),
         ({"id": "browsergym/miniwob.click-test"}, "leave out actions, keys and cells"),
         ({"cell": [2, 2]}, "environment.options.cell"),
@@ -145,7 +150,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"id": "gym_samples:Lmaps-v0"}, "gymnasium has no environment Lmaps-v0"),
+        ({"id": "foreign.gym_samples:Lmaps-v0"}, "gymnasium has no environment Lmaps-v0"),
         ({"cells": [3, 3]}, r"takes Discrete\(9\), and the environment has Discrete\(4\)"),
         ({"cells": None, "keys": {"Left": 7}}, "Left is 7, which is no action of Discrete"),
         ({"instruction_at": "info.told"}, "there is no 'told' in the answer to the reset, where there is: said"),
@@ -161,7 +166,7 @@ def test_what_only_the_environment_knows_is_refused_at_the_first_reset(options: 
 @pytest.mark.parametrize(
     ("options", "name", "message"),
     [
-        ({"cells": None, "actions": "gym_samples:nothing"}, "environment.options.actions", "names no function"),
+        ({"cells": None, "actions": "foreign.gym_samples:nothing"}, "environment.options.actions", "names no function"),
         ({"cells": None, "actions": "no_such_module:f"}, "environment.options.actions", "cannot be imported"),
         ({"id": "no_such_module:X-v0"}, "environment.options.id", "module no_such_module cannot be imported"),
     ],

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from openenv_server import Clicks, serving
+from foreign.openenv_server import Clicks, serving
 
 from dart.core import action as a
 from dart.core.action_json import KINDS

@@ -52,4 +52,4 @@ def choose(action: Action, space: object) -> object:
     return 0 if isinstance(action, Click) else None
 
 
-gymnasium.register("Lamps-v0", entry_point="gym_samples:Lamps")
+gymnasium.register("Lamps-v0", entry_point="foreign.gym_samples:Lamps")
