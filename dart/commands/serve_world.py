@@ -31,7 +31,7 @@ from dart.config import Environment, EnvWorkerConfig, load
 from dart.core.action_json import KINDS, action_from_json
 from dart.core.loopback import is_loopback
 from dart.core.types import Task
-from dart.errors import UserError
+from dart.errors import UserError, ungrouped
 from dart.processes.settings import ending_signals, keep_memory
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import TOKEN_ENVIRONMENT
@@ -112,15 +112,11 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
         click.echo(
             f"serving {environment.kind} at http://{host}:{port}: at most {environment.slots} sessions; Ctrl-C ends it"
         )
-        environments = asyncio.create_task(role.run(server.heard))
-        serving = asyncio.create_task(http.serve(sockets=[listening]))
-        await asyncio.wait((environments, serving), return_when=asyncio.FIRST_COMPLETED)
-        stop()
-        await serving
-        environments.cancel()
-        await asyncio.gather(environments, return_exceptions=True)
-        if not environments.cancelled() and (error := environments.exception()) is not None:
-            raise error
+        with ungrouped(UserError):
+            async with asyncio.TaskGroup() as tasks:
+                environments = tasks.create_task(role.run(server.heard))
+                await http.serve(sockets=[listening])
+                environments.cancel()
     finally:
         await role.close()
 

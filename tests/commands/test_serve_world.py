@@ -49,6 +49,10 @@ class Halves(SyncEnv):
     def look(self, instruction=""):
         w, h = self.screen
         return Observation(from_pixels(bytes(w * h * 3), w, h), instruction, done=self.hit is not None)
+
+class Forbidden(Halves):
+    def __init__(self, options, screen):
+        raise UserError("there is no quota for another environment: buy one")
 """
 
 
@@ -229,6 +233,7 @@ def test_a_signal_ends_it_with_sessions_open(config: Path, number: int) -> None:
         (["--set", "environment.tasks.names=[up]"], "there is no task up"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is open to the network: set DART_TOKEN"),
         (["--set", "environment.kind=none_such:World"], "module none_such cannot be imported"),
+        (["--set", "environment.kind=halves_world:Forbidden"], "there is no quota for another environment: buy one"),
     ],
 )
 def test_what_cannot_be_served_is_one_message(config: Path, arguments: list[str], message: str) -> None:
@@ -241,7 +246,7 @@ def test_what_cannot_be_served_is_one_message(config: Path, arguments: list[str]
 
 
 async def test_openenvs_own_client_can_use_it(address: str) -> None:
-    module = pytest.importorskip("openenv.core.generic_client", reason="needs openenv-core (300 MB with Gradio)")
+    module = pytest.importorskip("openenv.core.generic_client", reason="needs openenv-core (450 MB with Gradio)")
     async with module.GenericEnvClient(base_url=address) as env:
         first = await env.reset(task="right", seed=3)
         assert base64.b64decode(first.observation["screenshot"]).startswith(b"\x89PNG")
