@@ -140,6 +140,7 @@ def test_an_environment_that_failed_is_made_anew() -> None:
         ({"reward_range": [1, 0]}, "no range"),
         ({"id": "browsergym/miniwob.click-test"}, "leave out actions, keys and cells"),
         ({"cell": [2, 2]}, "environment.options.cell"),
+        ({"id": "browsergym/x.y", "cells": None, "arguments": {"viewport": {}}}, "set environment.viewport instead"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

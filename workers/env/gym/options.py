@@ -83,6 +83,8 @@ class GymOptions(WorldOptions):
         if self.is_browsergym:
             if given:
                 raise ValueError("BrowserGym has a mouse and a keyboard: leave out actions, keys and cells")
+            if "viewport" in self.arguments:
+                raise ValueError("arguments.viewport: set environment.viewport instead, which is BrowserGym's, too")
             return self
         if not given:
             raise ValueError(

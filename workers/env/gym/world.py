@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
 
@@ -10,12 +11,13 @@ from pydantic import BaseModel
 
 from dart.errors import UserError
 from dart.workers.env.devtools import find_executable
-from dart.workers.env.gym.browser import BrowserGym
+from dart.workers.env.gym.browser import MINIWOB_URL, BrowserGym
 from dart.workers.env.gym.options import GymOptions, import_here
 from dart.workers.env.gym.plain import PlainGym
 from dart.workers.env.gym.translate import translator
+from dart.workers.env.miniwob import pages_folder
 from dart.workers.env.web import problem
-from dart.worlds import Env, Timeouts, World
+from dart.worlds import Env, World
 from dart.worlds.plugs import make
 from dart.worlds.threads import Threaded
 
@@ -26,7 +28,6 @@ class Gym(World):
     """Environments of the id in the options, each made when it is leased."""
 
     Options = GymOptions
-    timeouts = Timeouts(act=60.0)
 
     def __init__(self) -> None:
         self._each: World | None = None
@@ -102,3 +103,5 @@ def _browsergym(options: GymOptions) -> None:
                 f"environment.options.id {options.id}: {module} is not installed: run "
                 f"`pip install 'dart-gui-rl[browsergym]'{package}`"
             )
+    if options.module == "browsergym.miniwob" and not os.environ.get(MINIWOB_URL):
+        pages_folder()
