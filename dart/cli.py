@@ -329,3 +329,21 @@ def doctor(config: Path | None) -> None:
     from dart.commands.doctor import doctor as check
 
     check(config)
+
+
+@main.command("serve-world")
+@CONFIG
+@SET
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0 for any free one."
+)
+def serve_world(config: Path, overrides: tuple[str, ...], host: str, port: int) -> None:
+    """Serve the world of CONFIG as an OpenEnv environment server, with environment.slots sessions at most.
+
+    A token that clients have to send is read from DART_TOKEN; a host that is open to the network needs one.
+    """
+    from dart.commands.serve_world import ServeOptions
+    from dart.commands.serve_world import serve_world as serve
+
+    serve(ServeOptions(config, overrides, host, port))

@@ -22,7 +22,12 @@ from dart.worlds.threads import Threaded
 
 log = logging.getLogger(__name__)
 
-BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob", "ladder": "dart.workers.env.ladder:Ladder"}
+BUILT_IN = {
+    "miniwob": "dart.workers.env.miniwob:MiniWob",
+    "ladder": "dart.workers.env.ladder:Ladder",
+    "gym": "dart.workers.env.gym.world:Gym",
+    "openenv": "dart.workers.env.openenv.world:OpenEnv",
+}
 """Kinds that ship with dart."""
 
 

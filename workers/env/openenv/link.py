@@ -1,0 +1,108 @@
+"""One session with an OpenEnv server: its WebSocket, on which each session has an environment of its own.
+
+The server's HTTP routes `/reset` and `/step` are of no use here: they make an environment for each request and throw it
+away afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from dart.worlds import EnvironmentFailure, Full
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+MOST_MESSAGE_BYTES = 100 << 20
+"""As much as OpenEnv's own client takes: a screenshot may come as a list of numbers."""
+CAPACITY = "CAPACITY_REACHED"
+
+
+class Answer(BaseModel):
+    """A message of the server. `data` is the state or the observation with reward and done, or what went wrong."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    data: dict[str, JsonValue] = {}
+
+
+class Link:
+    """An open session. Each request has one answer, in order; after a failure in between, it cannot be used again."""
+
+    def __init__(self, socket: ClientConnection, url: str) -> None:
+        self._socket, self._url = socket, url
+        self._asking = False
+        """A request has no answer yet, or never got one."""
+
+    @classmethod
+    async def open(cls, url: str, token: str | None) -> Link:
+        """Raises EnvironmentFailure if nothing answers at the address, Full if the server has no room."""
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import WebSocketException
+
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            # A server busy with an environment may not answer pings for long, and the verbs have limits of their own.
+            socket = await connect(
+                url, additional_headers=headers, max_size=MOST_MESSAGE_BYTES, ping_timeout=None, proxy=None
+            )
+        except (OSError, WebSocketException, TimeoutError) as error:
+            raise EnvironmentFailure(
+                f"the OpenEnv server {url} cannot be reached: {type(error).__name__}: {error}"
+            ) from None
+        link = cls(socket, url)
+        try:
+            await link.ask("state")
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    @property
+    def usable(self) -> bool:
+        from websockets.protocol import State
+
+        return not self._asking and self._socket.state is State.OPEN
+
+    async def ask(self, kind: str, data: JsonValue = None) -> Answer:
+        """Send a request and return its answer. Raises EnvironmentFailure for an error or a lost connection, and Full.
+
+        After an error the session goes on: the server has answered.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        if self._asking:
+            raise EnvironmentFailure("an earlier request was never answered")
+        message = {"type": kind} | ({} if data is None else {"data": data})
+        self._asking = True
+        try:
+            with contextlib.suppress(ConnectionClosed):  # what the server said before it closed can still be read
+                await self._socket.send(json.dumps(message))
+            answer = Answer.model_validate_json(await self._socket.recv())
+        except ConnectionClosed as error:
+            raise EnvironmentFailure(f"the OpenEnv server {self._url} closed the session: {error}") from None
+        except ValidationError as error:
+            raise EnvironmentFailure(
+                f"the OpenEnv server {self._url} sent no OpenEnv message ({error.errors()[0]['msg']}): "
+                "is environment.options.url right?"
+            ) from None
+        self._asking = False
+        if answer.type == "error":
+            code, said = answer.data.get("code", "no code"), answer.data.get("message", "no message")
+            if code == CAPACITY:
+                raise Full(f"the OpenEnv server {self._url} is full: {said}")
+            details = f" {json.dumps(answer.data['errors'])[:500]}" if "errors" in answer.data else ""
+            raise EnvironmentFailure(f"the OpenEnv server answered {kind} with {code}: {said}{details}")
+        return answer
+
+    async def close(self) -> None:
+        """Never fails, and does not wait for a server that has gone."""
+        with contextlib.suppress(Exception):
+            if self.usable:
+                await self._socket.send(json.dumps({"type": "close"}))
+            await self._socket.close()

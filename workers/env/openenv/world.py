@@ -1,0 +1,276 @@
+"""Environments behind an OpenEnv server (Meta's and Hugging Face's protocol), one session for each.
+
+The server may be another machine's, and any environment that shows pixels: the options say what a reset is told, how an
+action of dart becomes one of the environment's, and where its answers hold the screenshot, the instruction and the
+evidence. The defaults are those of `dart serve-world`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, JsonValue, field_validator, model_validator
+
+from dart.core.action import Action, Finish, Point
+from dart.core.action_json import action_to_json, kind_of
+from dart.core.loopback import is_loopback
+from dart.core.types import Image, Observation, Task
+from dart.errors import UserError
+from dart.screenshots.header import size_of
+from dart.workers.env.openenv.link import Link
+from dart.workers.env.openenv.templates import EXAMPLES, fill, find, pointer_after, values_of
+from dart.workers.env.web import problem
+from dart.worlds import Env, EnvironmentFailure, Full, Verdict, World, WorldOptions, from_pixels
+
+NO_IMAGE = Image(b"", "", 0, 0)
+MIDDLE = Point(0.5, 0.5)
+
+
+class OpenEnvOptions(WorldOptions):
+    """`environment.options` where `environment.kind` is openenv."""
+
+    url: str = Field(
+        pattern=r"^(http|https|ws|wss)://.+", description="The server's address, as in `http://127.0.0.1:8000`."
+    )
+    token: str | None = Field(
+        None, pattern=r"^env:\w+$", description="A bearer token for it, as `env:NAME`, on the env worker's machine."
+    )
+    reset: dict[str, JsonValue] = Field(
+        {"task": "{task}", "seed": "{seed}"}, description="What a reset is told: a template for the task."
+    )
+    actions: Literal["canonical"] | dict[str, JsonValue] = Field(
+        "canonical",
+        description="Kind of action → template of the environment's. Kinds that it lacks change nothing; `finish`, if "
+        "it has it, is sent when the policy ends the episode. canonical: dart's own actions as JSON.",
+    )
+    screenshot: str = Field(
+        "observation.screenshot",
+        description="Where an answer holds the screenshot: a PNG or JPEG in base64, or rows of pixels.",
+    )
+    instruction: str = Field("", description="The instruction, a template for the task; empty: see `instruction_at`.")
+    instruction_at: str = Field("observation.instruction", description="Where a reset's answer holds the instruction.")
+    evidence_at: str = Field(
+        "observation.evidence", description="Where the last answer holds the evidence; it may be missing."
+    )
+    reward: Literal["last", "sum"] = Field("last", description="Which of an episode's rewards count.")
+    reward_range: tuple[float, float] = Field(
+        (0.0, 1.0), description="The rewards that become 0 and 1; others in proportion, within [0, 1]."
+    )
+
+    @field_validator("actions")
+    @classmethod
+    def _templates(cls, actions: str | dict[str, JsonValue]) -> str | dict[str, JsonValue]:
+        for kind, template in actions.items() if isinstance(actions, dict) else ():
+            if kind not in EXAMPLES:
+                raise ValueError(f"{kind} is no kind of action: there is {', '.join(EXAMPLES)}")
+            if not isinstance(fill(template, values_of(EXAMPLES[kind], MIDDLE, (2, 2))), dict):
+                raise ValueError(f"the template of {kind} is no object, and OpenEnv's actions are objects")
+        return actions
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OpenEnvOptions:
+        low, high = self.reward_range
+        if not low < high:
+            raise ValueError(f"reward_range [{low:g}, {high:g}] is no range: write [what becomes 0, what becomes 1]")
+        for template in (self.reset, self.instruction):
+            fill(template, _of_task(Task("", "", 0)))
+        return self
+
+    @property
+    def socket(self) -> str:
+        """The address of its WebSocket."""
+        return f"{self.url.rstrip('/').replace('http', 'ws', 1) if self.url.startswith('http') else self.url}/ws"
+
+
+class _Result(BaseModel):
+    """An answer to reset or step."""
+
+    observation: dict[str, JsonValue] = {}
+    reward: float | None = None
+    done: bool = False
+
+
+class OpenEnvEnv(Env):
+    """One session."""
+
+    def __init__(self, options: OpenEnvOptions, screen: tuple[int, int], link: Link) -> None:
+        super().__init__(options, screen)
+        self._settings, self._link = options, link
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pointer = MIDDLE
+        self._last, self._image = _Result(), NO_IMAGE
+        self._total = 0.0
+        self._steps = 0
+
+    async def reset(self, task: Task) -> Observation:
+        self._begin()
+        values = _of_task(task)
+        await self._ask("reset", fill(self._settings.reset, values))
+        said = fill(self._settings.instruction, values) or self._value(self._settings.instruction_at)
+        return Observation(self._image, str(said))
+
+    async def act(self, action: Action) -> Observation:
+        await self._step(action, last=False)
+        return Observation(NO_IMAGE if self._last.done else self._image, done=self._last.done)
+
+    async def conclude(self, action: Action) -> None:
+        await self._step(action, last=True)
+
+    async def judge(self, last: Action, at_limit: bool) -> Verdict:
+        """The environment's reward; if the policy ended the episode, it is told so first, where it can be."""
+        if not self._last.done and isinstance(last, Finish):
+            await self._step(last, last=False)
+        raw = self._total if self._settings.reward == "sum" else self._last.reward or 0.0
+        low, high = self._settings.reward_range
+        reward = min(max((raw - low) / (high - low), 0.0), 1.0)
+        evidence: dict[str, object] = {"reward": raw, "steps": self._steps, "done": self._last.done}
+        try:
+            if (told := self._value(self._settings.evidence_at)) is not None:
+                evidence |= told if isinstance(told, dict) else {"evidence": told}
+        except EnvironmentFailure:
+            pass  # most environments give none
+        return Verdict(reward, evidence)
+
+    async def probe(self) -> bool:
+        """Whether the server answers on this session."""
+        if not self._link.usable:
+            return False
+        try:
+            await self._link.ask("state")
+        except (EnvironmentFailure, Full):
+            return self._link.usable  # an error is an answer, too
+        return True
+
+    async def renew(self) -> bool:
+        """Its next reset begins anew; a session that was lost is replaced."""
+        return self._link.usable
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _step(self, action: Action, *, last: bool) -> None:
+        """Send the action, if the environment has one for it. `last` is said to `dart serve-world` alone."""
+        if self._last.done:
+            return
+        actions = self._settings.actions
+        if actions == "canonical":
+            await self._ask("step", action_to_json(action) | ({"last": True} if last else {}))  # type: ignore[arg-type]
+        elif isinstance(actions, dict) and (template := actions.get(kind_of(action))) is not None:
+            size = (self._image.width, self._image.height)
+            await self._ask("step", fill(template, values_of(action, self._pointer, size)))
+        self._pointer = pointer_after(action, self._pointer)
+
+    async def _ask(self, kind: str, data: JsonValue) -> None:
+        answer = await self._link.ask(kind, data)
+        try:
+            self._last = _Result.model_validate(answer.data)
+        except ValueError as error:
+            raise EnvironmentFailure(f"the OpenEnv server answered {kind} with no observation: {error}") from None
+        self._steps += kind == "step"
+        self._total += self._last.reward or 0.0
+        if not self._last.done:
+            self._image = self._shown()
+
+    def _shown(self) -> Image:
+        path, value = self._settings.screenshot, self._value(self._settings.screenshot)
+        try:
+            return picture(value)
+        except ValueError as error:
+            raise EnvironmentFailure(f"environment.options.screenshot: what is at {path} {error}") from None
+
+    def _value(self, path: str) -> JsonValue:
+        try:
+            return find(path, self._last.model_dump())
+        except LookupError as error:
+            raise EnvironmentFailure(f"the OpenEnv server's answer: {error}: correct environment.options") from None
+
+
+class OpenEnv(World):
+    """A session with the server for each environment. A server without room for one has it later."""
+
+    Options = OpenEnvOptions
+
+    def __init__(self) -> None:
+        self._options: OpenEnvOptions
+        self._screen = (0, 0)
+        self._leased: list[OpenEnvEnv] = []
+
+    @classmethod
+    def checks(cls, options: BaseModel) -> dict[str, Callable[[], str | None]]:
+        return {"websockets": lambda: problem(_websockets)}
+
+    async def start(self, options: BaseModel, screen: tuple[int, int]) -> None:
+        assert isinstance(options, OpenEnvOptions)
+        _websockets()
+        _token(options)
+        self._options, self._screen = options, screen
+
+    async def lease(self) -> Env:
+        link = await Link.open(self._options.socket, _token(self._options))
+        env = OpenEnvEnv(self._options, self._screen, link)
+        self._leased.append(env)
+        return env
+
+    async def dispose(self, env: Env) -> None:
+        self._leased = [one for one in self._leased if one is not env]
+        await env.close()
+
+    async def close(self) -> None:
+        for env in self._leased:
+            await env.close()
+
+
+def picture(value: JsonValue) -> Image:
+    """A screenshot as OpenEnv environments send it. Raises ValueError for anything else."""
+    if isinstance(value, list):
+        return _picture_of_rows(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"is {type(value).__name__}, not a picture: does the environment send screenshots?")
+    try:
+        data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"is no base64 ({error})") from None
+    size = size_of(data)
+    if size is None:
+        raise ValueError(f"is neither PNG nor JPEG: it begins with {data[:8]!r}")
+    return Image.of(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg", *size)
+
+
+def _picture_of_rows(rows: list[JsonValue]) -> Image:
+    first = rows[0] if rows else None
+    width = len(first) if isinstance(first, list) else 0
+    try:
+        pixels = b"".join(bytes(pixel) for row in rows for pixel in row)  # type: ignore[union-attr,arg-type]
+    except TypeError:
+        raise ValueError("is a list, but not of rows of pixels with three numbers each") from None
+    return from_pixels(pixels, width, len(rows))
+
+
+def _of_task(task: Task) -> dict[str, object]:
+    return {"task": task.name, "seed": task.seed}
+
+
+def _websockets() -> None:
+    if importlib.util.find_spec("websockets") is None:
+        raise UserError("the package websockets is not installed: run `pip install 'dart-gui-rl[openenv]'`")
+
+
+def _token(options: OpenEnvOptions) -> str | None:
+    if options.token is None:
+        return None
+    name = options.token.removeprefix("env:")
+    address = urlsplit(options.socket)
+    if address.scheme == "ws" and not is_loopback(address.hostname or ""):
+        raise UserError(f"environment.options.token would go to {options.url} unencrypted: use https, or leave it out")
+    token = os.environ.get(name)
+    if not token:
+        raise UserError(f"environment.options.token is env:{name}, which is not set: set it where the env worker runs")
+    return token
