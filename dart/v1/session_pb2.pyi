@@ -30,6 +30,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_TRAINER: _ClassVar[FailureCode]
     FAILURE_CODE_CONTEXT_FULL: _ClassVar[FailureCode]
     FAILURE_CODE_BROKEN: _ClassVar[FailureCode]
+    FAILURE_CODE_TASK: _ClassVar[FailureCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -50,6 +51,7 @@ FAILURE_CODE_TRANSFER: FailureCode
 FAILURE_CODE_TRAINER: FailureCode
 FAILURE_CODE_CONTEXT_FULL: FailureCode
 FAILURE_CODE_BROKEN: FailureCode
+FAILURE_CODE_TASK: FailureCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

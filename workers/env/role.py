@@ -63,7 +63,7 @@ class EnvRole:
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
-        for name in config.tasks.names:
+        for name in config.tasks.all:
             plug.check_task(name)
         self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
         self._world = make(plug)
@@ -123,7 +123,7 @@ class EnvRole:
         try:
             observation = await self._places.call(lease, "reset", lambda env: env.reset(task), (UserError,))
         except UserError as error:
-            raise _invalid(str(error)) from None
+            raise CommandError(pb.FAILURE_CODE_TASK, str(error)) from None
         self._begun.add(key)
         return observation
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dart.coordinator.fleet.boundary import broken_screenshot
-from dart.coordinator.fleet.sessions import Fleet, RuleBroken, Worker
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, RuleBroken, SetUpFailed, Worker
 from dart.core.action import Action
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
@@ -267,11 +267,18 @@ class EnvSession:
         return self._worker.id
 
     async def reset(self, task: Task) -> Observation:
+        """Raises SetUpFailed, among others."""
         if not self._begun:
             self._begun = True
             self._pool.begun(self._worker)
         self.enter(EnvState.RESETTING)
-        reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        try:
+            reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        except RuleBroken:
+            raise
+        except CommandFailed as error:
+            certain = error.code == pb.FAILURE_CODE_TASK
+            raise SetUpFailed(str(error), error.worker or self._worker.id, certain) from None
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))

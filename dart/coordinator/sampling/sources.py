@@ -90,7 +90,7 @@ async def fitting_successes(
             f"{field}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
             f"model.path {config.model.path} has another, where its tokens mean something else: collect again with it"
         )
-    names = config.environment.tasks.names
+    names = config.environment.tasks.training
     found = await source.newest_successes(per_task)
     wanted = [success for success in found if success.task.name in names]
     if not wanted:

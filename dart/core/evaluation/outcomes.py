@@ -74,6 +74,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """An episode that could not be run: `why`, in the words of what failed last."""
+
+    trajectory_id: str
+    task: Task
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its 95 % interval."""
 
@@ -95,7 +104,7 @@ def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:
     together.
     """
     curve = {}
-    for k in range(1, min(map(len, instances)) + 1):
+    for k in range(1, min(map(len, instances), default=0) + 1):
         values = [pass_at_k(len(samples), sum(samples), k) for samples in instances]
         curve[k] = Estimate(fmean(values), *bootstrap(values))
     return curve
