@@ -13,7 +13,7 @@ from typing import Protocol
 
 from dart import config
 from dart.agent.grammar import Grammar, ParseError
-from dart.agent.prompt import Conversation, Turn
+from dart.agent.prompt import Conversation, Turn, shown
 from dart.core.action import Action, Finish
 from dart.core.types import (
     Generation,
@@ -45,6 +45,10 @@ class ContextFull(Exception):
     """The prompt does not fit into the model's context. At the first step, that is a configuration error."""
 
 
+class WrongTask(Exception):
+    """The task cannot be run with this config; another attempt would fail as well."""
+
+
 class Policy(Protocol):
     async def generate(self, prompt: Prompt) -> Generation:
         """Sample one turn. Raises ContextFull."""
@@ -69,12 +73,19 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
     started, began = time.time(), time.monotonic()
     observation = await env.reset(spec.task)
     instruction = observation.instruction
-    conversation = Conversation(spec.agent, instruction)
+    goals = observation.goal_images
+    if len(goals) > spec.agent.goal_images:
+        raise WrongTask(
+            f"task {spec.task.id}: its instruction has {len(goals)} pictures, and agent.goal_images is "
+            f"{spec.agent.goal_images}: raise it, or leave the task out"
+        )
+    conversation = Conversation(spec.agent, instruction, goals)
     steps: list[Step] = []
     termination: Termination | None = None
     while termination is None:
         image = observation.image
-        prompt = conversation.prompt(image)
+        notes = shown(spec.agent, observation)
+        prompt = conversation.prompt(image, notes)
         try:
             generation = await policy.generate(prompt)
         except ContextFull:
@@ -85,8 +96,9 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
             termination = Termination.CONTEXT_FULL
             continue
         action, parse_error, rules = _read(generation, grammar, image)
-        steps.append(Step(len(steps), prompt.images, generation, action, parse_error, rules))
-        conversation.add(Turn(image, generation.token_ids, generation.truncated))
+        tree, error = observation.accessibility_tree, observation.last_action_error
+        steps.append(Step(len(steps), prompt.images, generation, action, parse_error, rules, tree, error))
+        conversation.add(Turn(image, generation.token_ids, generation.truncated, notes))
         if action is None:
             termination = Termination.UNPARSABLE
             continue
@@ -108,6 +120,7 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         step_limit=spec.step_limit,
         started=started,
         finished=started + time.monotonic() - began,
+        goal_images=len(goals),
         **{name: getattr(verdict, name) for name in VERDICT},
     )
 

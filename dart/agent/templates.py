@@ -11,12 +11,23 @@ import json
 from dataclasses import dataclass
 
 from dart.agent.qwen3_vl import ACTIONS, TOOL
+from dart.config.policy import Shown
+
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+"""An image stands alone between these two."""
+LABELS: dict[Shown, str] = {
+    "last_action_error": "\nThe last action failed: ",
+    "accessibility_tree": "\nAccessibility tree:\n",
+}
+"""What stands before each text of the environment, in the order in which they follow a screenshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """Instruction between `before_instruction` and `after_instruction`; then per step a screenshot between
     `before_image` and `after_image`, and an assistant turn between `before_turn` and `after_turn`.
+
+    `before_image` ends with VISION_START, `after_image` begins with VISION_END.
 
     The sampled tokens end with <|im_end|> themselves, so `after_turn` does not have it.
     """

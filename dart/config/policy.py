@@ -12,6 +12,9 @@ from dart.config.base import Positive, Seconds, Section
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
 
 
+Shown = Literal["accessibility_tree", "last_action_error"]
+
+
 class Model(Section):
     path: str = Field(
         description="A Hugging Face folder, at the same path on every machine that loads the model, or builtin:NAME "
@@ -41,6 +44,21 @@ class Agent(Section):
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
     history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")
+    show: tuple[Shown, ...] = Field(
+        (),
+        description="Texts of the environment that stand after each screenshot in the prompt, if the world gives them: "
+        "`accessibility_tree`, `last_action_error`. A model must have been trained with them.",
+    )
+    shown_characters: Positive = Field(
+        16_384, description="The most characters of each of these texts; what is cut off is said."
+    )
+    goal_images: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="The most pictures that may belong to an instruction (image goals). A task with more cannot be "
+        "run. Engines reserve memory for this many in addition to the screenshots.",
+    )
     resize_multiple: Positive = Field(
         28,
         description="Must match the model's preprocessor_config.json, so that coordinates agree: both sides of a "

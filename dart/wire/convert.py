@@ -254,12 +254,15 @@ def spans_from_proto(spans: Sequence[tpb.VersionSpan]) -> tuple[t.VersionSpan, .
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
-    return t.Observation(image_from_proto(message.image), **_values(message, _OBSERVED))
+    goals = tuple([image_from_proto(image) for image in message.goal_images])
+    return t.Observation(image_from_proto(message.image), goal_images=goals, **_values(message, _OBSERVED))
 
 
 def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
     message = spb.Observed(seconds=seconds, **_values(observation, _OBSERVED))
     write_image(message.image, observation.image)
+    for image in observation.goal_images:
+        write_image(message.goal_images.add(), image)
     return message
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dart.agent.episode import ContextFull, EpisodeSpec, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Agent
 from dart.core.action import Action, Click, Finish, Point, Wait
@@ -196,3 +196,43 @@ async def test_infrastructure_failures_pass_through() -> None:
     with pytest.raises(ConnectionError) as caught:
         await run(World(failure=failure), Script([WAIT]))
     assert caught.value is failure
+
+
+@dataclass
+class Telling(World):
+    """Gives all that an observation may have besides its screenshot."""
+
+    goals: int = 2
+
+    async def reset(self, task: Task) -> Observation:
+        goals = tuple(Image.of(bytes([200 + number]), "image/png", 50, 50) for number in range(self.goals))
+        seen = Observation(self._screen(), f"count to {task.seed}")
+        return replace(seen, accessibility_tree="tree 0", goal_images=goals)
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        self.actions.append((action, last))
+        number = len(self.actions)
+        reward = self.verdicts.get(number)
+        return Observation(self._screen(), "", reward is not None, reward or 0.0, "", f"tree {number}", "nothing there")
+
+
+async def test_what_the_environment_tells_is_kept_and_shown() -> None:
+    agent = AGENT.model_copy(update={"show": ("accessibility_tree",), "goal_images": 2})
+    script = Script([CLICK, WAIT])
+    trajectory = await run(Telling({2: 1.0}), script, replace(SPEC, agent=agent))
+    assert [(step.accessibility_tree, step.last_action_error) for step in trajectory.steps] == [
+        ("tree 0", ""), ("tree 1", "nothing there"),
+    ]  # fmt: skip
+    assert trajectory.goal_images == 2
+    assert [[image.data[0] for image in step.images] for step in trajectory.steps] == [[200, 201, 0], [200, 201, 0, 1]]
+    texts = [[part.text for part in prompt.parts if isinstance(part, Text)] for prompt in script.prompts]
+    assert texts == [["count to 3", "tree 0"], ["count to 3", "tree 0", "tree 1"]]
+    message = trajectory_to_proto(trajectory, (), "pending", with_images=False)
+    assert (message.goal_images, message.steps[1].accessibility_tree) == (2, "tree 1")
+    assert message.steps[1].last_action_error == "nothing there"
+
+
+async def test_a_task_with_more_pictures_than_the_config_allows_is_wrong() -> None:
+    why = r"task world/count#3: its instruction has 2 pictures, and agent.goal_images is 0"
+    with pytest.raises(WrongTask, match=why):
+        await run(Telling(), Script([CLICK]))

@@ -310,8 +310,9 @@ class EnvSession:
                 )
 
     def _seen(self, observation: Observation) -> Observation:
-        if broken := broken_screenshot(observation.image, shared=self._worker.shares_blobs):
-            self._broke(broken)
+        for image in (observation.image, *observation.goal_images):
+            if broken := broken_screenshot(image, shared=self._worker.shares_blobs):
+                self._broke(broken)
         return observation
 
     def _broke(self, broken: Violation) -> NoReturn:

@@ -29,7 +29,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             model=model,
             rollout=config.rollout,
             sync=config.sync,
-            max_images=config.agent.history_screenshots,
+            max_images=config.agent.history_screenshots + config.agent.goal_images,
             seed=config.run.seed,
             weight_version=start.version,
             shared_blobs=shared,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, Policy, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
@@ -69,10 +69,12 @@ def _close(env: EnvSession, _: asyncio.Task[None]) -> None:
     env.close()
 
 
-def _told(error: InfrastructureError | ContextFull, worker: Worker) -> InfrastructureError:
+def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) -> InfrastructureError:
     """What ended an attempt in this worker's environment, and who is to blame for it: this worker unless known."""
     if isinstance(error, SetUpFailed):
         return error
+    if isinstance(error, WrongTask):
+        return SetUpFailed(str(error), worker.id, certain=True)
     culprit = error.worker if isinstance(error, InfrastructureError) else ""
     return InfrastructureError(str(error), culprit or worker.id)
 
@@ -102,7 +104,7 @@ async def sample(
                 culprit = worker.id if unusable_reward(trajectory) or not isinstance(turns, _Turns) else turns.replica
                 raise InfrastructureError(f"its trajectory cannot be used: {why}", culprit)
             failed = False
-        except (InfrastructureError, ContextFull) as error:
+        except (InfrastructureError, ContextFull, WrongTask) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
             told = _told(error, worker)
             # A task that is wrong itself says nothing about the environment.

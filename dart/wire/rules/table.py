@@ -47,6 +47,9 @@ LOGPROB_TOLERANCE = 1e-3
 NOTE_CHARACTERS = 2_000
 INSTRUCTION_CHARACTERS = 65_536
 EVIDENCE_CHARACTERS = 65_536
+TREE_CHARACTERS = 1 << 18
+ERROR_CHARACTERS = 8_192
+MOST_GOAL_IMAGES = 16
 WORDS_CHARACTERS = 1 << 20
 ANY_NUMBER = Whole(0, MOST_U64)
 STORED = Whole(0, MOST_STORED)
@@ -115,6 +118,9 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "reward": Real(0.0, 1.0),
         "seconds": SECONDS,
         "evidence_json": Words(EVIDENCE_CHARACTERS),
+        "accessibility_tree": Words(TREE_CHARACTERS),
+        "last_action_error": Words(ERROR_CHARACTERS),
+        "goal_images": Many(MOST_GOAL_IMAGES, One()),
     },
     "Released": {"assignment": One()},
     "Suggested": {"assignment": One(), "action": One()},
