@@ -50,7 +50,8 @@ _MIDDLE, _CORNER = Point(0.5, 0.5), Point(0.01, 0.99)
 ACTIONS: tuple[Action, ...] = (
     Observe(), Move(_MIDDLE), Click(_MIDDLE), Click(None, "right", 2, ("Control_L",)), Button(_CORNER, mode="down"),
     Button(None, mode="up"), Drag((_MIDDLE, _CORNER)), Scroll(_MIDDLE, 0, 3), Keys(("Control_L", "a")),
-    TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"),
+    TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"), Click(_MIDDLE, hold_seconds=0.1),
+    Drag((_CORNER, _MIDDLE, _CORNER), "left", 0.1),
 )  # fmt: skip
 """At least one action of each kind; a world never gets the kinds that it does not list in `actions`."""
 FINISHES = (Finish(), Finish("fail"), Finish("infeasible"), Finish("call_user"), Finish(answer="42"))

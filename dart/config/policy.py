@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from dart.config.base import Positive, Seconds, Section
+from dart.core.action import MOST_TOGETHER
 
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
 
@@ -41,6 +42,13 @@ class Agent(Section):
     )
     prompt: Literal["ui_tars", "qwen3_vl", "minimal"] = Field(
         "ui_tars", description="The prompt template; `minimal` has no system text, for models made for one task."
+    )
+    actions_per_step: int = Field(
+        1,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="The most actions of one turn that are carried out before the next screenshot, where the text has "
+        "several (docs/grammars.md); 1: the first alone. Only for `read: reference`.",
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
     history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")

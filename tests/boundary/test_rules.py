@@ -128,6 +128,21 @@ def test_what_honest_workers_answer_breaks_no_rule(name: str) -> None:
 
 BROKEN = {
     # Point 3 of the list of what a peer could do: one odd reply must not end the run.
+    "a press for an hour": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"click": {"button": 1, "count": 1, "hold_seconds": 3600.0}})),
+        "Suggested.action: Action.click: Click.hold_seconds",
+    ),
+    "a drag backwards in time": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"drag": {"button": 1, "duration_seconds": -1.0}})),
+        "Suggested.action: Action.drag: Drag.duration_seconds",
+    ),
+    "several suggestions": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"several": {"actions": [{"wait": {"seconds": 1.0}}]}})),
+        "Suggested.action: Action.kind",
+    ),
     "a tree without end": (ACT, observed(accessibility_tree="x" * ((1 << 18) + 1)), "Observed.accessibility_tree"),
     "an error without end": (ACT, observed(last_action_error="x" * 8193), "Observed.last_action_error"),
     "an album": (RESET, observed(goal_images=[SCREEN] * 17), "Observed.goal_images"),

@@ -155,11 +155,14 @@ class EnvRole:
             raise _invalid(str(error)) from None
         if isinstance(action, Finish):
             return await self._judge(lease, action, at_limit=False)
-        carried_out = action if kind_of(action) in self._actions else Observe()
+        offered = (kind := kind_of(action)) in self._actions
+        carried_out = action if offered else Observe()
         if command.last:
             await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
             return await self._judge(lease, action, at_limit=True)
         observation = await self._places.call(lease, "act", lambda env: env.act(carried_out))
+        if not offered and not observation.last_action_error:
+            observation = replace(observation, last_action_error=f"this environment does not offer the action {kind}")
         return await self._judge(lease, action, at_limit=False) if observation.done else observation
 
     async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from dart.coordinator.fleet.boundary import broken_screenshot
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, RuleBroken, SetUpFailed, Worker
-from dart.core.action import Action
+from dart.core.action import Action, Observe, Several
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
 from dart.core.pace import Pace
@@ -284,6 +284,18 @@ class EnvSession:
         return self._seen(observation_from_proto(reply))
 
     async def act(self, action: Action, last: bool) -> Observation:
+        """Carry the action out; several of them one by one, until one fails or the episode is over."""
+        actions = action.actions if isinstance(action, Several) else (action,)
+        for number, one in enumerate(actions, 1):
+            observation = await self._act(one, last and number == len(actions))
+            if observation.done:
+                return observation
+            if observation.last_action_error and number < len(actions):
+                # The others were meant for what this one should have brought about.
+                return await self._act(Observe(), True) if last else observation
+        return observation
+
+    async def _act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
         message = pb.SessionResponse()
         command = message.act  # filled in place, because assigning a nested message copies it

@@ -246,6 +246,13 @@ async def test_texts_are_cut_to_what_a_message_takes_and_too_many_pictures_are_t
         assert error.value.code == pb.FAILURE_CODE_TASK
 
 
+async def test_an_action_that_the_world_does_not_offer_is_told() -> None:
+    async with hosted() as host:
+        await host.reset("e")
+        told = await host.act("e", a.Code("sh", "ls"))
+        assert told.last_action_error == "this environment does not offer the action code"
+
+
 @pytest.mark.parametrize(
     ("last", "log"),
     [
