@@ -181,11 +181,17 @@ class Trajectory:
     """Unix seconds."""
     finished: float
     evidence_json: str = ""
-    """The evidence for the reward: a JSON object, as the world wrote it, or empty."""
+    """The evidence for the reward, or for `state_reward`: a JSON object, as the world wrote it, or empty."""
     pooled_from: str = ""
     """The id of the success that this is a copy of, if it replaces a failure (`core.curation.pool`)."""
     goal_images: int = 0
     """How many of the first pictures of each step belong to the instruction."""
+    state_judged: bool = False
+    """The policy's text was no action, or its history outgrew the context, so that the reward is 0, and the world has
+    judged the state that it left behind: `state_reward`, in [0, 1], with `evidence_json`. Harnesses that judge such
+    episodes count that; training does not."""
+    state_reward: float = 0.0
+    state_success: bool = False
 
     @property
     def oldest_version(self) -> int:

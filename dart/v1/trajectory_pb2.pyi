@@ -75,7 +75,7 @@ class Step(_message.Message):
     def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ..., reading_rules: _Optional[str] = ..., accessibility_tree: _Optional[str] = ..., last_action_error: _Optional[str] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages", "goal_images")
+    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages", "goal_images", "state_judged", "state_reward", "state_success")
     ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,9 @@ class Trajectory(_message.Message):
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
     GOAL_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    STATE_REWARD_FIELD_NUMBER: _ClassVar[int]
+    STATE_SUCCESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     group_id: str
     task: Task
@@ -110,4 +113,7 @@ class Trajectory(_message.Message):
     evidence_json: str
     advantages: _containers.RepeatedScalarFieldContainer[float]
     goal_images: int
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ..., advantages: _Optional[_Iterable[float]] = ..., goal_images: _Optional[int] = ...) -> None: ...
+    state_judged: bool
+    state_reward: float
+    state_success: bool
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ..., advantages: _Optional[_Iterable[float]] = ..., goal_images: _Optional[int] = ..., state_judged: _Optional[bool] = ..., state_reward: _Optional[float] = ..., state_success: _Optional[bool] = ...) -> None: ...

@@ -12,7 +12,7 @@ from dart.agent.episode import ContextFull, EpisodeSpec, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Agent
 from dart.core.action import Action, Click, Finish, Point, Wait
-from dart.core.evaluation.outcomes import Failure, failure
+from dart.core.evaluation.outcomes import Failure, Outcome, failure
 from dart.core.types import (
     Generation,
     Image,
@@ -42,6 +42,11 @@ class World:
     verdicts: dict[int, float] = field(default_factory=dict)
     failure: Exception | None = None
     actions: list[tuple[Action, bool]] = field(default_factory=list)
+    state: float | None = None
+    """The verdict on the state as it is; None if there is none."""
+
+    async def judge(self) -> Observation | None:
+        return None if self.state is None else Observation(self._screen(), "", True, self.state, '{"left": 1}')
 
     def _screen(self) -> Image:
         return Image.of(bytes([len(self.actions)]), "image/png", 100, 100)
@@ -167,6 +172,26 @@ async def test_text_that_is_no_action() -> None:
     assert failed.parse_error.startswith("unknown_action: 'fly'")
     assert failed.generation.text == "Action: fly()"
     assert trajectory.steps[0].parse_error == ""
+
+
+@pytest.mark.parametrize(("state", "success"), [(None, False), (0.0, False), (0.4, False), (0.5, True), (1.0, True)])
+async def test_the_state_that_such_text_leaves_is_judged_beside_it(state: float | None, success: bool) -> None:
+    for script in (Script([CLICK, "Action: fly()"]), Forgetful([WAIT] * 3, turns=2)):
+        trajectory = await run(World(state=state), script)
+        assert (trajectory.reward, trajectory.success) == (0.0, False), "training is not told"
+        judged = state is not None
+        told = (trajectory.state_judged, trajectory.state_reward, trajectory.state_success, trajectory.evidence_json)
+        assert told == (judged, state or 0.0, success, '{"left": 1}' if judged else "")
+        outcome = Outcome.of(trajectory, 1)
+        assert (outcome.success, outcome.state_success) == (False, success)
+        message = trajectory_to_proto(trajectory, (), "", with_images=False)
+        assert (message.state_judged, message.state_reward, message.state_success) == told[:3]
+
+
+async def test_an_episode_with_a_verdict_is_not_judged_twice() -> None:
+    trajectory = await run(World({2: 1.0}, state=0.0), Script([CLICK, FINISH]))
+    assert trajectory.success and not trajectory.state_judged
+    assert Outcome.of(trajectory, 1).state_success
 
 
 async def test_a_step_names_the_rules_that_reading_it_took() -> None:

@@ -226,3 +226,23 @@ async def test_several_actions_are_sent_one_by_one_until_one_fails_or_the_episod
         session.close(False)
     assert seen == sent
     assert (observation.done, observation.last_action_error) == (answers[-1] == "done", answers[-1].replace("done", ""))
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_the_state_is_judged_without_an_action_and_a_failure_decides_nothing(works: bool) -> None:
+    def env(command: object) -> pb.Observed | pb.Released | pb.Failure:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        if isinstance(command, pb.Reset):
+            return observation_to_proto(Observation(screen("first"), "do it"), 0.0)
+        assert isinstance(command, pb.Act) and command.last and command.action.HasField("observe")
+        if not works:
+            return pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the machine is gone")
+        return observation_to_proto(Observation(screen("last"), "", True, 0.75), 0.0)
+
+    async with fleet(env=env) as (envs, _):
+        session = EnvSession(envs, await envs.acquire(), Order("t1", "g", TASK, 3))
+        await session.reset(TASK)
+        verdict = await session.judge()
+        session.close(False)
+    assert (verdict.reward if verdict else None) == (0.75 if works else None)

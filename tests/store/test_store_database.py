@@ -78,6 +78,9 @@ trajectories = st.builds(
     evidence_json=texts,
     pooled_from=texts,
     goal_images=st.integers(0, 16),
+    state_judged=st.booleans(),
+    state_reward=st.floats(0, 1),
+    state_success=st.booleans(),
 )
 
 

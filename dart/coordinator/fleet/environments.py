@@ -18,7 +18,14 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dart.coordinator.fleet.boundary import broken_screenshot
-from dart.coordinator.fleet.sessions import CommandFailed, Fleet, RuleBroken, SetUpFailed, Worker
+from dart.coordinator.fleet.sessions import (
+    CommandFailed,
+    Fleet,
+    InfrastructureError,
+    RuleBroken,
+    SetUpFailed,
+    Worker,
+)
 from dart.core.action import Action, Observe, Several
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
@@ -306,6 +313,15 @@ class EnvSession:
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))
+
+    async def judge(self) -> Observation | None:
+        """The world's verdict on the state as it is, as at the step limit. None if that fails: it decides nothing."""
+        try:
+            verdict = await self._act(Observe(), True)
+        except InfrastructureError as error:
+            log.info("%s: the state was not judged: %s", self._assignment.assignment_id, error)
+            return None
+        return verdict if verdict.done else None
 
     async def suggest(self) -> Action | None:
         """What the scripted oracle would do next; None when it does not know how to continue."""

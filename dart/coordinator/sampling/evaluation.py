@@ -160,6 +160,7 @@ class Evaluation:
             "failures": {kind.value: sum(o.failure is kind for o in self.outcomes) for kind in Failure},
             "infrastructure_attempts": sum(o.attempts - 1 for o in self.outcomes),
             "temperature": self.temperature,
+            "by_state": _interval(success_rate([o.state_success for o in self.outcomes])),
             "per_task": {
                 name: _rate([o for o in self.outcomes if o.task.name == name])
                 for name in sorted({o.task.name for o in self.outcomes})

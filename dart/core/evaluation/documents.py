@@ -41,6 +41,8 @@ class Success(Rate):
     failures: dict[str, int]
     infrastructure_attempts: int
     temperature: float
+    by_state: NotRequired[Interval]
+    """Success if episodes that ended with text that is no action counted by the state that they left behind."""
     per_task: dict[str, Rate]
     """Of the tasks with at least one episode."""
     not_evaluated: NotRequired[list[NotEvaluated]]

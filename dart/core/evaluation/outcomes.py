@@ -58,6 +58,8 @@ class Outcome:
     seconds: float
     attempts: int
     """One more than the number that infrastructure ended."""
+    state_success: bool = False
+    """A success, or it ended with text that is no action, in a state that the world judged to be one."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
@@ -70,6 +72,7 @@ class Outcome:
             len(trajectory.steps),
             trajectory.finished - trajectory.started,
             attempts,
+            trajectory.success or trajectory.state_success,
         )
 
 
