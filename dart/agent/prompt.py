@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dart import config
 from dart.agent.parsing import STOP_TOKEN
-from dart.agent.templates import LABELS, TEMPLATES, VISION_END, VISION_START
+from dart.agent.templates import LABELS, VISION_END, VISION_START, Template, template_of
 from dart.core.cutting import cut
 from dart.core.types import Block, Image, Markup, Observation, Prompt, PromptPart, Text, Tokens
 
@@ -52,7 +52,8 @@ class Conversation:
         """`goals`: pictures that belong to the instruction."""
         self._agent, self._goals = agent, tuple(goals)
         pictures = [part for image in goals for part in (Markup(VISION_START), image, Markup(VISION_END))]
-        before = Markup(TEMPLATES[agent.prompt].before_instruction)
+        self._template = template_of(agent)
+        before = Markup(self._template.before_instruction)
         self._instruction = Block((before, Text(instruction), *pictures))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
@@ -87,7 +88,7 @@ class Conversation:
     def _before(self, index: int, image: Image | None = None, notes: tuple[PromptPart, ...] = ()) -> Block:
         """What comes between the previous turn, or the instruction, and this turn's tokens."""
         truncated = index > 0 and self._turns[index - 1].truncated
-        before, after, without_image = _between(self._agent.prompt, index > 0, truncated)
+        before, after, without_image = _between(self._template, index > 0, truncated)
         if image is None:
             return without_image
         if notes:
@@ -96,9 +97,8 @@ class Conversation:
 
 
 @functools.cache
-def _between(prompt: str, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
+def _between(template: Template, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
     """The template's text before a screenshot, after it, and a block of all of it without a screenshot."""
-    template = TEMPLATES[prompt]
     begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
     before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
     return before, after, Block((Markup(begins + template.before_turn),))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dart.config.base import ConfigError
+from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
 from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
 
@@ -42,7 +43,7 @@ def parse(raw: dict[str, object], where: str = "config", folder: Path | None = N
     """Check a config that is already a dictionary. `folder`: where its file of tasks is looked for; none: in the
     current one. Raises ConfigError."""
     try:
-        return Config.model_validate(_with_tasks(raw, folder or Path()))
+        return Config.model_validate(_with_prompt(_with_tasks(raw, folder or Path()), folder or Path()))
     except ValidationError as error:
         raise ConfigError("\n".join(explain(where, problem) for problem in error.errors())) from None
 
@@ -59,6 +60,31 @@ def _with_tasks(raw: dict[str, object], folder: Path) -> dict[str, object]:
     except ValidationError as error:
         raise ConfigError("\n".join(explain(str(path), problem, TaskFile) for problem in error.errors())) from None
     return raw | {"environment": environment | {"tasks": tasks | fields | {"file": None}}}
+
+
+def _with_prompt(raw: dict[str, object], folder: Path) -> dict[str, object]:
+    """The config with the contents of the file that `agent.prompt` names, unless it has them already."""
+    agent = raw.get("agent")
+    named = agent.get("prompt") if isinstance(agent, dict) else None
+    if not isinstance(agent, dict) or not isinstance(named, str) or agent.get("template") is not None:
+        return raw
+    if named in BUILT_IN_PROMPTS:
+        return raw
+    path = folder / named
+    try:
+        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError:
+        known = ", ".join(BUILT_IN_PROMPTS)
+        raise ConfigError(
+            f"agent.prompt (it is {named!r}): use {known}, or name a file: {path} cannot be read"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"agent.prompt: {path} is not YAML: {error}") from None
+    try:
+        template = PromptTexts.model_validate(contents)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(str(path), problem, PromptTexts) for problem in error.errors())) from None
+    return raw | {"agent": agent | {"template": template.model_dump()}}
 
 
 def _override(raw: dict[str, object], override: str) -> None:
