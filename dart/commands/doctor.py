@@ -10,6 +10,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -162,14 +163,19 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     def tasks() -> str | None:
         if environment is None or any(check() for _, check in machine):
             return None  # reported already
-        try:
-            for name in environment.tasks.all:
-                world.check_task(name)
-        except UserError as error:
-            return str(error)
-        return None
+        wrong = [problem for name in environment.tasks.all if (problem := _told(partial(world.check_task, name)))]
+        return wrong[0] + (f" ({len(wrong) - 1} more names are wrong)" if len(wrong) > 1 else "") if wrong else None
 
     return [*machine, ("task names", tasks)] if environment else machine
+
+
+def _told(check: Callable[[], None]) -> str:
+    """What the UserError of a check says; empty if it raises none."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _gpus(config: Config, job: Job) -> str | None:

@@ -129,12 +129,17 @@ class Agent(Section):
         return _without_structure(note)
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> Agent:
+    def _together(self) -> Agent:
         own = self.prompt not in BUILT_IN_PROMPTS
         if own and self.template is None:
             raise ValueError(f"prompt {self.prompt} is none of {', '.join(BUILT_IN_PROMPTS)} and has not been read")
         if not own and self.template is not None:
             raise ValueError(f"template is set, and prompt {self.prompt} is built in: name a file, or omit template")
+        if self.actions_per_step > 1 and self.read == "strict":
+            raise ValueError(
+                f"actions_per_step is {self.actions_per_step}, and read is strict, which takes exactly one action: set "
+                "read: reference, or omit it"
+            )
         if self.note and self.prompt == "minimal":
             raise ValueError("note is set, and prompt minimal has no system text: omit it, or use another prompt")
         return self

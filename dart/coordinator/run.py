@@ -303,7 +303,8 @@ class Run:
                 policy = str(endpoint) if endpoint else None
                 document = await asyncio.to_thread(source.document, self.directory.name, policy)
                 write_json(self.directory.evaluation, document)
-                return self._common() | {"evaluation": source.result()}
+                seen = list(self.config.environment.tasks.not_held_out)
+                return self._common() | {"evaluation": source.result(), "evaluated_on_training_tasks": seen}
             case Train():
                 return await self._trained()
 

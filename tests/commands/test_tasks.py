@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dart.commands.doctor import warnings
+from dart.commands.doctor import checks, warnings
 from dart.commands.evaluate import EvaluateOptions, _chosen
 from dart.config import Config, ConfigError, load, parse
+from dart.coordinator.fleet.welcome import welcome
+from dart.coordinator.job import Train
 from dart.coordinator.sampling.evaluation import instances
+from dart.coordinator.start import Start
+from dart.v1 import session_pb2 as pb
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 OSWORLD_LIKE = """
@@ -122,6 +126,24 @@ def test_doctor_warns_of_what_is_hardly_meant() -> None:
     assert config.environment.tasks.not_held_out == ("b",)
     assert [one.split(":")[0] for one in warnings(config)] == ["held-out tasks", "step limits", "task names"]
     assert "those of a are above curation.step_limit" in warnings(config)[1]
+
+
+def test_an_env_worker_is_told_the_names_alone(tmp_path: Path) -> None:
+    """So that one of an earlier version, which knows no other fields, can serve the run."""
+    config = load(written(tmp_path, OSWORLD_LIKE))
+    hello = pb.Hello(worker_id="env-0", role=pb.ROLE_ENV)
+    told = json.loads(welcome(config, Start(), hello, Train()))["environment"]["tasks"]
+    assert told == {
+        "names": ["chrome/1", "os/1", "chrome/2", "os/2", "page"], "train_seeds": [0, 1_000_000],
+        "eval_seeds": [1_000_000, 1_010_000],
+    }  # fmt: skip
+
+
+def test_doctor_counts_the_names_that_the_world_does_not_have(tmp_path: Path) -> None:
+    pytest.importorskip("miniwob")
+    config = load(written(tmp_path, "{train: [click-test, click-tset], eval: [nothing, click-color]}"))
+    (problem,) = [told for name, check in checks(config, Train()) if name == "task names" and (told := check())]
+    assert "did you mean click-test" in problem and problem.endswith("(1 more names are wrong)")
 
 
 # ---- dart eval --tasks ----
