@@ -135,7 +135,9 @@ class TaskFile(Section):
         for name, times in places.items():
             if times > 1:
                 where = " and ".join(part for part, tasks in parts.items() if name in _names(tasks))
-                raise ValueError(f"{name} is listed {times} times, in {where}: list it once; `both` is for both splits")
+                raise ValueError(f"{name} is listed {times} times, in {where}: list it once")
+        if self.both and self.eval:
+            raise ValueError("it has both and eval, and evaluations would use eval alone: move those in both to train")
         return self
 
     def fields(self) -> dict[str, object]:

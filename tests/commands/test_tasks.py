@@ -51,6 +51,13 @@ def test_a_file_says_what_is_trained_on_and_what_is_held_out(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_tasks_for_both_are_held_out_by_seed(tmp_path: Path) -> None:
+    config = load(written(tmp_path, "{both: [a, b], train: [c]}"))
+    tasks = config.environment.tasks
+    assert tasks.training == tasks.evaluation == ("a", "b", "c"), "nothing is held out by name"
+    assert {task.seed for task in instances(config, 3)} == {1_000_000}
+
+
 def test_json_will_do_and_the_resolved_config_needs_no_file(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(yaml.safe_load(OSWORLD_LIKE)))
     config = load(path)
@@ -67,8 +74,9 @@ def test_json_will_do_and_the_resolved_config_needs_no_file(tmp_path: Path) -> N
     ("tasks", "message"),
     [
         ("train: [a, b, a]", "a is listed 2 times, in train: list it once"),
-        ("{train: [a, b], eval: [a]}", "a is listed 2 times, in train and eval: list it once; `both` is for both"),
+        ("{train: [a, b], eval: [a]}", "a is listed 2 times, in train and eval: list it once"),
         ("eval: [a]", "there is nothing to train on"),
+        ("{both: [a], eval: [b]}", "evaluations would use eval alone: move those in both to train"),
         ("train: [{name: a, step_limit: 0}]", "tasks.yaml: train.0.step_limit (it is 0): Input should be greater"),
         ("train: [{name: a, steplimit: 9}]", "train.0.steplimit is not a known field (it is 9): did you mean step_li"),
         ("train: [{step_limit: 9}]", "tasks.yaml: train.0.name is missing: add it"),
