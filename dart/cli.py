@@ -176,7 +176,7 @@ def worker(
     help="Compare on the same instances with this: another checkpoint, which is evaluated after the first, or the run "
     "directory or evaluation.json of a finished evaluation.",
 )
-@click.option("--tasks", metavar="A,B,...", help="Task names. [default: environment.tasks.names]")
+@click.option("--tasks", metavar="A,B,...", help="Task names. [default: the held-out tasks of environment.tasks]")
 @click.option(
     "--seeds",
     metavar="FIRST:LAST",

@@ -37,9 +37,10 @@ from dart.core.action import (
     Wait,
 )
 from dart.core.action_json import kind_of
-from dart.core.types import Observation, Task
+from dart.core.types import Image, Observation, Task
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import action_to_proto, task_to_proto
+from dart.wire.rules.table import MOST_GOAL_IMAGES
 from dart.workers.env.role import EnvRole
 from dart.worlds.contract import MOST_EVIDENCE_BYTES, Env, Verdict
 from dart.worlds.plugs import check, make, read_options
@@ -49,7 +50,8 @@ _MIDDLE, _CORNER = Point(0.5, 0.5), Point(0.01, 0.99)
 ACTIONS: tuple[Action, ...] = (
     Observe(), Move(_MIDDLE), Click(_MIDDLE), Click(None, "right", 2, ("Control_L",)), Button(_CORNER, mode="down"),
     Button(None, mode="up"), Drag((_MIDDLE, _CORNER)), Scroll(_MIDDLE, 0, 3), Keys(("Control_L", "a")),
-    TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"),
+    TypeText("it's é\n"), Wait(0.01), System("back"), Code("python", "1"), Click(_MIDDLE, hold_seconds=0.1),
+    Drag((_CORNER, _MIDDLE, _CORNER), "left", 0.1),
 )  # fmt: skip
 """At least one action of each kind; a world never gets the kinds that it does not list in `actions`."""
 FINISHES = (Finish(), Finish("fail"), Finish("infeasible"), Finish("call_user"), Finish(answer="42"))
@@ -154,6 +156,8 @@ async def _alone(case: _Case) -> None:
 async def _begins(case: _Case, one: Env, other: Env, task: Task) -> None:
     first = _seen(await one.reset(task), f"reset({task.id})")
     _expect(bool(first.instruction), f"reset({task.id}) has no instruction")
+    goals = len(first.goal_images)
+    _expect(goals <= MOST_GOAL_IMAGES, f"reset({task.id}) has {goals} goal_images: at most {MOST_GOAL_IMAGES} are sent")
     _expect(not first.done, f"reset({task.id}) is done before anything was done")
     for again in (await one.reset(task), await other.reset(task)):
         what = f"the same task {task.id} began"
@@ -228,6 +232,11 @@ def _seen(observation: Observation, what: str) -> Observation:
         _expect(bool(image.data), f"{what} shows no screenshot")
         _expect(image.width > 0 and image.height > 0, f"{what} shows a picture of {image.width} x {image.height}")
         _expect(image.media_type.startswith("image/"), f"{what} shows {image.media_type!r}, which is not an image")
+    for name in ("accessibility_tree", "last_action_error"):
+        text = getattr(observation, name)
+        _expect(isinstance(text, str), f"{what}: {name} is {text!r}, not a text")
+    for goal in observation.goal_images:
+        _expect(isinstance(goal, Image) and bool(goal.data), f"{what}: goal_images has {goal!r}, not a whole picture")
     return observation
 
 

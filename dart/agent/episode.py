@@ -2,7 +2,8 @@
 
 Called by the coordinator, one coroutine per trajectory. It owns nothing that outlives it and waits only on `env` and
 `policy`. Their exceptions are infrastructure failures and pass through: no trajectory, no reward. A mistake of the
-policy gives a trajectory with reward 0, and so does a history that outgrows the model's context.
+policy gives a trajectory with reward 0, and so does a history that outgrows the model's context. The verdict on the
+state that these leave behind is kept beside that reward.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from dart import config
 from dart.agent.grammar import Grammar, ParseError
-from dart.agent.prompt import Conversation, Turn
+from dart.agent.prompt import Conversation, Turn, shown
 from dart.core.action import Action, Finish
 from dart.core.types import (
     Generation,
@@ -40,9 +41,16 @@ class Env(Protocol):
     async def act(self, action: Action, last: bool) -> Observation:
         """Carry the action out. If it is the `last`, no screenshot is needed, only the verdict."""
 
+    async def judge(self) -> Observation | None:
+        """The verdict on the state as it is: the policy's text was no action. None if it cannot be had."""
+
 
 class ContextFull(Exception):
     """The prompt does not fit into the model's context. At the first step, that is a configuration error."""
+
+
+class WrongTask(Exception):
+    """The task cannot be run with this config; another attempt would fail as well."""
 
 
 class Policy(Protocol):
@@ -68,25 +76,25 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
     """
     started, began = time.time(), time.monotonic()
     observation = await env.reset(spec.task)
-    instruction = observation.instruction
-    conversation = Conversation(spec.agent, instruction)
+    instruction, goals = observation.instruction, _goals(observation, spec)
+    conversation = Conversation(spec.agent, instruction, goals)
     steps: list[Step] = []
     termination: Termination | None = None
     while termination is None:
-        image = observation.image
-        prompt = conversation.prompt(image)
+        image, notes = observation.image, shown(spec.agent, observation)
+        prompt = conversation.prompt(image, notes)
         try:
             generation = await policy.generate(prompt)
         except ContextFull:
             if not steps:
                 raise
-            # Not an infrastructure failure: a new attempt would end here again, and training would lack long
-            # trajectories.
+            # Not an infrastructure failure: a new attempt would end here again, and long trajectories would be missing.
             termination = Termination.CONTEXT_FULL
             continue
         action, parse_error, rules = _read(generation, grammar, image)
-        steps.append(Step(len(steps), prompt.images, generation, action, parse_error, rules))
-        conversation.add(Turn(image, generation.token_ids, generation.truncated))
+        tree, error = observation.accessibility_tree, observation.last_action_error
+        steps.append(Step(len(steps), prompt.images, generation, action, parse_error, rules, tree, error))
+        conversation.add(Turn(image, generation.token_ids, generation.truncated, notes))
         if action is None:
             termination = Termination.UNPARSABLE
             continue
@@ -94,9 +102,14 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         observation = await env.act(action, at_limit or isinstance(action, Finish))
         termination = _termination(action, observation, at_limit)
 
-    # Only the environment gives a verdict; text that is not an action gets none, whatever the state it left behind.
-    judged = observation.done and termination not in (Termination.UNPARSABLE, Termination.CONTEXT_FULL)
-    verdict = observation if judged else Observation(observation.image)
+    # Only the environment gives a verdict. Text that is not an action gets none that is trained on, whatever the state
+    # that it left behind; what that state is worth is kept beside it.
+    cut_off = termination in (Termination.UNPARSABLE, Termination.CONTEXT_FULL)
+    judged = observation.done and not cut_off
+    state = await env.judge() if cut_off else None
+    verdict = (
+        observation if judged else Observation(observation.image, evidence_json=state.evidence_json if state else "")
+    )
     return Trajectory(
         id=spec.trajectory_id,
         group_id=spec.group_id,
@@ -108,8 +121,23 @@ async def run_episode(env: Env, policy: Policy, spec: EpisodeSpec, grammar: Gram
         step_limit=spec.step_limit,
         started=started,
         finished=started + time.monotonic() - began,
+        goal_images=len(goals),
+        state_judged=state is not None,
+        state_reward=state.reward if state else 0.0,
+        state_success=state is not None and state.reward >= spec.success_threshold,
         **{name: getattr(verdict, name) for name in VERDICT},
     )
+
+
+def _goals(observation: Observation, spec: EpisodeSpec) -> tuple[Image, ...]:
+    """The pictures that belong to the instruction. Raises WrongTask if there are more than may be shown."""
+    goals, most = observation.goal_images, spec.agent.goal_images
+    if len(goals) > most:
+        raise WrongTask(
+            f"task {spec.task.id}: its instruction has {len(goals)} pictures, and agent.goal_images is {most}: raise "
+            "it, or leave the task out"
+        )
+    return goals
 
 
 def _read(generation: Generation, grammar: Grammar, image: Image) -> tuple[Action | None, str, str]:

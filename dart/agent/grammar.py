@@ -17,9 +17,10 @@ from dart import config
 from dart.agent.parsing import ParseError, smart_resize
 from dart.agent.qwen3_vl import Qwen3VL
 from dart.agent.rules import qwen3_vl as qwen3_vl_rules
+from dart.agent.rules import several
 from dart.agent.rules import ui_tars as ui_tars_rules
 from dart.agent.ui_tars import UITars
-from dart.core.action import Action
+from dart.core.action import Action, Single
 
 __all__ = ["Grammar", "ParseError", "Reading", "declared_rules", "make_grammar", "smart_resize"]
 
@@ -53,9 +54,19 @@ class Strict:
 
 @dataclass(frozen=True, slots=True)
 class Reference(Strict):
-    """Reads with the grammar's rules what the strict grammar refuses."""
+    """Reads with the grammar's rules what the strict grammar refuses; up to `most` actions of one text."""
+
+    most: int = 1
 
     def read(self, text: str, width: int, height: int) -> Reading:
+        if self.most > 1:
+            rule = several.UI_TARS if isinstance(self.grammar, UITars) else several.QWEN3_VL
+            together = several.read_together(rule, text, self.most, lambda one: self._one(one, width, height))
+            if together is not None:
+                return together
+        return self._one(text, width, height)
+
+    def _one(self, text: str, width: int, height: int) -> tuple[Single, tuple[str, ...]]:
         try:
             return self.grammar.parse(text, width, height), ()
         except ParseError as refused:
@@ -77,10 +88,12 @@ def make_grammar(agent: config.Agent) -> Grammar:
             max_pixels=agent.max_pixels,
             digits=3 if agent.prompt == "minimal" else 1,
         )
-    return Reference(grammar) if agent.read == "reference" else Strict(grammar)
+    return Reference(grammar, agent.actions_per_step) if agent.read == "reference" else Strict(grammar)
 
 
 def declared_rules(grammar: str) -> Sequence[tuple[str, str, str]]:
     """(name, what it accepts, an example) of each rule of reference reading, in the order in which they are tried."""
     module = {"ui_tars": ui_tars_rules, "qwen3_vl": qwen3_vl_rules}[grammar]
-    return [(rule.slug, rule.accepts, rule.example) for rule in (*module.TEXT_RULES, *module.CALL_RULES)]
+    together = {"ui_tars": several.UI_TARS, "qwen3_vl": several.QWEN3_VL}[grammar]
+    rules = (*module.TEXT_RULES, *module.CALL_RULES, together)
+    return [(rule.slug, rule.accepts, rule.example) for rule in rules]

@@ -1,7 +1,7 @@
 """The prompt of one step: instruction, the history that the window holds, this step's screenshot.
 
-Invariants: sampled tokens go back unchanged; the instruction is Text, so special tokens in it
-are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. As long as the window
+Invariants: sampled tokens go back unchanged; the instruction and the environment's texts are Text, so special tokens in
+them are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. As long as the window
 does not slide, the parts of step k are a prefix of the parts of step k+1, which is what prefix caching needs.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from dart import config
 from dart.agent.parsing import STOP_TOKEN
-from dart.agent.templates import TEMPLATES
-from dart.core.types import Block, Image, Markup, Prompt, Text, Tokens
+from dart.agent.templates import LABELS, VISION_END, VISION_START, Template, template_of
+from dart.core.cutting import cut
+from dart.core.types import Block, Image, Markup, Observation, Prompt, PromptPart, Text, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,35 @@ class Turn:
     token_ids: Sequence[int]
     truncated: bool = False
     """The token limit ended it, so it has no stop token and the template adds one."""
+    notes: tuple[PromptPart, ...] = ()
+    """What the prompt shows beside its screenshot (`shown`)."""
+
+
+def shown(agent: config.Agent, observation: Observation) -> tuple[PromptPart, ...]:
+    """The texts of the environment that stand after the observation's screenshot: those in `agent.show` that it has."""
+    if not agent.show:
+        return ()
+    texts = [(label, getattr(observation, name)) for name, label in LABELS.items() if name in agent.show]
+    return tuple(
+        part for label, text in texts if text for part in (Markup(label), Text(cut(text, agent.shown_characters)))
+    )
 
 
 class Conversation:
     """The turns of an episode so far, and the prompt made from them.
 
     A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, including
-    this one. Older turns among them remain as text; turns before them are left out entirely. A block is made once and
-    shared by every prompt that contains it.
+    this one, each with its notes. Older turns among them remain as text; turns before them are left out entirely. The
+    pictures of the instruction stay. A block is made once and shared by every prompt that contains it.
     """
 
-    def __init__(self, agent: config.Agent, instruction: str) -> None:
-        self._agent = agent
-        self._instruction = Block((Markup(TEMPLATES[agent.prompt].before_instruction), Text(instruction)))
+    def __init__(self, agent: config.Agent, instruction: str, goals: Sequence[Image] = ()) -> None:
+        """`goals`: pictures that belong to the instruction."""
+        self._agent, self._goals = agent, tuple(goals)
+        pictures = [part for image in goals for part in (Markup(VISION_START), image, Markup(VISION_END))]
+        self._template = template_of(agent)
+        before = Markup(self._template.before_instruction)
+        self._instruction = Block((before, Text(instruction), *pictures))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
         """Two blocks for each turn: what comes before its tokens, including its screenshot, and the tokens."""
@@ -48,12 +65,12 @@ class Conversation:
     def add(self, turn: Turn) -> None:
         shown = self._now
         if shown is None or shown.images[0][1] is not turn.image:
-            shown = self._before(len(self._turns), turn.image)
+            shown = self._before(len(self._turns), turn.image, turn.notes)
         self._pictured += (shown, Block((Tokens(turn.token_ids),)))
         self._turns.append(turn)
 
-    def prompt(self, observation: Image) -> Prompt:
-        """The prompt after the turns added so far."""
+    def prompt(self, observation: Image, notes: tuple[PromptPart, ...] = ()) -> Prompt:
+        """The prompt after the turns added so far. `notes`: what it shows beside the screenshot (`shown`)."""
         agent, count = self._agent, len(self._turns)
         first = max(0, count - agent.history_turns)
         pictured = min(count, max(first, count + 1 - agent.history_screenshots))
@@ -62,30 +79,40 @@ class Conversation:
         blocks = self._written[2 * first : 2 * pictured] + self._pictured[2 * pictured :]
         if blocks and first > 0:
             # The previous turn has slid out, so this one follows the instruction now.
-            blocks[0] = self._before(0, self._turns[first].image if first == pictured else None)
-        self._now = self._before(count if blocks else 0, observation)
-        images = (*(turn.image for turn in self._turns[pictured:]), observation)
+            oldest = self._turns[first]
+            blocks[0] = self._before(0, oldest.image, oldest.notes) if first == pictured else self._before(0)
+        self._now = self._before(count if blocks else 0, observation, notes)
+        images = (*self._goals, *(turn.image for turn in self._turns[pictured:]), observation)
         return Prompt((self._instruction, *blocks, self._now), images)
 
-    def _before(self, index: int, image: Image | None = None) -> Block:
+    def _before(self, index: int, image: Image | None = None, notes: tuple[PromptPart, ...] = ()) -> Block:
         """What comes between the previous turn, or the instruction, and this turn's tokens."""
         truncated = index > 0 and self._turns[index - 1].truncated
-        before, after, without_image = _between(self._agent.prompt, index > 0, truncated)
-        return without_image if image is None else Block((before, image, after))
+        before, after, without_image = _between(self._template, index > 0, truncated)
+        if image is None:
+            return without_image
+        if notes:
+            return Block((before, image, Markup(VISION_END), *notes, Markup(after.text.removeprefix(VISION_END))))
+        return Block((before, image, after))
 
 
 @functools.cache
-def _between(prompt: str, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
+def _between(template: Template, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
     """The template's text before a screenshot, after it, and a block of all of it without a screenshot."""
-    template = TEMPLATES[prompt]
     begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
     before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
     return before, after, Block((Markup(begins + template.before_turn),))
 
 
-def build_prompt(agent: config.Agent, instruction: str, turns: Iterable[Turn], observation: Image) -> Prompt:
+def build_prompt(
+    agent: config.Agent,
+    instruction: str,
+    turns: Iterable[Turn],
+    observation: Image,
+    notes: tuple[PromptPart, ...] = (),
+) -> Prompt:
     """The prompt after `turns`, which are given oldest first."""
     conversation = Conversation(agent, instruction)
     for turn in turns:
         conversation.add(turn)
-    return conversation.prompt(observation)
+    return conversation.prompt(observation, notes)

@@ -32,6 +32,7 @@ from dart.core.action import (
     Move,
     Point,
     Scroll,
+    Single,
     TypeText,
     Wait,
 )
@@ -41,14 +42,14 @@ GRID = 1000
 MAX_NOTCHES = 2**31 - 1  # the limit of the wire format
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_CLICKS: dict[str, tuple[MouseButton, int]] = {
+CLICKS: dict[str, tuple[MouseButton, int]] = {
     "left_click": ("left", 1),
     "right_click": ("right", 1),
     "middle_click": ("middle", 1),
     "double_click": ("left", 2),
     "triple_click": ("left", 3),
 }
-_CLICK_NAMES = {how: name for name, how in _CLICKS.items()}
+_CLICK_NAMES = {how: name for name, how in CLICKS.items()}
 _STATUSES: dict[str, FinishStatus] = {"success": "success", "failure": "fail"}
 _STATUS_NAMES = {status: name for name, status in _STATUSES.items()}
 _SPACE = re.compile(r"\s*")
@@ -60,10 +61,10 @@ Arguments = Mapping[str, object]
 class Qwen3VL:
     """The screenshot's size does not matter: the grid is the same for all."""
 
-    def parse(self, text: str, width: int, height: int) -> Action:
+    def parse(self, text: str, width: int, height: int) -> Single:
         return self.action(read_arguments(without_stop_token(text)))
 
-    def action(self, given: Arguments) -> Action:
+    def action(self, given: Arguments) -> Single:
         """The canonical action of a tool call's arguments. Raises ParseError."""
         arguments = dict(given)
         action = arguments.pop("action", None)
@@ -169,21 +170,25 @@ def _text(arguments: Arguments) -> str:
     return checked_text(arguments["text"], "text")
 
 
-def _click(name: str, arguments: Arguments) -> Action:
-    button, count = _CLICKS[name]
+def _click(name: str, arguments: Arguments) -> Single:
+    button, count = CLICKS[name]
     return Click(_point_or_pointer(arguments), button, count)
 
 
-def _move(name: str, arguments: Arguments) -> Action:
+def _move(name: str, arguments: Arguments) -> Single:
     return Move(_point(arguments))
 
 
-def _drag(name: str, arguments: Arguments) -> Action:
+def _drag(name: str, arguments: Arguments) -> Single:
     return Drag((_point(arguments),))
 
 
-def _key(name: str, arguments: Arguments) -> Action:
-    names = arguments["keys"]
+def _key(name: str, arguments: Arguments) -> Single:
+    return Keys(keysyms_of(arguments["keys"]))
+
+
+def keysyms_of(names: object) -> tuple[str, ...]:
+    """The keysyms of a list of key names. Raises ParseError."""
     if not (isinstance(names, list) and names and all(isinstance(key, str) for key in names)):
         raise ParseError("bad_arguments", "keys is not a list of key names")
     keysyms = []
@@ -192,14 +197,14 @@ def _key(name: str, arguments: Arguments) -> Action:
         if keysym is None:
             raise ParseError("bad_arguments", f"{shown(key)} is not a key")
         keysyms.append(keysym)
-    return Keys(tuple(keysyms))
+    return tuple(keysyms)
 
 
-def _type(name: str, arguments: Arguments) -> Action:
+def _type(name: str, arguments: Arguments) -> Single:
     return TypeText(_text(arguments))
 
 
-def _scroll(name: str, arguments: Arguments) -> Action:
+def _scroll(name: str, arguments: Arguments) -> Single:
     notches = arguments["pixels"]
     if not is_int(notches):
         raise ParseError("bad_arguments", "pixels is not a whole number")
@@ -209,7 +214,7 @@ def _scroll(name: str, arguments: Arguments) -> Action:
     return Scroll(at, dx=notches) if name == "hscroll" else Scroll(at, dy=-notches)
 
 
-def _wait(name: str, arguments: Arguments) -> Action:
+def _wait(name: str, arguments: Arguments) -> Single:
     seconds = arguments["time"]
     if not (is_int(seconds) or isinstance(seconds, float)):
         raise ParseError("bad_arguments", "time is not a number")
@@ -222,24 +227,24 @@ def _wait(name: str, arguments: Arguments) -> Action:
     return Wait(seconds)
 
 
-def _terminate(name: str, arguments: Arguments) -> Action:
+def _terminate(name: str, arguments: Arguments) -> Single:
     status = arguments["status"]
     if not isinstance(status, str) or status not in _STATUSES:
         raise ParseError("bad_arguments", "status is not success or failure")
     return Finish(_STATUSES[status])
 
 
-def _answer(name: str, arguments: Arguments) -> Action:
+def _answer(name: str, arguments: Arguments) -> Single:
     return Finish("success", _text(arguments))
 
 
 # action: (arguments it must have, arguments it may have, what builds it)
-CALLS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Arguments], Action]]] = {
+CALLS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Arguments], Single]]] = {
     "key": (frozenset({"keys"}), frozenset(), _key),
     "type": (frozenset({"text"}), frozenset(), _type),
     "mouse_move": (frozenset({"coordinate"}), frozenset(), _move),
     "left_click_drag": (frozenset({"coordinate"}), frozenset(), _drag),
-    **{name: (frozenset(), frozenset({"coordinate"}), _click) for name in _CLICKS},
+    **{name: (frozenset(), frozenset({"coordinate"}), _click) for name in CLICKS},
     "scroll": (frozenset({"pixels"}), frozenset({"coordinate"}), _scroll),
     "hscroll": (frozenset({"pixels"}), frozenset({"coordinate"}), _scroll),
     "wait": (frozenset({"time"}), frozenset(), _wait),
@@ -268,11 +273,11 @@ def _written(action: Action) -> dict[str, object]:
 
 def _written_pointer(action: Action) -> dict[str, object]:
     match action:
-        case Click(at, button, count, ()) if (button, count) in _CLICK_NAMES:
+        case Click(at, button, count, (), 0.0) if (button, count) in _CLICK_NAMES:
             return {"action": _CLICK_NAMES[button, count], **_coordinate(at)}
         case Move(at):
             return {"action": "mouse_move", **_coordinate(at)}
-        case Drag((end,), "left"):
+        case Drag((end,), "left", 0.0):
             return {"action": "left_click_drag", **_coordinate(end)}
         case Scroll(at, 0, dy):
             return {"action": "scroll", "pixels": -dy, **_coordinate(at)}

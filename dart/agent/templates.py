@@ -7,16 +7,28 @@ instruction stands in a user turn of its own, so that it keeps its place when ol
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 
 from dart.agent.qwen3_vl import ACTIONS, TOOL
+from dart.config.policy import INSTRUCTION, NOTE, Agent, PromptTexts, Shown
+
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+"""An image stands alone between these two."""
+LABELS: dict[Shown, str] = {
+    "last_action_error": "\nThe last action failed: ",
+    "accessibility_tree": "\nAccessibility tree:\n",
+}
+"""What stands before each text of the environment, in the order in which they follow a screenshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """Instruction between `before_instruction` and `after_instruction`; then per step a screenshot between
     `before_image` and `after_image`, and an assistant turn between `before_turn` and `after_turn`.
+
+    `before_image` ends with VISION_START, `after_image` begins with VISION_END.
 
     The sampled tokens end with <|im_end|> themselves, so `after_turn` does not have it.
     """
@@ -142,9 +154,13 @@ Rules:
 - Do not output anything else outside those parts.
 - If finishing, use action=terminate in the tool call."""  # noqa: E501
 
+_TEXTS = {
+    "ui_tars": ("You are a helpful assistant.", _UI_TARS_TASK, "\n"),
+    "qwen3_vl": (_QWEN3_VL_SYSTEM, "Instruction: ", ""),
+}
+"""The system text, and what stands before and after the instruction."""
 TEMPLATES: dict[str, Template] = {
-    "ui_tars": _conversation("You are a helpful assistant.", _UI_TARS_TASK, "\n"),
-    "qwen3_vl": _conversation(_QWEN3_VL_SYSTEM, "Instruction: ", ""),
+    **{name: _conversation(*texts) for name, texts in _TEXTS.items()},
     # For models trained only on their tasks: no roles, no white space, nothing to learn to ignore.
     "minimal": Template(
         before_instruction="<|im_start|>",
@@ -155,3 +171,23 @@ TEMPLATES: dict[str, Template] = {
         after_turn="",
     ),
 }
+
+
+def template_of(agent: Agent) -> Template:
+    """The agent's template, with its note."""
+    return _made(agent.prompt, agent.template, agent.note)
+
+
+@functools.cache
+def _made(prompt: str, own: PromptTexts | None, note: str) -> Template:
+    if own is None and not note:
+        return TEMPLATES[prompt]
+    if own is None:
+        system, before, after = _TEXTS[prompt]
+    else:
+        system, (before, after) = own.system, own.user.split(INSTRUCTION)
+    if NOTE in system:
+        system = system.replace(NOTE, note)
+    elif note:
+        system = f"{system}\n{note}"
+    return _conversation(system, before, after)

@@ -24,18 +24,18 @@ from dart.agent.parsing import (
     smart_resize,
     without_stop_token,
 )
-from dart.core.action import Action, Click, Drag, Finish, Keys, MouseButton, Point, Scroll, TypeText, Wait
+from dart.core.action import Action, Click, Drag, Finish, Keys, MouseButton, Point, Scroll, Single, TypeText, Wait
 
 WAIT_SECONDS = 5.0  # as the prompt promises for wait()
 SCROLL_NOTCHES = 5  # as the family's own harness scrolls for one scroll()
 THOUSAND = 1000
 
-_CLICKS: dict[str, tuple[MouseButton, int]] = {
+CLICKS: dict[str, tuple[MouseButton, int]] = {
     "click": ("left", 1),
     "left_double": ("left", 2),
     "right_single": ("right", 1),
 }
-_CLICK_NAMES = {how: name for name, how in _CLICKS.items()}
+_CLICK_NAMES = {how: name for name, how in CLICKS.items()}
 DIRECTIONS = {
     "down": (0, SCROLL_NOTCHES),
     "up": (0, -SCROLL_NOTCHES),
@@ -47,7 +47,7 @@ _DIRECTION_NAMES = {notches: name for name, notches in DIRECTIONS.items()}
 Signatures = Mapping[str, tuple[frozenset[str], frozenset[str]]]
 """Action → (arguments it must have, arguments it may have)."""
 SIGNATURES: Signatures = {
-    **{name: (frozenset({"start_box"}), frozenset()) for name in _CLICKS},
+    **{name: (frozenset({"start_box"}), frozenset()) for name in CLICKS},
     "drag": (frozenset({"start_box", "end_box"}), frozenset()),
     "hotkey": (frozenset({"key"}), frozenset()),
     "type": (frozenset({"content"}), frozenset()),
@@ -88,15 +88,15 @@ class UITars:
     max_pixels: int
     digits: int = 1
 
-    def parse(self, text: str, width: int, height: int) -> Action:
+    def parse(self, text: str, width: int, height: int) -> Single:
         name, arguments = read_call(action_text(without_stop_token(text)))
         return self.action(name, arguments, lambda box: self.point(box, width, height))
 
-    def action(self, name: str, arguments: Mapping[str, str], point: Callable[[str], Point]) -> Action:
+    def action(self, name: str, arguments: Mapping[str, str], point: Callable[[str], Point]) -> Single:
         """The canonical action of a call; `point` reads its boxes. Raises ParseError."""
         check_arguments(name, arguments)
-        if name in _CLICKS:
-            button, count = _CLICKS[name]
+        if name in CLICKS:
+            button, count = CLICKS[name]
             return Click(point(arguments["start_box"]), button, count)
         match name:
             case "drag":
@@ -126,9 +126,9 @@ class UITars:
 
     def _written(self, action: Action, width: int, height: int) -> str:
         match action:
-            case Click(Point() as at, button, count, ()) if (button, count) in _CLICK_NAMES:
+            case Click(Point() as at, button, count, (), 0.0) if (button, count) in _CLICK_NAMES:
                 return f"{_CLICK_NAMES[button, count]}(start_box='{self._box(at, width, height)}')"
-            case Drag((start, end), "left"):
+            case Drag((start, end), "left", 0.0):
                 boxes = self._box(start, width, height), self._box(end, width, height)
                 return f"drag(start_box='{boxes[0]}', end_box='{boxes[1]}')"
             case Keys((_, *_) as keysyms, "press") if all(name_of(keysym) for keysym in keysyms):

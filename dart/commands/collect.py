@@ -58,7 +58,8 @@ def collect(options: CollectOptions) -> None:
         model = config.model.model_dump() | {"path": options.checkpoint}
         config = parse(config.model_dump() | {"model": model}, "--checkpoint")
     plan = _plan(options, config)
-    _check_reachable(plan)
+    if len(config.environment.tasks.single_instance) < len(config.environment.tasks.training):
+        _check_reachable(plan)
     check_writable()
     _check_machine(options, config, plan)
     if plan.endpoint:
@@ -153,9 +154,9 @@ def _check_oracle(config: Config) -> None:
     known = find(kind).oracle_tasks()
     if not known:
         raise UserError(f"environment.kind {kind} has no oracle: use --from policy or --from endpoint")
-    if unknown := [name for name in config.environment.tasks.names if name not in known]:
+    if unknown := [name for name in config.environment.tasks.training if name not in known]:
         raise UserError(
-            f"environment.tasks.names: the oracle does not know {', '.join(unknown)}; it knows {', '.join(known)}"
+            f"environment.tasks: the oracle does not know {', '.join(unknown)}; it knows {', '.join(known)}"
         )
 
 
@@ -186,6 +187,9 @@ def report(collected: dict[str, Any], directory: RunDirectory, rows: int) -> Non
         counts = (task["kept"], collected["wanted"], task["attempts"], task["failures"])
         table.add_row(name, *(str(count) for count in counts))
     Console().print(table)
+    for name, task in collected["per_task"].items():
+        if task["given_up"]:
+            click.echo(f"{name}: {task['given_up']} attempts could not be made, the last because: {task['why']}")
     click.echo(f"{rows} steps in {directory.dataset}")
     if not rows:
         click.echo("no attempt succeeded: try --most-attempts, another teacher, or easier tasks")

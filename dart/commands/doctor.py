@@ -8,7 +8,9 @@ import json
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -31,6 +33,8 @@ def doctor(config_path: Path | None) -> None:
         problem = check()
         bad += problem is not None
         click.echo(f"{'missing' if problem else 'ok     '}  {name}" + (f": {problem}" if problem else ""))
+    for warning in warnings(config) if config else ():
+        click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(2 if bad else 0)
 
@@ -61,6 +65,28 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         found.append(("port", lambda: _port(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
     return found
+
+
+def warnings(config: Config) -> list[str]:
+    """What does not keep the config from running, but is hardly meant."""
+    tasks, cap, found = config.environment.tasks, config.curation.step_limit, []
+    if tasks.not_held_out:
+        found.append(
+            f"held-out tasks: the only instance of {_some(tasks.not_held_out)} is also trained on, so success on it is "
+            "no held-out success: hold tasks out by name, in environment.tasks.eval_names or the file's eval part"
+        )
+    if longer := [name for name, limit in tasks.step_limits.items() if limit > cap]:
+        found.append(
+            f"step limits: those of {_some(longer)} are above curation.step_limit ({cap}), which is the cap on all: "
+            "raise it if they are meant"
+        )
+    if twice := [name for name, times in Counter((*tasks.names, *tasks.train_names)).items() if times > 1]:
+        found.append(f"task names: {_some(twice)} is listed more than once, which has no effect: list it once")
+    return found
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _python() -> str | None:
@@ -137,14 +163,19 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     def tasks() -> str | None:
         if environment is None or any(check() for _, check in machine):
             return None  # reported already
-        try:
-            for name in environment.tasks.names:
-                world.check_task(name)
-        except UserError as error:
-            return str(error)
-        return None
+        wrong = [problem for name in environment.tasks.all if (problem := _told(partial(world.check_task, name)))]
+        return wrong[0] + (f" ({len(wrong) - 1} more names are wrong)" if len(wrong) > 1 else "") if wrong else None
 
     return [*machine, ("task names", tasks)] if environment else machine
+
+
+def _told(check: Callable[[], None]) -> str:
+    """What the UserError of a check says; empty if it raises none."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _gpus(config: Config, job: Job) -> str | None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,12 +21,12 @@ from rich.table import Table
 
 from dart.commands.endpoint import EndpointOptions
 from dart.commands.running import JobRun, check_before, run_in_loop
-from dart.config import BUILTIN_MODELS, Config, load, parse
+from dart.config import BUILTIN_MODELS, Config, TaskSet, load, parse
 from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.summary import write_json
-from dart.core.evaluation.documents import Against, Document, Interval, Rate, Side
+from dart.core.evaluation.documents import Against, Document, Interval, Protocol, Rate, Side, Success
 from dart.core.evaluation.outcomes import compare
 from dart.errors import UserError
 from dart.rundir import RunDirectory
@@ -34,6 +35,9 @@ FILE = RunDirectory(Path()).evaluation.name
 """What a finished evaluation leaves in its run directory."""
 EPISODES = 200
 """Instances when neither the config nor the command line says how many."""
+SHOWN = 10
+"""Instances that were not evaluated and are printed; all are in evaluation.json."""
+NO_EPISODE: Rate = {"mean": 0.0, "low": 0.0, "high": 1.0, "episodes": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +109,41 @@ def _address(options: EvaluateOptions) -> Address | None:
 def _chosen(config: Config, options: EvaluateOptions) -> Config:
     """The config with the command line's choices."""
     raw, episodes = config.model_dump(), options.episodes
-    evaluation, task_set = raw["evaluation"], raw["environment"]["tasks"]
+    evaluation, environment = raw["evaluation"], raw["environment"]
     if options.checkpoint is not None:
         raw["model"]["path"] = options.checkpoint
     if options.tasks is not None:
-        task_set["names"] = _names(options.tasks)
+        environment["tasks"] = _only(config, _names(options.tasks))
     if options.seeds is not None:
-        task_set["eval_seeds"] = first, last = _seeds(options.seeds, config)
-        episodes = episodes or len(task_set["names"]) * (last - first)
+        environment["tasks"]["eval_seeds"] = _seeds(options.seeds, config)
+    tasks = TaskSet.model_validate(environment["tasks"])
+    if options.seeds is not None:
+        episodes = episodes or tasks.instances
     if options.samples is not None:
         evaluation["samples"] = options.samples
     if options.temperature is not None:
         evaluation["temperature"] = options.temperature
-    evaluation["episodes"] = episodes or evaluation["episodes"] or EPISODES
+    configured = evaluation["episodes"] or EPISODES
+    if tasks.single_instance:
+        configured = min(configured, tasks.instances)
+    evaluation["episodes"] = episodes or configured
     return parse(raw, "command line")
+
+
+def _only(config: Config, names: tuple[str, ...]) -> dict[str, Any]:
+    """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are."""
+    tasks = config.environment.tasks
+    if set(names) & set(tasks.training):
+        chosen = {"names": names, "train_names": (), "eval_names": ()}
+    else:
+        chosen = {"names": tasks.names, "train_names": tasks.train_names, "eval_names": names}
+    known = {name for listed in chosen.values() for name in listed}
+    return {
+        **tasks.model_dump(),
+        **chosen,
+        "step_limits": {name: limit for name, limit in tasks.step_limits.items() if name in known},
+        "single_instance": [name for name in tasks.single_instance if name in known],
+    }
 
 
 def _names(tasks: str) -> tuple[str, ...]:
@@ -179,7 +204,7 @@ def _finished(config: Config, path: Path) -> Document:
         ) from None
     wanted = {task.id for task in instances(config, config.evaluation.episodes)}
     samples, shared = config.evaluation.samples, len(wanted & there.keys())
-    if there.keys() != wanted or {len(found) for found in there.values()} != {samples}:
+    if there.keys() != wanted or each != samples:
         raise UserError(
             f"--against {path} has {number} instances of {','.join(names)}, seeds {first}:{last}, {each} samples each; "
             f"this one has {len(wanted)}, {shared} of them the same, {samples} samples each; only these can be paired: "
@@ -198,7 +223,10 @@ def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) 
     if summary is None:
         return None
     write_json(directory.summary, summary)
-    return json.loads(directory.evaluation.read_text(encoding="utf-8")), directory
+    document: Document = json.loads(directory.evaluation.read_text(encoding="utf-8"))
+    if not document["success"]["episodes"]:
+        raise UserError("\n".join(["no episode could be run", *_undone(document["success"])]))
+    return document, directory
 
 
 def successes(document: Document) -> dict[str, list[bool]]:
@@ -207,8 +235,12 @@ def successes(document: Document) -> dict[str, list[bool]]:
 
 
 def _against(document: Document, other: Document) -> Against:
-    """The comparison, as evaluation.json has it."""
-    found = compare(successes(document), successes(other))
+    """The comparison, as evaluation.json has it. Raises UserError if there is no instance that both have."""
+    ours, theirs = successes(document), successes(other)
+    paired = {name for name in ours if ours[name] and theirs[name]}
+    if not paired:
+        raise UserError("the two evaluations have no instance that both could run: see not_evaluated in each")
+    found = compare({name: ours[name] for name in paired}, {name: theirs[name] for name in paired})
     difference = found.difference
     return {
         "run": other["run"],
@@ -220,6 +252,7 @@ def _against(document: Document, other: Document) -> Against:
         "better": found.better,
         "worse": found.worse,
         "p_value": found.p_value,
+        "unpaired": len(ours) - len(paired),
     }
 
 
@@ -239,6 +272,11 @@ def report(document: Document) -> None:
             f"{name} {success['steps']:.2f} steps and {success['seconds']:.2f} s per episode; failed: {failed}; "
             f"retried after infrastructure failures: {success['infrastructure_attempts']}".strip()
         )
+        if (by_state := success.get("by_state")) and by_state["mean"] != success["mean"]:
+            rate = f"{by_state['mean']:.1%} ({by_state['low']:.1%} to {by_state['high']:.1%})"
+            click.echo(f"{name} {rate} if text that is no action were judged by the state that it left".strip())
+        for line in (*_undone(success), *_seen(side["protocol"])):
+            click.echo(f"{name} {line}".strip())
     if "against" in document:
         against = document["against"]
         difference = against["difference"]
@@ -247,6 +285,22 @@ def report(document: Document) -> None:
             f"{100 * difference['high']:+.1f}); A is better on {against['better']} instances and worse on "
             f"{against['worse']}, exact p = {against['p_value']:.2g}"
         )
+
+
+def _undone(success: Success) -> list[str]:
+    """What was not evaluated, and why."""
+    undone = success.get("not_evaluated", [])
+    if not undone:
+        return []
+    count = sum(one["episodes"] for one in undone)
+    lines = [f"not evaluated, and not in any mean: {count} episodes of {len(undone)} instances"]
+    lines += [f"  {one['id']}: {one['why']}" for one in undone[:SHOWN]]
+    return lines + ([f"  and {len(undone) - SHOWN} more"] if len(undone) > SHOWN else [])
+
+
+def _seen(protocol: Protocol) -> list[str]:
+    seen = protocol.get("not_held_out", [])
+    return [f"not held out, because training has their only instance: {', '.join(seen)}"] if seen else []
 
 
 def _table(sides: Mapping[str, Side]) -> Table:
@@ -259,16 +313,25 @@ def _table(sides: Mapping[str, Side]) -> Table:
         table.add_column("95 % interval")
     successes_of = [side["success"] for side in sides.values()]
     rows: list[tuple[str, Sequence[Rate]]] = [
-        (task, [success["per_task"][task] for success in successes_of]) for task in successes_of[0]["per_task"]
+        (task, [success["per_task"].get(task, NO_EPISODE) for success in successes_of])
+        for task in dict.fromkeys(task for success in successes_of for task in success["per_task"])
     ]
     for name, rates in [*rows, ("all", successes_of)]:
-        table.add_row(name, str(rates[0]["episodes"]), *_cells(rates))
+        table.add_row(name, "/".join(dict.fromkeys(str(rate["episodes"]) for rate in rates)), *_cells(rates))
     curves = [side["pass_at_k"] for side in sides.values()]
-    most = len(curves[0])
+    most = min(map(len, curves))
     for k in sorted({1, most} | {2**i for i in range(most.bit_length())}) if most > 1 else ():
         table.add_row(f"pass@{k}", "", *_cells([curve[str(k)] for curve in curves]))
     return table
 
 
 def _cells(rates: Sequence[Interval]) -> list[str]:
-    return [cell for rate in rates for cell in (f"{rate['mean']:.1%}", f"{rate['low']:.1%} to {rate['high']:.1%}")]
+    return [
+        cell
+        for rate in rates
+        for cell in (
+            (f"{rate['mean']:.1%}", f"{rate['low']:.1%} to {rate['high']:.1%}")
+            if rate.get("episodes", 1)
+            else ("", "not evaluated")
+        )
+    ]

@@ -100,13 +100,14 @@ def evaluation_picture(directory: Path, document: Document) -> Path | None:
     except ImportError:
         return None
     sides: list[Side] = [document, document["against"]] if "against" in document else [document]
-    widths = [1.5 + 0.9 * (1 + len(document["success"]["per_task"]))]
+    names = list(dict.fromkeys(name for side in sides for name in side["success"]["per_task"]))
+    widths = [1.5 + 0.9 * (1 + len(names))]
     if len(document["pass_at_k"]) > 1:
         widths.append(4.5)
     figure, ((success, *rest),) = plt.subplots(
         1, len(widths), figsize=(sum(widths), 4.8), width_ratios=widths, squeeze=False, constrained_layout=True
     )
-    _by_task(success, sides)
+    _by_task(success, sides, [*names, "all"])
     for curves in rest:
         _pass_curves(curves, sides)
     path = directory / "evaluation.png"
@@ -115,11 +116,12 @@ def evaluation_picture(directory: Path, document: Document) -> Path | None:
     return path
 
 
-def _by_task(axes: Axes, sides: Sequence[Side]) -> None:
-    names = [*sides[0]["success"]["per_task"], "all"]
+def _by_task(axes: Axes, sides: Sequence[Side], names: Sequence[str]) -> None:
     for number, side in enumerate(sides):
-        rates = [*(side["success"]["per_task"][name] for name in names[:-1]), side["success"]]
-        at = [index + 0.2 * (number - (len(sides) - 1) / 2) for index in range(len(names))]
+        by_name = {**side["success"]["per_task"], "all": side["success"]}  # without tasks that could not be evaluated
+        rates = [by_name[name] for name in names if name in by_name]
+        shift = 0.2 * (number - (len(sides) - 1) / 2)
+        at = [index + shift for index, name in enumerate(names) if name in by_name]
         means = [rate["mean"] for rate in rates]
         bars = [[rate["mean"] - rate["low"] for rate in rates], [rate["high"] - rate["mean"] for rate in rates]]
         label = f"{_label(side)}: {means[-1]:.0%}"

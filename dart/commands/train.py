@@ -68,6 +68,8 @@ def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> No
     before, after = summary["success_before"], summary["success_after"]
     if after:
         Console().print(success_table(before or {}, after))
+    if seen := summary["evaluated_on_training_tasks"]:
+        click.echo(f"not held out, because training has their only instance: {', '.join(seen)}")
     click.echo(
         f"{summary['updates']} updates, {summary['trajectories']} trajectories, {summary['env_steps']} steps in "
         f"{summary['train_seconds']:.0f} s; environments busy {summary['env_utilisation']:.0%}, "
@@ -92,8 +94,9 @@ def success_table(before: ByDecoding, after: ByDecoding) -> Table:
     table.add_column("task")
     for name, _ in sides:
         table.add_column(name, justify="right")
-    for task in sides[0][1]["per_task"]:
-        table.add_row(task, *(f"{success['per_task'][task]['mean']:.0%}" for _, success in sides))
+    for task in dict.fromkeys(task for _, success in sides for task in success["per_task"]):
+        rates = [success["per_task"].get(task) for _, success in sides]
+        table.add_row(task, *(f"{rate['mean']:.0%}" if rate else "not evaluated" for rate in rates))
     table.add_row("all", *(f"{success['mean']:.1%}" for _, success in sides))
     intervals = (f"{success['low']:.1%} to {success['high']:.1%}" for _, success in sides)
     table.add_row("95 % interval", *intervals)

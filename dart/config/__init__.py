@@ -7,10 +7,11 @@ and the remedy.
 
 from dart.config.base import ConfigError, Fraction, Positive, Seconds, Section
 from dart.config.curation import Curation, DynamicLength, DynamicRollouts, Pool
-from dart.config.environment import BUILTIN_SUITE, Delay, Environment, TaskSet
+from dart.config.environment import BUILTIN_SUITE, Delay, Environment
 from dart.config.loading import load, parse
-from dart.config.policy import BUILTIN_MODELS, Agent, Model, Rollout
+from dart.config.policy import BUILTIN_MODELS, Agent, Model, PromptTexts, Rollout
 from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
+from dart.config.tasks import TaskSet
 from dart.config.told import EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, TrainWorkerConfig
 from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Loss, Schedule, Supervised, Sync, Trainer
 from dart.config.whole import Config
@@ -37,6 +38,7 @@ __all__ = [
     "Model",
     "Pool",
     "Positive",
+    "PromptTexts",
     "Retention",
     "Rollout",
     "RolloutWorkerConfig",

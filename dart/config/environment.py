@@ -5,28 +5,10 @@ from __future__ import annotations
 from pydantic import Field, JsonValue, model_validator
 
 from dart.config.base import Positive, Section
+from dart.config.tasks import TaskSet
 
 BUILTIN_SUITE = "miniwob"
 _MINIWOB_ONCE = ("step_timeout_seconds", "settle_seconds", "max_wait_seconds", "browser")
-
-
-class TaskSet(Section):
-    names: tuple[str, ...] = Field(
-        min_length=1, description="Task names: docs/worlds.md. `dart doctor CONFIG` checks them."
-    )
-    train_seeds: tuple[int, int] = Field((0, 1_000_000), description="Training seeds, [first, last).")
-    eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="Held-out seeds, [first, last).")
-
-    @model_validator(mode="after")
-    def _seeds(self) -> TaskSet:
-        for name, (first, last) in (("train_seeds", self.train_seeds), ("eval_seeds", self.eval_seeds)):
-            if not 0 <= first < last:
-                raise ValueError(
-                    f"{name} [{first}, {last}) is empty or negative: write [first, last) with first < last"
-                )
-        if self.train_seeds[0] < self.eval_seeds[1] and self.eval_seeds[0] < self.train_seeds[1]:
-            raise ValueError("train_seeds and eval_seeds overlap, so nothing would be held out: make them disjoint")
-        return self
 
 
 class Delay(Section):

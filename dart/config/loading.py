@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dart.config.base import ConfigError
+from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
+from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
 
 
@@ -34,15 +36,55 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
         raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
     for override in overrides:
         _override(raw, override)
-    return parse(raw, str(path))
+    return parse(raw, str(path), path.parent)
 
 
-def parse(raw: dict[str, object], where: str = "config") -> Config:
-    """Check a config that is already a dictionary. Raises ConfigError."""
+def parse(raw: dict[str, object], where: str = "config", folder: Path | None = None) -> Config:
+    """Check a config that is already a dictionary. `folder`: where its file of tasks is looked for; none: in the
+    current one. Raises ConfigError."""
     try:
-        return Config.model_validate(raw)
+        return Config.model_validate(_with_prompt(_with_tasks(raw, folder or Path()), folder or Path()))
     except ValidationError as error:
         raise ConfigError("\n".join(explain(where, problem) for problem in error.errors())) from None
+
+
+def _with_tasks(raw: dict[str, object], folder: Path) -> dict[str, object]:
+    """The config with the contents of the file that `environment.tasks.file` names."""
+    environment = raw.get("environment")
+    tasks = environment.get("tasks") if isinstance(environment, dict) else None
+    if not isinstance(environment, dict) or not isinstance(tasks, dict) or tasks.get("file") is None:
+        return raw
+    path, contents = read_task_file(tasks, folder)
+    try:
+        fields = TaskFile.model_validate(contents).fields()
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(str(path), problem, TaskFile) for problem in error.errors())) from None
+    return raw | {"environment": environment | {"tasks": tasks | fields | {"file": None}}}
+
+
+def _with_prompt(raw: dict[str, object], folder: Path) -> dict[str, object]:
+    """The config with the contents of the file that `agent.prompt` names, unless it has them already."""
+    agent = raw.get("agent")
+    named = agent.get("prompt") if isinstance(agent, dict) else None
+    if not isinstance(agent, dict) or not isinstance(named, str) or agent.get("template") is not None:
+        return raw
+    if named in BUILT_IN_PROMPTS:
+        return raw
+    path = folder / named
+    try:
+        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError:
+        known = ", ".join(BUILT_IN_PROMPTS)
+        raise ConfigError(
+            f"agent.prompt (it is {named!r}): use {known}, or name a file: {path} cannot be read"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"agent.prompt: {path} is not YAML: {error}") from None
+    try:
+        template = PromptTexts.model_validate(contents)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(str(path), problem, PromptTexts) for problem in error.errors())) from None
+    return raw | {"agent": agent | {"template": template.model_dump()}}
 
 
 def _override(raw: dict[str, object], override: str) -> None:
@@ -81,7 +123,11 @@ def explain(where: str, problem: ErrorDetails, model: type[BaseModel] = Config, 
 
 def _fields_beside(section: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location[:-1]:
-        annotation = section.model_fields[str(part)].annotation
+        if isinstance(part, int):
+            continue  # an entry of a list, whose model is known already
+        annotation = section.model_fields[part].annotation
+        if typing.get_origin(annotation) is tuple:
+            annotation = typing.get_args(annotation)[0]
         if typing.get_origin(annotation) in (typing.Union, types.UnionType):
             annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

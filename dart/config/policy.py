@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Positive, Seconds, Section
+from dart.core.action import MOST_TOGETHER
 
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
+
+
+Shown = Literal["accessibility_tree", "last_action_error"]
 
 
 class Model(Section):
@@ -26,6 +30,39 @@ class Model(Section):
         return Path(self.path)
 
 
+BUILT_IN_PROMPTS = ("ui_tars", "qwen3_vl", "minimal")
+INSTRUCTION, NOTE = "{instruction}", "{note}"
+"""Placeholders of a prompt of one's own."""
+_STRUCTURE = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def _without_structure(text: str) -> str:
+    if found := next((token for token in _STRUCTURE if token in text), None):
+        raise ValueError(f"{found} would end or begin a message: leave it out")
+    return text
+
+
+class PromptTexts(Section):
+    """A prompt of one's own: what stands before the first screenshot. Its file has these two texts as YAML."""
+
+    system: str = Field(description="The system message. `{note}`, at most once, is where `agent.note` stands.")
+    user: str = Field(description="The first user message, with `{instruction}` exactly once.")
+
+    @field_validator("system", "user")
+    @classmethod
+    def _texts_alone(cls, text: str) -> str:
+        return _without_structure(text)
+
+    @model_validator(mode="after")
+    def _placeholders(self) -> PromptTexts:
+        if (times := self.user.count(INSTRUCTION)) != 1 or INSTRUCTION in self.system:
+            where = f"{times} times in user" if INSTRUCTION not in self.system else "in system"
+            raise ValueError(f"{INSTRUCTION} stands {where}: the task's instruction stands once, in user")
+        if self.system.count(NOTE) > 1 or NOTE in self.user:
+            raise ValueError(f"{NOTE} stands more than once or in user: it stands at most once, in system")
+        return self
+
+
 class Agent(Section):
     grammar: Literal["ui_tars", "qwen3_vl"] = Field("ui_tars", description="How the policy writes its actions.")
     read: Literal["reference", "strict"] = Field(
@@ -36,11 +73,44 @@ class Agent(Section):
     coordinates: Literal["pixels", "thousand"] = Field(
         "pixels", description="UI-TARS 1.5 uses pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
     )
-    prompt: Literal["ui_tars", "qwen3_vl", "minimal"] = Field(
-        "ui_tars", description="The prompt template; `minimal` has no system text, for models made for one task."
+    prompt: str = Field(
+        "ui_tars",
+        min_length=1,
+        description="The prompt template: `ui_tars`, `qwen3_vl`, or `minimal`, which has no system text, for models "
+        "made for one task. Or a YAML file with a prompt of your own (docs/grammars.md), relative to the config.",
+    )
+    template: PromptTexts | None = Field(
+        None, description="What the file that `prompt` names holds: the run's own config.yaml has it here."
+    )
+    note: str = Field(
+        "",
+        description="Text that is appended to the system prompt, for example a password that the tasks need. "
+        "`minimal` has no place for it.",
+    )
+    actions_per_step: int = Field(
+        1,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="The most actions of one turn that are carried out before the next screenshot, where the text has "
+        "several (docs/grammars.md); 1: the first alone. Only for `read: reference`.",
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
     history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")
+    show: tuple[Shown, ...] = Field(
+        (),
+        description="Texts of the environment that stand after each screenshot in the prompt, if the world gives them: "
+        "`accessibility_tree`, `last_action_error`. A model must have been trained with them.",
+    )
+    shown_characters: Positive = Field(
+        16_384, description="The most characters of each of these texts; what is cut off is said."
+    )
+    goal_images: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="The most pictures that may belong to an instruction (image goals). A task with more cannot be "
+        "run. Engines reserve memory for this many in addition to the screenshots.",
+    )
     resize_multiple: Positive = Field(
         28,
         description="Must match the model's preprocessor_config.json, so that coordinates agree: both sides of a "
@@ -52,6 +122,27 @@ class Agent(Section):
     min_pixels: Positive = Field(
         100 * 28 * 28, description="The fewest pixels of a resized screenshot, as in preprocessor_config.json."
     )
+
+    @field_validator("note")
+    @classmethod
+    def _note_alone(cls, note: str) -> str:
+        return _without_structure(note)
+
+    @model_validator(mode="after")
+    def _together(self) -> Agent:
+        own = self.prompt not in BUILT_IN_PROMPTS
+        if own and self.template is None:
+            raise ValueError(f"prompt {self.prompt} is none of {', '.join(BUILT_IN_PROMPTS)} and has not been read")
+        if not own and self.template is not None:
+            raise ValueError(f"template is set, and prompt {self.prompt} is built in: name a file, or omit template")
+        if self.actions_per_step > 1 and self.read == "strict":
+            raise ValueError(
+                f"actions_per_step is {self.actions_per_step}, and read is strict, which takes exactly one action: set "
+                "read: reference, or omit it"
+            )
+        if self.note and self.prompt == "minimal":
+            raise ValueError("note is set, and prompt minimal has no system text: omit it, or use another prompt")
+        return self
 
 
 class Rollout(Section):

@@ -42,6 +42,11 @@ class Config(Section):
         """True if the run needs environments and replicas."""
         return self.algorithm != "sft" or self.evaluation.episodes > 0
 
+    def step_limit(self, task: str) -> int:
+        """The most steps of a trajectory of the task with this name."""
+        limit = self.environment.tasks.step_limits.get(task, self.curation.step_limit)
+        return min(self.curation.step_limit, limit)
+
     @model_validator(mode="after")
     def _together(self) -> Config:
         if self.algorithm == "sft" and not self.sft.sources:
@@ -84,11 +89,20 @@ class Config(Section):
                 f"sync.max_unavailable is {self.sync.max_unavailable} "
                 f"but there are only {self.rollout.replicas} replicas"
             )
-        episodes, tasks = self.evaluation.episodes, len(set(self.environment.tasks.names))
-        first, last = self.environment.tasks.eval_seeds
-        if (needed := -(-episodes // tasks)) > last - first:
+        self._enough_instances()
+        return self
+
+    def _enough_instances(self) -> None:
+        episodes, tasks = self.evaluation.episodes, self.environment.tasks
+        names, (first, last) = len(tasks.evaluation), tasks.eval_seeds
+        if tasks.single_instance and episodes > tasks.instances:
             raise ValueError(
-                f"evaluation.episodes: {episodes} episodes of {tasks} tasks need {needed} held-out seeds, and "
+                f"evaluation.episodes is {episodes}, and the {names} tasks of the evaluation have {tasks.instances} "
+                f"instances, because some have only one: set it to {tasks.instances} or less; evaluation.samples "
+                "repeats instances"
+            )
+        if not tasks.single_instance and (needed := -(-episodes // names)) > last - first:
+            raise ValueError(
+                f"evaluation.episodes: {episodes} episodes of {names} tasks need {needed} held-out seeds, and "
                 f"environment.tasks.eval_seeds has {last - first}: widen it or evaluate fewer"
             )
-        return self

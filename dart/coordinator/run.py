@@ -184,7 +184,8 @@ class Run:
         """Put tasks at the head of the queue, all of them or none. Raises NotWanted."""
         self._while_training("tasks")
         wanted = self.config.environment.tasks
-        rules = Submissions(self.config.environment.kind, wanted.names, wanted.eval_seeds)
+        kind = self.config.environment.kind
+        rules = Submissions(kind, wanted.training, wanted.eval_seeds, wanted.single_instance)
         rules.check(tasks, self.data.submitted_tasks)
         for task in tasks:
             self.data.submit(task)
@@ -214,7 +215,7 @@ class Run:
                 ready += f", {len(self.ranks)} of {self.config.trainer.ranks} trainer ranks"
             return Activity(f"{ready} are ready")
         if (evaluation := self.evaluations.current) is not None:
-            finished, total = len(evaluation.outcomes), evaluation.total
+            finished, total = evaluation.ended, evaluation.total
             return Activity(f"{finished}/{total} episodes", finished / max(total, 1))
         return Activity(str(self.collection)) if self.collection is not None else Activity()
 
@@ -302,7 +303,8 @@ class Run:
                 policy = str(endpoint) if endpoint else None
                 document = await asyncio.to_thread(source.document, self.directory.name, policy)
                 write_json(self.directory.evaluation, document)
-                return self._common() | {"evaluation": source.result()}
+                seen = list(self.config.environment.tasks.not_held_out)
+                return self._common() | {"evaluation": source.result(), "evaluated_on_training_tasks": seen}
             case Train():
                 return await self._trained()
 
@@ -420,6 +422,7 @@ class Run:
             **self._common(),
             "success_before": self.evaluations.results.get("before"),
             "success_after": self.evaluations.results.get("after"),
+            "evaluated_on_training_tasks": list(self.config.environment.tasks.not_held_out),
             **training_summary(figures, times),
             "wall_seconds": round(time.monotonic() - self._began, 2),
         }

@@ -12,7 +12,11 @@ from typing import Literal
 MouseButton = Literal["left", "middle", "right"]
 PressMode = Literal["press", "down", "up"]
 FinishStatus = Literal["success", "fail", "infeasible", "call_user"]
-SystemKind = Literal["back", "home", "open_app", "open_url"]
+SystemKind = Literal["back", "home", "open_app", "open_url", "app_switch", "volume_up", "volume_down"]
+MOST_TOGETHER = 16
+"""The most actions in one `Several`."""
+MOST_HELD_SECONDS = 60.0
+"""The longest that an action may hold a button, or a drag may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,16 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """`at` None clicks where the pointer is. `count` 2 is a double click. `modifiers` are held during the click."""
+    """`at` None clicks where the pointer is. `count` 2 is a double click. `modifiers` are held during the click.
+
+    `hold_seconds` is how long the button stays down: a long press. 0 is an ordinary click.
+    """
 
     at: Point | None
     button: MouseButton = "left"
     count: int = 1
     modifiers: tuple[str, ...] = ()
+    hold_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,14 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Drag:
-    """Pressed at the first point of `path`, released at the last. A path of one point starts at the pointer."""
+    """Pressed at the first point of `path`, released at the last. A path of one point starts at the pointer.
+
+    `duration_seconds` is the time from press to release; 0 is as fast as the environment can.
+    """
 
     path: tuple[Point, ...]
     button: MouseButton = "left"
+    duration_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +129,23 @@ class Code:
     source: str
 
 
-Action = Move | Click | Button | Drag | Scroll | Keys | TypeText | Wait | Observe | Finish | System | Code
+Single = Move | Click | Button | Drag | Scroll | Keys | TypeText | Wait | Observe | Finish | System | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Actions of one turn, carried out in order with one observation afterwards. None of them finishes the episode.
+
+    Environments never get it: its actions are sent one by one, until one fails or the episode is over.
+    """
+
+    actions: tuple[Single, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.actions) <= MOST_TOGETHER:
+            raise ValueError(f"{len(self.actions)} actions together: there must be 1 to {MOST_TOGETHER}")
+        if wrong := [one for one in self.actions if isinstance(one, Several | Finish)]:
+            raise ValueError(f"{wrong[0]} cannot be one of several actions: only what an environment carries out can")
+
+
+Action = Single | Several

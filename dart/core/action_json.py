@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import get_args
+from typing import cast, get_args
 
 from dart.core import action as a
 
@@ -58,6 +58,14 @@ def _path(value: object) -> tuple[a.Point, ...]:
     return tuple(_point(item) for item in value)
 
 
+def _actions(value: object) -> tuple[a.Action, ...]:
+    if not isinstance(value, list) or any(
+        not isinstance(one, Mapping) or one.get("kind") == "several" for one in value
+    ):
+        raise ValueError("must be a list of actions, none of which is several")
+    return tuple(action_from_json(one) for one in value)
+
+
 def _one_of(*names: str) -> Decode:
     def decode(value: object) -> object:
         if value not in names:
@@ -72,9 +80,12 @@ _BUTTON = _one_of(*get_args(a.MouseButton))
 # Kind → its class, and how to read each of its fields.
 _KINDS: dict[str, tuple[type, dict[str, Decode]]] = {
     "move": (a.Move, {"at": _point}),
-    "click": (a.Click, {"at": _point_or_none, "button": _BUTTON, "count": _integer, "modifiers": _strings}),
+    "click": (
+        a.Click,
+        {"at": _point_or_none, "button": _BUTTON, "count": _integer, "modifiers": _strings, "hold_seconds": _number},
+    ),
     "button": (a.Button, {"at": _point_or_none, "button": _BUTTON, "mode": _one_of("down", "up")}),
-    "drag": (a.Drag, {"path": _path, "button": _BUTTON}),
+    "drag": (a.Drag, {"path": _path, "button": _BUTTON, "duration_seconds": _number}),
     "scroll": (a.Scroll, {"at": _point_or_none, "dx": _integer, "dy": _integer}),
     "keys": (a.Keys, {"keysyms": _strings, "mode": _one_of(*get_args(a.PressMode))}),
     "type_text": (a.TypeText, {"text": _string}),
@@ -83,10 +94,13 @@ _KINDS: dict[str, tuple[type, dict[str, Decode]]] = {
     "finish": (a.Finish, {"status": _one_of(*get_args(a.FinishStatus)), "answer": _string}),
     "system": (a.System, {"kind": _one_of(*get_args(a.SystemKind)), "argument": _string}),
     "code": (a.Code, {"language": _string, "source": _string}),
+    "several": (a.Several, {"actions": _actions}),
 }
 _NAMES = {cls: kind for kind, (cls, _) in _KINDS.items()}
-KINDS = tuple(_KINDS)
-"""Every kind of action, by its name."""
+_LATER = {"hold_seconds", "duration_seconds"}
+"""Fields that earlier versions of dart refuse, so they are written only where they say something."""
+KINDS = tuple(kind for kind in _KINDS if kind != "several")
+"""Every kind of action that an environment may carry out, by its name."""
 
 
 def kind_of(action: a.Action) -> str:
@@ -103,6 +117,8 @@ def _encode(value: object) -> object:
     match value:
         case a.Point(x, y):
             return {"x": x, "y": y}
+        case _ if type(value) in _NAMES:
+            return action_to_json(cast("a.Action", value))
         case tuple():
             return [_encode(item) for item in value]
         case _:
@@ -112,7 +128,10 @@ def _encode(value: object) -> object:
 def action_to_json(action: a.Action) -> dict[str, object]:
     """The action as a JSON object."""
     kind = kind_of(action)
-    return {"kind": kind} | {_key(kind, name): _encode(getattr(action, name)) for name in _KINDS[kind][1]}
+    values = {name: getattr(action, name) for name in _KINDS[kind][1]}
+    return {"kind": kind} | {
+        _key(kind, name): _encode(value) for name, value in values.items() if value or name not in _LATER
+    }
 
 
 def action_from_json(data: Mapping[str, object]) -> a.Action:

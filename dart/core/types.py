@@ -82,6 +82,12 @@ class Observation:
     reward: float = 0.0
     evidence_json: str = ""
     """The evidence for the verdict: a JSON object, as the world wrote it, or empty."""
+    accessibility_tree: str = ""
+    """What the screen holds, as text, if the world has such a tree. The prompt has it if `agent.show` says so."""
+    last_action_error: str = ""
+    """Why the environment could not carry out the last action, in its own words; empty if it could."""
+    goal_images: tuple[Image, ...] = ()
+    """Pictures that belong to the instruction; only at the first observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +115,17 @@ class Step:
 
     index: int
     images: tuple[Image, ...]
-    """Screenshots in the prompt, oldest first; the last is this step's observation."""
+    """Pictures in the prompt: those of the instruction, then screenshots, oldest first; the last is this step's
+    observation."""
     generation: Generation
     action: Action | None
     """None when the text could not be parsed."""
     parse_error: str = ""
     reading_rules: str = ""
     """The rules that reading the text took (docs/grammars.md), with spaces between them."""
+    accessibility_tree: str = ""
+    last_action_error: str = ""
+    """Both as in the step's observation, whether the prompt has them or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +181,17 @@ class Trajectory:
     """Unix seconds."""
     finished: float
     evidence_json: str = ""
-    """The evidence for the reward: a JSON object, as the world wrote it, or empty."""
+    """The evidence for the reward, or for `state_reward`: a JSON object, as the world wrote it, or empty."""
     pooled_from: str = ""
     """The id of the success that this is a copy of, if it replaces a failure (`core.curation.pool`)."""
+    goal_images: int = 0
+    """How many of the first pictures of each step belong to the instruction."""
+    state_judged: bool = False
+    """The policy's text was no action, or its history outgrew the context, so that the reward is 0, and the world has
+    judged the state that it left behind: `state_reward`, in [0, 1], with `evidence_json`. Harnesses that judge such
+    episodes count that; training does not."""
+    state_reward: float = 0.0
+    state_success: bool = False
 
     @property
     def oldest_version(self) -> int:
@@ -234,7 +252,8 @@ class Prompt:
 
     blocks: tuple[Block, ...]
     images: tuple[Image, ...]
-    """The screenshots in the blocks, oldest first; the last is this step's observation."""
+    """The pictures in the blocks, in order: those of the instruction, then screenshots, oldest first; the last is this
+    step's observation."""
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:

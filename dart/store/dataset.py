@@ -11,18 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dart.core.action_json import action_to_json
-from dart.core.types import Trajectory
+from dart.core.types import Image, Trajectory
 from dart.errors import UserError
 from dart.store.reader import Reader
 
 _VALUES = {
     "trajectory_id": "string", "task": "string", "seed": "int64", "instruction": "string", "step": "int32",
-    "text": "string", "action": "string", "reward": "float64", "source": "string",
+    "text": "string", "action": "string", "reward": "float64", "source": "string", "accessibility_tree": "string",
+    "last_action_error": "string",
 }  # fmt: skip
 # `datasets` reads this from the file's metadata; without it an image would load as a struct.
 _FEATURES = {name: {"dtype": kind, "_type": "Value"} for name, kind in _VALUES.items()} | {
     "history": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "Sequence"},
     "image": {"_type": "Image"},
+    "goal_images": {"feature": {"_type": "Image"}, "_type": "Sequence"},
 }
 
 
@@ -41,6 +43,7 @@ async def write_dataset(run: Reader, path: Path, source: str) -> int:
     columns = {name: types[kind] for name, kind in _VALUES.items()}
     columns["history"] = pa.list_(pa.string())
     columns["image"] = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    columns["goal_images"] = pa.list_(columns["image"])
     metadata = {"huggingface": json.dumps({"info": {"features": _FEATURES}})}
     schema = pa.schema(list(columns.items()), metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,6 @@ async def write_dataset(run: Reader, path: Path, source: str) -> int:
 def _rows(trajectory: Trajectory, source: str) -> Iterator[dict[str, object]]:
     said: list[str] = []
     for step in trajectory.steps:
-        image = step.images[-1]
         yield {
             "trajectory_id": trajectory.id,
             "task": trajectory.task.name,
@@ -71,6 +73,13 @@ def _rows(trajectory: Trajectory, source: str) -> Iterator[dict[str, object]]:
             "action": None if step.action is None else json.dumps(action_to_json(step.action)),
             "reward": trajectory.reward,
             "source": source,
-            "image": {"bytes": image.data, "path": f"{image.sha256.hex()}.{image.media_type.rpartition('/')[2]}"},
+            "accessibility_tree": step.accessibility_tree,
+            "last_action_error": step.last_action_error,
+            "image": _picture(step.images[-1]),
+            "goal_images": [_picture(image) for image in step.images[: trajectory.goal_images]],
         }
         said.append(step.generation.text)
+
+
+def _picture(image: Image) -> dict[str, object]:
+    return {"bytes": image.data, "path": f"{image.sha256.hex()}.{image.media_type.rpartition('/')[2]}"}

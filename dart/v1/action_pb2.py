@@ -24,47 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x61rt/v1/action.proto\x12\x07\x64\x61rt.v1\"\x1d\n\x05Point\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\xa5\x03\n\x06\x41\x63tion\x12\x1d\n\x04move\x18\x01 \x01(\x0b\x32\r.dart.v1.MoveH\x00\x12\x1f\n\x05\x63lick\x18\x02 \x01(\x0b\x32\x0e.dart.v1.ClickH\x00\x12!\n\x06\x62utton\x18\x03 \x01(\x0b\x32\x0f.dart.v1.ButtonH\x00\x12\x1d\n\x04\x64rag\x18\x04 \x01(\x0b\x32\r.dart.v1.DragH\x00\x12!\n\x06scroll\x18\x05 \x01(\x0b\x32\x0f.dart.v1.ScrollH\x00\x12\x1d\n\x04keys\x18\x06 \x01(\x0b\x32\r.dart.v1.KeysH\x00\x12&\n\ttype_text\x18\x07 \x01(\x0b\x32\x11.dart.v1.TypeTextH\x00\x12\x1d\n\x04wait\x18\x08 \x01(\x0b\x32\r.dart.v1.WaitH\x00\x12#\n\x07observe\x18\t \x01(\x0b\x32\x10.dart.v1.ObserveH\x00\x12!\n\x06\x66inish\x18\n \x01(\x0b\x32\x0f.dart.v1.FinishH\x00\x12!\n\x06system\x18\x0b \x01(\x0b\x32\x0f.dart.v1.SystemH\x00\x12\x1d\n\x04\x63ode\x18\x0c \x01(\x0b\x32\r.dart.v1.CodeH\x00\x42\x06\n\x04kind\"\"\n\x04Move\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\"k\n\x05\x43lick\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x11\n\tmodifiers\x18\x04 \x03(\t\"l\n\x06\x42utton\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\x12 \n\x04mode\x18\x03 \x01(\x0e\x32\x12.dart.v1.PressMode\"J\n\x04\x44rag\x12\x1c\n\x04path\x18\x01 \x03(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\"L\n\x06Scroll\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12\x12\n\ndx_notches\x18\x02 \x01(\x11\x12\x12\n\ndy_notches\x18\x03 \x01(\x11\"9\n\x04Keys\x12\x0f\n\x07keysyms\x18\x01 \x03(\t\x12 \n\x04mode\x18\x02 \x01(\x0e\x32\x12.dart.v1.PressMode\"\x18\n\x08TypeText\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x17\n\x04Wait\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"\t\n\x07Observe\"?\n\x06\x46inish\x12%\n\x06status\x18\x01 \x01(\x0e\x32\x15.dart.v1.FinishStatus\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\"=\n\x06System\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.dart.v1.SystemKind\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"(\n\x04\x43ode\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t*s\n\x0bMouseButton\x12\x1c\n\x18MOUSE_BUTTON_UNSPECIFIED\x10\x00\x12\x15\n\x11MOUSE_BUTTON_LEFT\x10\x01\x12\x17\n\x13MOUSE_BUTTON_MIDDLE\x10\x02\x12\x16\n\x12MOUSE_BUTTON_RIGHT\x10\x03*e\n\tPressMode\x12\x1a\n\x16PRESS_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PRESS_MODE_PRESS\x10\x01\x12\x13\n\x0fPRESS_MODE_DOWN\x10\x02\x12\x11\n\rPRESS_MODE_UP\x10\x03*\x9b\x01\n\x0c\x46inishStatus\x12\x1d\n\x19\x46INISH_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46INISH_STATUS_SUCCESS\x10\x01\x12\x16\n\x12\x46INISH_STATUS_FAIL\x10\x02\x12\x1c\n\x18\x46INISH_STATUS_INFEASIBLE\x10\x03\x12\x1b\n\x17\x46INISH_STATUS_CALL_USER\x10\x04*\x89\x01\n\nSystemKind\x12\x1b\n\x17SYSTEM_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SYSTEM_KIND_BACK\x10\x01\x12\x14\n\x10SYSTEM_KIND_HOME\x10\x02\x12\x18\n\x14SYSTEM_KIND_OPEN_APP\x10\x03\x12\x18\n\x14SYSTEM_KIND_OPEN_URL\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x61rt/v1/action.proto\x12\x07\x64\x61rt.v1\"\x1d\n\x05Point\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\"\xca\x03\n\x06\x41\x63tion\x12\x1d\n\x04move\x18\x01 \x01(\x0b\x32\r.dart.v1.MoveH\x00\x12\x1f\n\x05\x63lick\x18\x02 \x01(\x0b\x32\x0e.dart.v1.ClickH\x00\x12!\n\x06\x62utton\x18\x03 \x01(\x0b\x32\x0f.dart.v1.ButtonH\x00\x12\x1d\n\x04\x64rag\x18\x04 \x01(\x0b\x32\r.dart.v1.DragH\x00\x12!\n\x06scroll\x18\x05 \x01(\x0b\x32\x0f.dart.v1.ScrollH\x00\x12\x1d\n\x04keys\x18\x06 \x01(\x0b\x32\r.dart.v1.KeysH\x00\x12&\n\ttype_text\x18\x07 \x01(\x0b\x32\x11.dart.v1.TypeTextH\x00\x12\x1d\n\x04wait\x18\x08 \x01(\x0b\x32\r.dart.v1.WaitH\x00\x12#\n\x07observe\x18\t \x01(\x0b\x32\x10.dart.v1.ObserveH\x00\x12!\n\x06\x66inish\x18\n \x01(\x0b\x32\x0f.dart.v1.FinishH\x00\x12!\n\x06system\x18\x0b \x01(\x0b\x32\x0f.dart.v1.SystemH\x00\x12\x1d\n\x04\x63ode\x18\x0c \x01(\x0b\x32\r.dart.v1.CodeH\x00\x12#\n\x07several\x18\r \x01(\x0b\x32\x10.dart.v1.SeveralH\x00\x42\x06\n\x04kind\"\"\n\x04Move\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\"\x81\x01\n\x05\x43lick\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x11\n\tmodifiers\x18\x04 \x03(\t\x12\x14\n\x0chold_seconds\x18\x05 \x01(\x01\"l\n\x06\x42utton\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\x12 \n\x04mode\x18\x03 \x01(\x0e\x32\x12.dart.v1.PressMode\"d\n\x04\x44rag\x12\x1c\n\x04path\x18\x01 \x03(\x0b\x32\x0e.dart.v1.Point\x12$\n\x06\x62utton\x18\x02 \x01(\x0e\x32\x14.dart.v1.MouseButton\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\"L\n\x06Scroll\x12\x1a\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0e.dart.v1.Point\x12\x12\n\ndx_notches\x18\x02 \x01(\x11\x12\x12\n\ndy_notches\x18\x03 \x01(\x11\"9\n\x04Keys\x12\x0f\n\x07keysyms\x18\x01 \x03(\t\x12 \n\x04mode\x18\x02 \x01(\x0e\x32\x12.dart.v1.PressMode\"\x18\n\x08TypeText\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x17\n\x04Wait\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"\t\n\x07Observe\"?\n\x06\x46inish\x12%\n\x06status\x18\x01 \x01(\x0e\x32\x15.dart.v1.FinishStatus\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\"=\n\x06System\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.dart.v1.SystemKind\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"(\n\x04\x43ode\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"+\n\x07Several\x12 \n\x07\x61\x63tions\x18\x01 \x03(\x0b\x32\x0f.dart.v1.Action*s\n\x0bMouseButton\x12\x1c\n\x18MOUSE_BUTTON_UNSPECIFIED\x10\x00\x12\x15\n\x11MOUSE_BUTTON_LEFT\x10\x01\x12\x17\n\x13MOUSE_BUTTON_MIDDLE\x10\x02\x12\x16\n\x12MOUSE_BUTTON_RIGHT\x10\x03*e\n\tPressMode\x12\x1a\n\x16PRESS_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PRESS_MODE_PRESS\x10\x01\x12\x13\n\x0fPRESS_MODE_DOWN\x10\x02\x12\x11\n\rPRESS_MODE_UP\x10\x03*\x9b\x01\n\x0c\x46inishStatus\x12\x1d\n\x19\x46INISH_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46INISH_STATUS_SUCCESS\x10\x01\x12\x16\n\x12\x46INISH_STATUS_FAIL\x10\x02\x12\x1c\n\x18\x46INISH_STATUS_INFEASIBLE\x10\x03\x12\x1b\n\x17\x46INISH_STATUS_CALL_USER\x10\x04*\xdd\x01\n\nSystemKind\x12\x1b\n\x17SYSTEM_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SYSTEM_KIND_BACK\x10\x01\x12\x14\n\x10SYSTEM_KIND_HOME\x10\x02\x12\x18\n\x14SYSTEM_KIND_OPEN_APP\x10\x03\x12\x18\n\x14SYSTEM_KIND_OPEN_URL\x10\x04\x12\x1a\n\x16SYSTEM_KIND_APP_SWITCH\x10\x05\x12\x19\n\x15SYSTEM_KIND_VOLUME_UP\x10\x06\x12\x1b\n\x17SYSTEM_KIND_VOLUME_DOWN\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dart.v1.action_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MOUSEBUTTON']._serialized_start=1188
-  _globals['_MOUSEBUTTON']._serialized_end=1303
-  _globals['_PRESSMODE']._serialized_start=1305
-  _globals['_PRESSMODE']._serialized_end=1406
-  _globals['_FINISHSTATUS']._serialized_start=1409
-  _globals['_FINISHSTATUS']._serialized_end=1564
-  _globals['_SYSTEMKIND']._serialized_start=1567
-  _globals['_SYSTEMKIND']._serialized_end=1704
+  _globals['_MOUSEBUTTON']._serialized_start=1319
+  _globals['_MOUSEBUTTON']._serialized_end=1434
+  _globals['_PRESSMODE']._serialized_start=1436
+  _globals['_PRESSMODE']._serialized_end=1537
+  _globals['_FINISHSTATUS']._serialized_start=1540
+  _globals['_FINISHSTATUS']._serialized_end=1695
+  _globals['_SYSTEMKIND']._serialized_start=1698
+  _globals['_SYSTEMKIND']._serialized_end=1919
   _globals['_POINT']._serialized_start=33
   _globals['_POINT']._serialized_end=62
   _globals['_ACTION']._serialized_start=65
-  _globals['_ACTION']._serialized_end=486
-  _globals['_MOVE']._serialized_start=488
-  _globals['_MOVE']._serialized_end=522
-  _globals['_CLICK']._serialized_start=524
-  _globals['_CLICK']._serialized_end=631
-  _globals['_BUTTON']._serialized_start=633
-  _globals['_BUTTON']._serialized_end=741
-  _globals['_DRAG']._serialized_start=743
-  _globals['_DRAG']._serialized_end=817
-  _globals['_SCROLL']._serialized_start=819
-  _globals['_SCROLL']._serialized_end=895
-  _globals['_KEYS']._serialized_start=897
-  _globals['_KEYS']._serialized_end=954
-  _globals['_TYPETEXT']._serialized_start=956
-  _globals['_TYPETEXT']._serialized_end=980
-  _globals['_WAIT']._serialized_start=982
-  _globals['_WAIT']._serialized_end=1005
-  _globals['_OBSERVE']._serialized_start=1007
-  _globals['_OBSERVE']._serialized_end=1016
-  _globals['_FINISH']._serialized_start=1018
-  _globals['_FINISH']._serialized_end=1081
-  _globals['_SYSTEM']._serialized_start=1083
-  _globals['_SYSTEM']._serialized_end=1144
-  _globals['_CODE']._serialized_start=1146
-  _globals['_CODE']._serialized_end=1186
+  _globals['_ACTION']._serialized_end=523
+  _globals['_MOVE']._serialized_start=525
+  _globals['_MOVE']._serialized_end=559
+  _globals['_CLICK']._serialized_start=562
+  _globals['_CLICK']._serialized_end=691
+  _globals['_BUTTON']._serialized_start=693
+  _globals['_BUTTON']._serialized_end=801
+  _globals['_DRAG']._serialized_start=803
+  _globals['_DRAG']._serialized_end=903
+  _globals['_SCROLL']._serialized_start=905
+  _globals['_SCROLL']._serialized_end=981
+  _globals['_KEYS']._serialized_start=983
+  _globals['_KEYS']._serialized_end=1040
+  _globals['_TYPETEXT']._serialized_start=1042
+  _globals['_TYPETEXT']._serialized_end=1066
+  _globals['_WAIT']._serialized_start=1068
+  _globals['_WAIT']._serialized_end=1091
+  _globals['_OBSERVE']._serialized_start=1093
+  _globals['_OBSERVE']._serialized_end=1102
+  _globals['_FINISH']._serialized_start=1104
+  _globals['_FINISH']._serialized_end=1167
+  _globals['_SYSTEM']._serialized_start=1169
+  _globals['_SYSTEM']._serialized_end=1230
+  _globals['_CODE']._serialized_start=1232
+  _globals['_CODE']._serialized_end=1272
+  _globals['_SEVERAL']._serialized_start=1274
+  _globals['_SEVERAL']._serialized_end=1317
 # @@protoc_insertion_point(module_scope)

@@ -36,6 +36,9 @@ class SystemKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SYSTEM_KIND_HOME: _ClassVar[SystemKind]
     SYSTEM_KIND_OPEN_APP: _ClassVar[SystemKind]
     SYSTEM_KIND_OPEN_URL: _ClassVar[SystemKind]
+    SYSTEM_KIND_APP_SWITCH: _ClassVar[SystemKind]
+    SYSTEM_KIND_VOLUME_UP: _ClassVar[SystemKind]
+    SYSTEM_KIND_VOLUME_DOWN: _ClassVar[SystemKind]
 MOUSE_BUTTON_UNSPECIFIED: MouseButton
 MOUSE_BUTTON_LEFT: MouseButton
 MOUSE_BUTTON_MIDDLE: MouseButton
@@ -54,6 +57,9 @@ SYSTEM_KIND_BACK: SystemKind
 SYSTEM_KIND_HOME: SystemKind
 SYSTEM_KIND_OPEN_APP: SystemKind
 SYSTEM_KIND_OPEN_URL: SystemKind
+SYSTEM_KIND_APP_SWITCH: SystemKind
+SYSTEM_KIND_VOLUME_UP: SystemKind
+SYSTEM_KIND_VOLUME_DOWN: SystemKind
 
 class Point(_message.Message):
     __slots__ = ("x", "y")
@@ -64,7 +70,7 @@ class Point(_message.Message):
     def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("move", "click", "button", "drag", "scroll", "keys", "type_text", "wait", "observe", "finish", "system", "code")
+    __slots__ = ("move", "click", "button", "drag", "scroll", "keys", "type_text", "wait", "observe", "finish", "system", "code", "several")
     MOVE_FIELD_NUMBER: _ClassVar[int]
     CLICK_FIELD_NUMBER: _ClassVar[int]
     BUTTON_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +83,7 @@ class Action(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     move: Move
     click: Click
     button: Button
@@ -89,7 +96,8 @@ class Action(_message.Message):
     finish: Finish
     system: System
     code: Code
-    def __init__(self, move: _Optional[_Union[Move, _Mapping]] = ..., click: _Optional[_Union[Click, _Mapping]] = ..., button: _Optional[_Union[Button, _Mapping]] = ..., drag: _Optional[_Union[Drag, _Mapping]] = ..., scroll: _Optional[_Union[Scroll, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., type_text: _Optional[_Union[TypeText, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., observe: _Optional[_Union[Observe, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., system: _Optional[_Union[System, _Mapping]] = ..., code: _Optional[_Union[Code, _Mapping]] = ...) -> None: ...
+    several: Several
+    def __init__(self, move: _Optional[_Union[Move, _Mapping]] = ..., click: _Optional[_Union[Click, _Mapping]] = ..., button: _Optional[_Union[Button, _Mapping]] = ..., drag: _Optional[_Union[Drag, _Mapping]] = ..., scroll: _Optional[_Union[Scroll, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., type_text: _Optional[_Union[TypeText, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., observe: _Optional[_Union[Observe, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., system: _Optional[_Union[System, _Mapping]] = ..., code: _Optional[_Union[Code, _Mapping]] = ..., several: _Optional[_Union[Several, _Mapping]] = ...) -> None: ...
 
 class Move(_message.Message):
     __slots__ = ("at",)
@@ -98,16 +106,18 @@ class Move(_message.Message):
     def __init__(self, at: _Optional[_Union[Point, _Mapping]] = ...) -> None: ...
 
 class Click(_message.Message):
-    __slots__ = ("at", "button", "count", "modifiers")
+    __slots__ = ("at", "button", "count", "modifiers", "hold_seconds")
     AT_FIELD_NUMBER: _ClassVar[int]
     BUTTON_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     MODIFIERS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     at: Point
     button: MouseButton
     count: int
     modifiers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, at: _Optional[_Union[Point, _Mapping]] = ..., button: _Optional[_Union[MouseButton, str]] = ..., count: _Optional[int] = ..., modifiers: _Optional[_Iterable[str]] = ...) -> None: ...
+    hold_seconds: float
+    def __init__(self, at: _Optional[_Union[Point, _Mapping]] = ..., button: _Optional[_Union[MouseButton, str]] = ..., count: _Optional[int] = ..., modifiers: _Optional[_Iterable[str]] = ..., hold_seconds: _Optional[float] = ...) -> None: ...
 
 class Button(_message.Message):
     __slots__ = ("at", "button", "mode")
@@ -120,12 +130,14 @@ class Button(_message.Message):
     def __init__(self, at: _Optional[_Union[Point, _Mapping]] = ..., button: _Optional[_Union[MouseButton, str]] = ..., mode: _Optional[_Union[PressMode, str]] = ...) -> None: ...
 
 class Drag(_message.Message):
-    __slots__ = ("path", "button")
+    __slots__ = ("path", "button", "duration_seconds")
     PATH_FIELD_NUMBER: _ClassVar[int]
     BUTTON_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedCompositeFieldContainer[Point]
     button: MouseButton
-    def __init__(self, path: _Optional[_Iterable[_Union[Point, _Mapping]]] = ..., button: _Optional[_Union[MouseButton, str]] = ...) -> None: ...
+    duration_seconds: float
+    def __init__(self, path: _Optional[_Iterable[_Union[Point, _Mapping]]] = ..., button: _Optional[_Union[MouseButton, str]] = ..., duration_seconds: _Optional[float] = ...) -> None: ...
 
 class Scroll(_message.Message):
     __slots__ = ("at", "dx_notches", "dy_notches")
@@ -184,3 +196,9 @@ class Code(_message.Message):
     language: str
     source: str
     def __init__(self, language: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class Several(_message.Message):
+    __slots__ = ("actions",)
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    actions: _containers.RepeatedCompositeFieldContainer[Action]
+    def __init__(self, actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ...) -> None: ...

@@ -30,6 +30,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_TRAINER: _ClassVar[FailureCode]
     FAILURE_CODE_CONTEXT_FULL: _ClassVar[FailureCode]
     FAILURE_CODE_BROKEN: _ClassVar[FailureCode]
+    FAILURE_CODE_TASK: _ClassVar[FailureCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -50,6 +51,7 @@ FAILURE_CODE_TRANSFER: FailureCode
 FAILURE_CODE_TRAINER: FailureCode
 FAILURE_CODE_CONTEXT_FULL: FailureCode
 FAILURE_CODE_BROKEN: FailureCode
+FAILURE_CODE_TASK: FailureCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -274,7 +276,7 @@ class Release(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Observed(_message.Message):
-    __slots__ = ("assignment", "image", "instruction", "done", "reward", "seconds", "evidence_json")
+    __slots__ = ("assignment", "image", "instruction", "done", "reward", "seconds", "evidence_json", "accessibility_tree", "last_action_error", "goal_images")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +284,9 @@ class Observed(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ACCESSIBILITY_TREE_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACTION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    GOAL_IMAGES_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     image: _image_pb2.Image
     instruction: str
@@ -289,7 +294,10 @@ class Observed(_message.Message):
     reward: float
     seconds: float
     evidence_json: str
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ..., evidence_json: _Optional[str] = ...) -> None: ...
+    accessibility_tree: str
+    last_action_error: str
+    goal_images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ..., evidence_json: _Optional[str] = ..., accessibility_tree: _Optional[str] = ..., last_action_error: _Optional[str] = ..., goal_images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("assignment",)

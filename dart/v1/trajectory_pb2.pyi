@@ -47,7 +47,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("index", "images", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "action", "parse_error", "reading_rules")
+    __slots__ = ("index", "images", "prompt_token_ids", "token_ids", "logprobs", "versions", "text", "action", "parse_error", "reading_rules", "accessibility_tree", "last_action_error")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class Step(_message.Message):
     ACTION_FIELD_NUMBER: _ClassVar[int]
     PARSE_ERROR_FIELD_NUMBER: _ClassVar[int]
     READING_RULES_FIELD_NUMBER: _ClassVar[int]
+    ACCESSIBILITY_TREE_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACTION_ERROR_FIELD_NUMBER: _ClassVar[int]
     index: int
     images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -68,10 +70,12 @@ class Step(_message.Message):
     action: _action_pb2.Action
     parse_error: str
     reading_rules: str
-    def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ..., reading_rules: _Optional[str] = ...) -> None: ...
+    accessibility_tree: str
+    last_action_error: str
+    def __init__(self, index: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., text: _Optional[str] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., parse_error: _Optional[str] = ..., reading_rules: _Optional[str] = ..., accessibility_tree: _Optional[str] = ..., last_action_error: _Optional[str] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages")
+    __slots__ = ("id", "group_id", "task", "instruction", "steps", "termination", "reward", "success", "step_limit", "advantage", "fate", "started_unix_seconds", "finished_unix_seconds", "pooled_from", "evidence_json", "advantages", "goal_images", "state_judged", "state_reward", "state_success")
     ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +92,10 @@ class Trajectory(_message.Message):
     POOLED_FROM_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
+    GOAL_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    STATE_REWARD_FIELD_NUMBER: _ClassVar[int]
+    STATE_SUCCESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     group_id: str
     task: Task
@@ -104,4 +112,8 @@ class Trajectory(_message.Message):
     pooled_from: str
     evidence_json: str
     advantages: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ..., advantages: _Optional[_Iterable[float]] = ...) -> None: ...
+    goal_images: int
+    state_judged: bool
+    state_reward: float
+    state_success: bool
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., instruction: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., termination: _Optional[_Union[Termination, str]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., step_limit: _Optional[int] = ..., advantage: _Optional[float] = ..., fate: _Optional[str] = ..., started_unix_seconds: _Optional[float] = ..., finished_unix_seconds: _Optional[float] = ..., pooled_from: _Optional[str] = ..., evidence_json: _Optional[str] = ..., advantages: _Optional[_Iterable[float]] = ..., goal_images: _Optional[int] = ..., state_judged: _Optional[bool] = ..., state_reward: _Optional[float] = ..., state_success: _Optional[bool] = ...) -> None: ...

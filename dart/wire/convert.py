@@ -38,6 +38,8 @@ _STATUSES: dict[a.FinishStatus, Any] = {
 _SYSTEMS: dict[a.SystemKind, Any] = {
     "back": apb.SYSTEM_KIND_BACK, "home": apb.SYSTEM_KIND_HOME,
     "open_app": apb.SYSTEM_KIND_OPEN_APP, "open_url": apb.SYSTEM_KIND_OPEN_URL,
+    "app_switch": apb.SYSTEM_KIND_APP_SWITCH, "volume_up": apb.SYSTEM_KIND_VOLUME_UP,
+    "volume_down": apb.SYSTEM_KIND_VOLUME_DOWN,
 }  # fmt: skip
 _TERMINATIONS = {
     t.Termination.ENVIRONMENT: tpb.TERMINATION_ENVIRONMENT, t.Termination.FINISHED: tpb.TERMINATION_FINISHED,
@@ -89,20 +91,29 @@ def action_to_proto(action: a.Action) -> apb.Action:
 
 
 def write_action(into: apb.Action, action: a.Action) -> None:
-    """Fill in an empty message. Each nested message is looked up once, because that costs as much as four numbers."""
+    """Fill in an empty message."""
+    if not isinstance(action, a.Several):
+        _write_single(into, action)
+        return
+    for one in action.actions:
+        _write_single(into.several.actions.add(), one)
+
+
+def _write_single(into: apb.Action, action: a.Single) -> None:
+    """Each nested message is looked up once, because that costs as much as four numbers."""
     match action:
         case a.Move(at):
             _write_at(into.move, at)
-        case a.Click(at, button, count, modifiers):
+        case a.Click(at, button, count, modifiers, hold):
             click = into.click
             _write_at(click, at)
-            click.button, click.count = _BUTTONS[button], count
+            click.button, click.count, click.hold_seconds = _BUTTONS[button], count, hold
             click.modifiers.extend(modifiers)
         case a.Button(at, button, mode):
             _write_at(into.button, at)
             into.button.button, into.button.mode = _BUTTONS[button], _MODES[mode]
-        case a.Drag(path, button):
-            into.drag.button = _BUTTONS[button]
+        case a.Drag(path, button, duration):
+            into.drag.button, into.drag.duration_seconds = _BUTTONS[button], duration
             for point in path:
                 into.drag.path.add(x=point.x, y=point.y)
         case a.Scroll(at, dx, dy):
@@ -127,6 +138,13 @@ def write_action(into: apb.Action, action: a.Action) -> None:
 
 
 def action_from_proto(message: apb.Action) -> a.Action:
+    """Raises ValueError for an action of no known kind, and for one of several that is several itself."""
+    if message.HasField("several"):
+        return a.Several(tuple([_single_from_proto(one) for one in message.several.actions]))
+    return _single_from_proto(message)
+
+
+def _single_from_proto(message: apb.Action) -> a.Single:
     kind = message.WhichOneof("kind")
     if kind is None:
         raise ValueError("action has no kind: the sender speaks another protocol version")
@@ -135,11 +153,13 @@ def action_from_proto(message: apb.Action) -> a.Action:
         case "move":
             return a.Move(a.Point(m.at.x, m.at.y))
         case "click":
-            return a.Click(_at(m), _name(_BUTTONS, m.button, "mouse button"), m.count, tuple(m.modifiers))
+            button = _name(_BUTTONS, m.button, "mouse button")
+            return a.Click(_at(m), button, m.count, tuple(m.modifiers), m.hold_seconds)
         case "button":
             return a.Button(_at(m), _name(_BUTTONS, m.button, "mouse button"), _name(_MODES, m.mode, "press mode"))
         case "drag":
-            return a.Drag(tuple(a.Point(p.x, p.y) for p in m.path), _name(_BUTTONS, m.button, "mouse button"))
+            path = tuple(a.Point(p.x, p.y) for p in m.path)
+            return a.Drag(path, _name(_BUTTONS, m.button, "mouse button"), m.duration_seconds)
         case "scroll":
             return a.Scroll(_at(m), m.dx_notches, m.dy_notches)
         case "keys":
@@ -154,8 +174,10 @@ def action_from_proto(message: apb.Action) -> a.Action:
             return a.Finish(_name(_STATUSES, m.status, "finish status"), m.answer)
         case "system":
             return a.System(_name(_SYSTEMS, m.kind, "system kind"), m.argument)
-        case _:
+        case "code":
             return a.Code(m.language, m.source)
+        case _:
+            raise ValueError(f"an action of kind {kind} cannot be one of several")
 
 
 def image_to_proto(image: t.Image, with_data: bool = True) -> ipb.Image:
@@ -254,12 +276,15 @@ def spans_from_proto(spans: Sequence[tpb.VersionSpan]) -> tuple[t.VersionSpan, .
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
-    return t.Observation(image_from_proto(message.image), **_values(message, _OBSERVED))
+    goals = tuple([image_from_proto(image) for image in message.goal_images])
+    return t.Observation(image_from_proto(message.image), goal_images=goals, **_values(message, _OBSERVED))
 
 
 def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
     message = spb.Observed(seconds=seconds, **_values(observation, _OBSERVED))
     write_image(message.image, observation.image)
+    for image in observation.goal_images:
+        write_image(message.goal_images.add(), image)
     return message
 
 

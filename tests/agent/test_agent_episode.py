@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dart.agent.episode import ContextFull, EpisodeSpec, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
 from dart.config import Agent
 from dart.core.action import Action, Click, Finish, Point, Wait
-from dart.core.evaluation.outcomes import Failure, failure
+from dart.core.evaluation.outcomes import Failure, Outcome, failure
 from dart.core.types import (
     Generation,
     Image,
@@ -42,6 +42,11 @@ class World:
     verdicts: dict[int, float] = field(default_factory=dict)
     failure: Exception | None = None
     actions: list[tuple[Action, bool]] = field(default_factory=list)
+    state: float | None = None
+    """The verdict on the state as it is; None if there is none."""
+
+    async def judge(self) -> Observation | None:
+        return None if self.state is None else Observation(self._screen(), "", True, self.state, '{"left": 1}')
 
     def _screen(self) -> Image:
         return Image.of(bytes([len(self.actions)]), "image/png", 100, 100)
@@ -169,6 +174,26 @@ async def test_text_that_is_no_action() -> None:
     assert trajectory.steps[0].parse_error == ""
 
 
+@pytest.mark.parametrize(("state", "success"), [(None, False), (0.0, False), (0.4, False), (0.5, True), (1.0, True)])
+async def test_the_state_that_such_text_leaves_is_judged_beside_it(state: float | None, success: bool) -> None:
+    for script in (Script([CLICK, "Action: fly()"]), Forgetful([WAIT] * 3, turns=2)):
+        trajectory = await run(World(state=state), script)
+        assert (trajectory.reward, trajectory.success) == (0.0, False), "training is not told"
+        judged = state is not None
+        told = (trajectory.state_judged, trajectory.state_reward, trajectory.state_success, trajectory.evidence_json)
+        assert told == (judged, state or 0.0, success, '{"left": 1}' if judged else "")
+        outcome = Outcome.of(trajectory, 1)
+        assert (outcome.success, outcome.state_success) == (False, success)
+        message = trajectory_to_proto(trajectory, (), "", with_images=False)
+        assert (message.state_judged, message.state_reward, message.state_success) == told[:3]
+
+
+async def test_an_episode_with_a_verdict_is_not_judged_twice() -> None:
+    trajectory = await run(World({2: 1.0}, state=0.0), Script([CLICK, FINISH]))
+    assert trajectory.success and not trajectory.state_judged
+    assert Outcome.of(trajectory, 1).state_success
+
+
 async def test_a_step_names_the_rules_that_reading_it_took() -> None:
     world = World()
     trajectory = await run(world, Script([CLICK, "I wait. Action: wait(", "Action: finished()"]))
@@ -196,3 +221,43 @@ async def test_infrastructure_failures_pass_through() -> None:
     with pytest.raises(ConnectionError) as caught:
         await run(World(failure=failure), Script([WAIT]))
     assert caught.value is failure
+
+
+@dataclass
+class Telling(World):
+    """Gives all that an observation may have besides its screenshot."""
+
+    goals: int = 2
+
+    async def reset(self, task: Task) -> Observation:
+        goals = tuple(Image.of(bytes([200 + number]), "image/png", 50, 50) for number in range(self.goals))
+        seen = Observation(self._screen(), f"count to {task.seed}")
+        return replace(seen, accessibility_tree="tree 0", goal_images=goals)
+
+    async def act(self, action: Action, last: bool) -> Observation:
+        self.actions.append((action, last))
+        number = len(self.actions)
+        reward = self.verdicts.get(number)
+        return Observation(self._screen(), "", reward is not None, reward or 0.0, "", f"tree {number}", "nothing there")
+
+
+async def test_what_the_environment_tells_is_kept_and_shown() -> None:
+    agent = AGENT.model_copy(update={"show": ("accessibility_tree",), "goal_images": 2})
+    script = Script([CLICK, WAIT])
+    trajectory = await run(Telling({2: 1.0}), script, replace(SPEC, agent=agent))
+    assert [(step.accessibility_tree, step.last_action_error) for step in trajectory.steps] == [
+        ("tree 0", ""), ("tree 1", "nothing there"),
+    ]  # fmt: skip
+    assert trajectory.goal_images == 2
+    assert [[image.data[0] for image in step.images] for step in trajectory.steps] == [[200, 201, 0], [200, 201, 0, 1]]
+    texts = [[part.text for part in prompt.parts if isinstance(part, Text)] for prompt in script.prompts]
+    assert texts == [["count to 3", "tree 0"], ["count to 3", "tree 0", "tree 1"]]
+    message = trajectory_to_proto(trajectory, (), "pending", with_images=False)
+    assert (message.goal_images, message.steps[1].accessibility_tree) == (2, "tree 1")
+    assert message.steps[1].last_action_error == "nothing there"
+
+
+async def test_a_task_with_more_pictures_than_the_config_allows_is_wrong() -> None:
+    why = r"task world/count#3: its instruction has 2 pictures, and agent.goal_images is 0"
+    with pytest.raises(WrongTask, match=why):
+        await run(Telling(), Script([CLICK]))

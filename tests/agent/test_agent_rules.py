@@ -13,7 +13,7 @@ from dart.agent.grammar import Grammar, ParseError, declared_rules, make_grammar
 from dart.agent.rules.rule import EDGE
 from dart.agent.ui_tars import SCROLL_NOTCHES, WAIT_SECONDS
 from dart.config import Agent
-from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, Scroll, System, TypeText, Wait
+from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, Scroll, Several, System, TypeText, Wait
 from tests.agent.test_agent_grammar import ACTIONS, PIECES, SIZES
 
 SCREEN = (1920, 1080)
@@ -23,6 +23,7 @@ CONFIGS = {
     "qwen3_vl": Agent(grammar="qwen3_vl", prompt="qwen3_vl"),
 }
 REFERENCE = {name: make_grammar(agent) for name, agent in CONFIGS.items()}
+TOGETHER = {name: make_grammar(agent.model_copy(update={"actions_per_step": 3})) for name, agent in CONFIGS.items()}
 STRICT = {name: make_grammar(agent.model_copy(update={"read": "strict"})) for name, agent in CONFIGS.items()}
 BOTH = pytest.mark.parametrize("name", list(CONFIGS))
 
@@ -78,6 +79,24 @@ UI_TARS: list[tuple[str, Action, str]] = [
     ("Action: scroll(direction='down')", Scroll(None, dy=SCROLL_NOTCHES), "scroll-place"),
     ("Action: scroll(start_box='', direction='Up')", Scroll(None, dy=-SCROLL_NOTCHES), "direction scroll-place"),
     ("Action: hover(start_box='(1,2)')", Move(at(1, 2)), "hover"),
+    ("Action: long_press(start_box='(1,2)')", Click(at(1, 2), hold_seconds=1.0), "long-press"),
+    ("Action: long_press(start_box='(1,2)', time='')", Click(at(1, 2), hold_seconds=1.0), "long-press"),
+    ("Action: long_press(start_box='(1,2)', duration='2.5')", Click(at(1, 2), hold_seconds=2.5), "long-press"),
+    (
+        "Action: drag(start_box='(1,2)', end_box='(3,4)', duration='0.5')",
+        Drag((at(1, 2), at(3, 4)), duration_seconds=0.5),
+        "drag-duration",
+    ),
+    (
+        "Action: select(start_box='(1,2)', end_box='(3,4)', duration='')",
+        Drag((at(1, 2), at(3, 4))),
+        "select drag-duration",
+    ),
+    (
+        "Action: click(start_box='(1,2)', key='ctrl+shift')",
+        Click(at(1, 2), modifiers=("Control_L", "Shift_L")),
+        "held-keys",
+    ),
     ("Action: press(key='enter')", Keys(("Return",)), "press"),
     ("Action: keydown(key='shift')", Keys(("Shift_L",), "down"), "keydown"),
     ("Action: release(key='shift')", Keys(("Shift_L",), "up"), "keyup"),
@@ -111,9 +130,52 @@ QWEN: list[tuple[str, Action, str]] = [
     (call(action="key", keys="enter"), Keys(("Return",)), "key-text"),
     (call(action="key", keys=["ctrl+c"]), Keys(("Control_L", "c")), "key-plus"),
     (call(action="key", keys="ctrl+c"), Keys(("Control_L", "c")), "key-text key-plus"),
-    (call(action="left_click_drag", coordinate=[1, 2], duration=1), Drag((Point(0.001, 0.002),)), "extra-argument"),
+    (call(action="wait", time=1, text="loading"), Wait(1.0), "extra-argument"),
+    (
+        call(action="left_click_drag", coordinate=[1, 2], duration=1),
+        Drag((Point(0.001, 0.002),), duration_seconds=1.0),
+        "drag-duration",
+    ),
+    (call(action="long_press", coordinate=[1, 2]), Click(Point(0.001, 0.002), hold_seconds=1.0), "long-press"),
+    (call(action="long_press", coordinate=[1, 2], time=2), Click(Point(0.001, 0.002), hold_seconds=2.0), "long-press"),
+    (
+        call(action="double_click", coordinate=[1, 2], keys=["ctrl"]),
+        Click(Point(0.001, 0.002), count=2, modifiers=("Control_L",)),
+        "held-keys",
+    ),
 ]
 TABLE = [("ui_tars", *row) for row in UI_TARS] + [("qwen3_vl", *row) for row in QWEN]
+
+
+HOTKEY, CLICK_IT = "hotkey(key='shift')", "click(start_box='(1,2)')"
+SHIFT, CLICKED_AT = Keys(("Shift_L",)), Click(at(1, 2))
+WAIT_CALL = call(action="wait", time=1)
+SEVERAL: list[tuple[str, str, Action, str]] = [
+    ("ui_tars", f"Action: {HOTKEY}\n\n{CLICK_IT}", Several((SHIFT, CLICKED_AT)), "several-actions"),
+    ("ui_tars", f"Thought: a\nAction: {HOTKEY}\n{CLICK_IT}\n{HOTKEY}\nwait()", Several((SHIFT, CLICKED_AT, SHIFT)),
+     "several-actions"),
+    ("ui_tars", f"Action: keydown(key='ctrl')\n{CLICK_IT}\nrelease(key='ctrl')",
+     Several((Keys(("Control_L",), "down"), CLICKED_AT, Keys(("Control_L",), "up"))), "several-actions keydown keyup"),
+    ("ui_tars", f"Action: {CLICK_IT}\nfinished(content='ok')", CLICKED_AT, "several-actions"),
+    ("ui_tars", f"Action: finished(content='ok')\n{CLICK_IT}", Finish(answer="ok"), "several-actions"),
+    ("qwen3_vl", f"I do both.\n{CLICK}\n{WAIT_CALL}", Several((CLICKED, Wait(1.0))), "several-calls"),
+    ("qwen3_vl", f"{CLICK}\n{call(action='wait')}", Several((CLICKED, Wait(WAIT_SECONDS))), "several-calls time"),
+    ("qwen3_vl", f"{CLICK}\n{call(action='terminate', status='success')}", CLICKED, "several-calls"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "action", "rules"), SEVERAL)
+def test_several_actions_are_taken_where_the_config_allows_it(name: str, text: str, action: Action, rules: str) -> None:
+    read, used = TOGETHER[name].read(text, *SCREEN)
+    assert (repr(read), used) == (repr(action), tuple(rules.split()))
+    first, slugs = REFERENCE[name].read(text, *SCREEN)
+    assert not isinstance(first, Several) and {"first-action", "first-call"} & set(slugs)
+
+
+@pytest.mark.parametrize(("name", "text", "action", "rules"), TABLE)
+def test_a_single_action_is_read_alike_whatever_is_allowed(name: str, text: str, action: Action, rules: str) -> None:
+    if not rules.endswith(("first-action", "first-call")):
+        assert TOGETHER[name].read(text, *SCREEN) == REFERENCE[name].read(text, *SCREEN)
 
 
 @pytest.mark.parametrize(("name", "text", "action", "rules"), TABLE)
@@ -130,8 +192,10 @@ def test_every_rule_has_an_example_that_needs_it_alone_and_a_row_in_the_table(na
     rules = declared_rules(name)
     assert len({slug for slug, *_ in rules}) == len(rules)
     tested = {slug for grammar, _, _, slugs in TABLE if grammar == name for slug in slugs.split()}
+    tested |= {slug for grammar, _, _, slugs in SEVERAL if grammar == name for slug in slugs.split()}
     for slug, accepts, example in rules:
-        assert REFERENCE[name].read(example, *SCREEN)[1] == (slug,)
+        reader = TOGETHER if slug.startswith("several") else REFERENCE
+        assert reader[name].read(example, *SCREEN)[1] == (slug,)
         assert accepts.endswith(".") and slug in tested
 
 
@@ -162,7 +226,14 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("ui_tars", "", "no_action"),
         ("ui_tars", "click(start_box='(1,2)')", "no_action"),
         ("ui_tars", "Action: fly()", "unknown_action"),
-        ("ui_tars", "Action: long_press(start_box='(1,2)')", "unknown_action"),
+        ("ui_tars", "Action: long_press(start_box='(1,2)', time='long')", "bad_arguments"),
+        ("ui_tars", "Action: long_press(start_box='(1,2)', time='61')", "out_of_bounds"),
+        ("ui_tars", "Action: drag(start_box='(1,2)', end_box='(3,4)', duration='-1')", "out_of_bounds"),
+        ("ui_tars", "Action: click(start_box='(1,2)', key='blue')", "bad_arguments"),
+        ("qwen3_vl", call(action="left_click_drag", coordinate=[1, 2], duration="1"), "bad_arguments"),
+        ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=10**400), "bad_arguments"),
+        ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=1e9), "out_of_bounds"),
+        ("qwen3_vl", call(action="left_click", keys=7), "bad_arguments"),
         ("ui_tars", "Action: wait", "truncated"),
         ("ui_tars", "Action: wait() and then some", "trailing_text"),
         ("ui_tars", "Action: click(start_box='(1,2)", "truncated"),
@@ -218,6 +289,7 @@ LOOSE = st.sampled_from(
 @given(text=st.text() | st.lists(PIECES | LOOSE | st.text(max_size=3), max_size=14).map("".join))
 def test_any_text_is_an_action_or_a_parse_error(name: str, text: str) -> None:
     check(REFERENCE[name], STRICT[name], text)
+    check(TOGETHER[name], STRICT[name], text)
 
 
 @BOTH
@@ -228,7 +300,9 @@ def test_any_damage_to_an_action_leaves_an_action_or_a_parse_error(name: str, da
     text = data.draw(st.sampled_from(texts))
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 9)))
-    check(REFERENCE[name], STRICT[name], text[:start] + data.draw(st.text(max_size=3) | LOOSE) + text[end:])
+    damaged = text[:start] + data.draw(st.text(max_size=3) | LOOSE) + text[end:]
+    check(REFERENCE[name], STRICT[name], damaged)
+    check(TOGETHER[name], STRICT[name], damaged)
 
 
 def check(reference: Grammar, strict: Grammar, text: str) -> None:

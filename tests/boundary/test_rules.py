@@ -10,6 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from dart.core.types import Image
 from dart.v1 import control_pb2 as cpb
+from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
 from dart.v1 import weights_pb2 as wpb
@@ -91,6 +92,10 @@ def span(version: int, start: int, end: int) -> tpb.VersionSpan:
 
 HONEST = {
     "reset": (RESET, observed()),
+    "all that an environment may tell": (
+        RESET,
+        observed(accessibility_tree="x" * (1 << 18), last_action_error="x" * 8192, goal_images=[SCREEN] * 16),
+    ),
     "a verdict without a screenshot": (LAST, told(observed=pb.Observed(done=True, reward=1.0))),
     "done before the last action": (ACT, told(observed=pb.Observed(done=True))),
     "a suggestion": (
@@ -123,6 +128,29 @@ def test_what_honest_workers_answer_breaks_no_rule(name: str) -> None:
 
 BROKEN = {
     # Point 3 of the list of what a peer could do: one odd reply must not end the run.
+    "a press for an hour": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"click": {"button": 1, "count": 1, "hold_seconds": 3600.0}})),
+        "Suggested.action: Action.click: Click.hold_seconds",
+    ),
+    "a drag backwards in time": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"drag": {"button": 1, "duration_seconds": -1.0}})),
+        "Suggested.action: Action.drag: Drag.duration_seconds",
+    ),
+    "several suggestions": (
+        SUGGEST,
+        told(suggested=pb.Suggested(action={"several": {"actions": [{"wait": {"seconds": 1.0}}]}})),
+        "Suggested.action: Action.kind",
+    ),
+    "a tree without end": (ACT, observed(accessibility_tree="x" * ((1 << 18) + 1)), "Observed.accessibility_tree"),
+    "an error without end": (ACT, observed(last_action_error="x" * 8193), "Observed.last_action_error"),
+    "an album": (RESET, observed(goal_images=[SCREEN] * 17), "Observed.goal_images"),
+    "a picture of no size": (
+        RESET,
+        observed(goal_images=[ipb.Image(sha256=b"x", width_pixels=1, height_pixels=1)]),
+        "Observed.goal_images: Image.sha256",
+    ),
     "a reward that is NaN": (ACT, observed(done=True, reward=math.nan), "Observed.reward"),
     "an infinite reward": (ACT, observed(reward=math.inf), "Observed.reward"),
     "a huge reward": (ACT, observed(reward=1e308), "Observed.reward"),

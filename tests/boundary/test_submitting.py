@@ -28,7 +28,10 @@ def test_a_task_of_the_run_is_taken(seed: int) -> None:
     ("task", "why"),
     [
         (Task("osworld", "click-color"), r"^tasks\[1\]\.suite 'osworld' is not this run's: write miniwob$"),
-        (Task("miniwob", "click-colour"), r"^tasks\[1\]\.name 'click-colour' is no task of this run: choose one"),
+        (
+            Task("miniwob", "click-colour"),
+            r"^tasks\[1\]\.name 'click-colour' is not trained on in this run: choose",
+        ),
         (Task("miniwob", "click-color", 2**63), r"^tasks\[1\]\.seed 9223372036854775808 is out of range: choose"),
         (Task("miniwob", "click-color", -1), r"^tasks\[1\]\.seed -1 is out of range"),
         (Task("miniwob", "click-color", 1_000_000), r"^tasks\[1\]\.seed 1000000 is held out for evaluation \("),
@@ -38,6 +41,13 @@ def test_a_task_of_the_run_is_taken(seed: int) -> None:
 def test_any_other_task_is_refused_by_field_value_and_remedy(task: Task, why: str) -> None:
     with pytest.raises(NotWanted, match=why):
         RUN.check([GOOD, task], 0)
+
+
+def test_a_task_with_one_instance_has_no_other_seed() -> None:
+    run = Submissions("osworld", ("os/1",), (1_000_000, 1_010_000), single=("os/1",))
+    run.check([Task("osworld", "os/1", 0)], 0)
+    with pytest.raises(NotWanted, match=r"seed 7: os/1 has one instance alone: choose seed 0"):
+        run.check([Task("osworld", "os/1", 7)], 0)
 
 
 def test_no_more_than_a_bound_may_wait() -> None:

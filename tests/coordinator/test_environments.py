@@ -6,15 +6,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from fleet_samples import fleet, screen
 
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.roster import Roster
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
+from dart.core.action import Click, Several, Wait
 from dart.core.curation.orders import Order
-from dart.core.types import Task
+from dart.core.types import Observation, Task
 from dart.core.usage import EnvState
 from dart.v1 import session_pb2 as pb
+from dart.wire.convert import observation_to_proto
 
 TASK = Task("s", "a", 1)
 
@@ -184,3 +187,62 @@ async def test_a_worker_cannot_fill_the_journal_with_reasons(tmp_path: Path) -> 
     journal.close()
     events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"environments"' in line]
     assert len(events) == 1 and "image 0 is missing" in events[0]
+
+
+# ---- several actions in one step ----
+
+
+@pytest.mark.parametrize(
+    ("last", "answers", "sent"),
+    [
+        (False, ["", ""], [("wait", False), ("click", False)]),
+        (True, ["", "done"], [("wait", False), ("click", True)]),
+        (False, ["done"], [("wait", False)]),
+        (False, ["no such element"], [("wait", False)]),
+        (True, ["no such element", "done"], [("wait", False), ("observe", True)]),
+    ],
+)
+async def test_several_actions_are_sent_one_by_one_until_one_fails_or_the_episode_is_over(
+    last: bool, answers: list[str], sent: list[tuple[str, bool]]
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def env(command: object) -> pb.Observed | pb.Released:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        if isinstance(command, pb.Reset):
+            return observation_to_proto(Observation(screen("first"), "do it"), 0.0)
+        assert isinstance(command, pb.Act)
+        seen.append((command.action.WhichOneof("kind") or "", command.last))
+        answer = answers[len(seen) - 1]
+        done = answer == "done"
+        error = "" if done else answer
+        return observation_to_proto(Observation(screen(str(len(seen))), "", done, last_action_error=error), 0.0)
+
+    async with fleet(env=env) as (envs, _):
+        session = EnvSession(envs, await envs.acquire(), Order("t1", "g", TASK, 3))
+        await session.reset(TASK)
+        observation = await session.act(Several((Wait(0.1), Click(None))), last)
+        session.close(False)
+    assert seen == sent
+    assert (observation.done, observation.last_action_error) == (answers[-1] == "done", answers[-1].replace("done", ""))
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_the_state_is_judged_without_an_action_and_a_failure_decides_nothing(works: bool) -> None:
+    def env(command: object) -> pb.Observed | pb.Released | pb.Failure:
+        if isinstance(command, pb.Release):
+            return pb.Released()
+        if isinstance(command, pb.Reset):
+            return observation_to_proto(Observation(screen("first"), "do it"), 0.0)
+        assert isinstance(command, pb.Act) and command.last and command.action.HasField("observe")
+        if not works:
+            return pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the machine is gone")
+        return observation_to_proto(Observation(screen("last"), "", True, 0.75), 0.0)
+
+    async with fleet(env=env) as (envs, _):
+        session = EnvSession(envs, await envs.acquire(), Order("t1", "g", TASK, 3))
+        await session.reset(TASK)
+        verdict = await session.judge()
+        session.close(False)
+    assert (verdict.reward if verdict else None) == (0.75 if works else None)

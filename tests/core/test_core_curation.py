@@ -113,6 +113,14 @@ def test_failures_never_shorten_and_tasks_do_not_mix() -> None:
     assert (planner.plan("a").step_limit, planner.plan("b").step_limit) == (5, 30)
 
 
+def test_a_task_s_own_limit_caps_the_dynamic_one() -> None:
+    planner = Planner(PAPER, LENGTH, {"short": 6, "long": 99})
+    assert [planner.plan(name).step_limit for name in ("short", "long", "other")] == [6, 30, 30]
+    for name in ("short", "long"):
+        planner.record(trajectory(name, success=True, steps=5))
+    assert [planner.plan(name).step_limit for name in ("short", "long")] == [6, 7]
+
+
 OUTCOMES = st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(1, 30)), max_size=80)
 
 
@@ -275,3 +283,10 @@ def test_random_runs_keep_the_invariants(events: list[tuple[int, str, int]]) -> 
     assert not set(decided[True]) & set(decided[False])
     assert set(decided[True]) | set(decided[False]) | replaced <= finished
     assert sum(len(history.results) for history in planner.histories.values()) <= len(finished)
+
+
+def test_a_task_with_one_instance_is_always_that_one() -> None:
+    sampler = TaskSampler("s", ["a", "b"], (5, 100), random.Random(0), single=["b"])
+    drawn = [sampler.next() for _ in range(40)]
+    assert {task.seed for task in drawn if task.name == "b"} == {0}
+    assert len({task.seed for task in drawn if task.name == "a"}) > 10

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dart.core.action import Action, Click, Point
 from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
 from dart.core.evaluation.outcomes import Failure, Outcome, compare, failure, pass_curve, success_rate
+from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
 CLICK, OTHER = Click(Point(0.5, 0.5)), Click(Point(0.25, 0.5))
@@ -153,3 +154,32 @@ def test_compare_pairs_instances() -> None:
     assert (back.difference.mean, back.better, back.worse) == (pytest.approx(-0.25), 1, 2)
     with pytest.raises(ValueError, match=r"only instances that both have can be paired: \['w'\]"):
         compare(a, {name: b[name] for name in "xyz"})
+
+
+def test_nothing_evaluated_has_no_curve() -> None:
+    assert pass_curve([]) == {}
+
+
+# ---- quotas ----
+
+
+def test_a_task_with_one_instance_is_tried_on_it_alone() -> None:
+    quota = Quota("s", ["one", "many"], (5, 7), wanted=3, most_attempts=4, samples=1, single=["one"])
+    begun = []
+    while order := quota.next():
+        begun.append((order[0].name, order[0].seed, order[1]))
+        quota.finished(order[0].name, False)
+    assert [one for one in begun if one[0] == "one"] == [("one", 0, number) for number in (1, 2, 3, 4)]
+    assert [one for one in begun if one[0] == "many"] == [("many", 5, 1), ("many", 6, 1)], "it has two seeds"
+    assert quota.done
+
+
+def test_a_task_that_is_given_up_is_begun_no_more() -> None:
+    quota = Quota("s", ["a", "b"], (0, 99), wanted=2, most_attempts=9, samples=1)
+    while order := quota.next():
+        if order[0].name == "a":
+            quota.given_up("a", "the address is dead", task=True)
+        else:
+            quota.finished("b", True)
+    a, b = quota.tallies["a"], quota.tallies["b"]
+    assert quota.done and (a.begun, a.given_up, a.why) == (1, 1, "the address is dead") and b.kept == 2

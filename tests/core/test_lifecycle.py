@@ -81,6 +81,24 @@ def test_a_group_of_which_nothing_can_be_made_is_dropped() -> None:
     assert groups.begun == 0
 
 
+def test_a_task_that_is_wrong_itself_is_not_tried_again() -> None:
+    groups = machine()
+    orders = begin(groups, 3)
+    assert [groups.failed(order, 0.0, certain=True) for order in orders] == [Attempt.GIVEN_UP] * 3
+    (verdict,) = verdicts(groups)
+    assert (verdict.stage, verdict.cause) == (Stage.DROPPED, UNMADE)
+
+
+def test_a_run_of_which_every_task_is_wrong_ends() -> None:
+    failures, order = Failures(), Order("t", "g", Task("s", "a", 1), 5)
+    for number in range(LEAST_FAILURES - 1):
+        assert failures.failed(order, float(number), certain=True) is Attempt.GIVEN_UP
+    assert not failures.ever_worked
+    assert failures.failed(order, FAILING_SECONDS, certain=True) is Attempt.NOTHING_WORKS
+    failures.finished("a")
+    assert failures.ever_worked
+
+
 def test_nothing_works_after_long_enough_and_often_enough() -> None:
     failures = Failures()
     groups = machine(failures=failures)

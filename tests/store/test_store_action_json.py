@@ -19,11 +19,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.lists(texts, max_size=3).map(tuple)
 counts = st.integers(-5, 5)
 
-actions: st.SearchStrategy[a.Action] = st.one_of(
+singles: st.SearchStrategy[a.Single] = st.one_of(
     st.builds(a.Move, points),
-    st.builds(a.Click, st.none() | points, buttons, counts, names),
+    st.builds(a.Click, st.none() | points, buttons, counts, names, st.floats(0, 60)),
     st.builds(a.Button, st.none() | points, buttons, st.sampled_from(["down", "up"])),
-    st.builds(a.Drag, st.lists(points, max_size=4).map(tuple), buttons),
+    st.builds(a.Drag, st.lists(points, max_size=4).map(tuple), buttons, st.floats(0, 60)),
     st.builds(a.Scroll, st.none() | points, counts, counts),
     st.builds(a.Keys, names, st.sampled_from(get_args(a.PressMode))),
     st.builds(a.TypeText, texts),
@@ -33,6 +33,8 @@ actions: st.SearchStrategy[a.Action] = st.one_of(
     st.builds(a.System, st.sampled_from(get_args(a.SystemKind)), texts),
     st.builds(a.Code, texts, texts),
 )
+together = st.lists(singles.filter(lambda one: not isinstance(one, a.Finish)), min_size=1, max_size=4)
+actions: st.SearchStrategy[a.Action] = singles | st.builds(a.Several, together.map(tuple))
 
 
 @given(actions)
@@ -44,7 +46,8 @@ def test_every_kind_of_action_is_covered() -> None:
     kinds = {
         type(action)
         for action in [a.Move(a.Point(0, 0)), a.Click(None), a.Button(None), a.Drag(()), a.Scroll(None), a.Keys(()),
-                       a.TypeText(""), a.Wait(0), a.Observe(), a.Finish(), a.System("home"), a.Code("sh", "")]
+                       a.TypeText(""), a.Wait(0), a.Observe(), a.Finish(), a.System("home"), a.Code("sh", ""),
+                       a.Several((a.Observe(),))]
         if action_from_json(action_to_json(action)) == action
     }  # fmt: skip
     assert kinds == set(get_args(a.Action))
@@ -53,6 +56,12 @@ def test_every_kind_of_action_is_covered() -> None:
 def test_what_is_written() -> None:
     assert action_to_json(a.Click(a.Point(0.25, 0.5), "right", 2, ("Control_L",))) == {
         "kind": "click", "at": {"x": 0.25, "y": 0.5}, "button": "right", "count": 2, "modifiers": ["Control_L"],
+    }  # fmt: skip
+    assert action_to_json(a.Several((a.Click(None, hold_seconds=1.5), a.Wait(2.0)))) == {
+        "kind": "several", "actions": [
+            {"kind": "click", "at": None, "button": "left", "count": 1, "modifiers": [], "hold_seconds": 1.5},
+            {"kind": "wait", "seconds": 2.0},
+        ],
     }  # fmt: skip
     assert action_to_json(a.System("open_url", "x")) == {"kind": "system", "system": "open_url", "argument": "x"}
 

@@ -59,7 +59,9 @@ generations = st.builds(
     texts,
     st.booleans(),
 )
-steps = st.builds(Step, st.just(0), st.lists(images, max_size=3).map(tuple), generations, st.none() | actions, texts)
+steps = st.builds(
+    Step, st.just(0), st.lists(images, max_size=3).map(tuple), generations, st.none() | actions, *[texts] * 4
+)
 trajectories = st.builds(
     Trajectory,
     id=st.just(""),
@@ -75,6 +77,10 @@ trajectories = st.builds(
     finished=seconds,
     evidence_json=texts,
     pooled_from=texts,
+    goal_images=st.integers(0, 16),
+    state_judged=st.booleans(),
+    state_reward=st.floats(0, 1),
+    state_success=st.booleans(),
 )
 
 

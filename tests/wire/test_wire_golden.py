@@ -87,6 +87,10 @@ ACTIONS: list[a.Action] = [
     a.Finish("infeasible", "no"),
     a.System("open_url", "file:///"),
     a.Code("python", "1"),
+    a.Click(a.Point(0.5, 0.5), hold_seconds=1.5),
+    a.Drag((a.Point(0, 0), a.Point(0.5, 0.5), a.Point(0.5, 0)), duration_seconds=0.25),
+    a.System("volume_down"),
+    a.Several((a.Keys(("Shift_L",), "down"), a.Click(None), a.Keys(("Shift_L",), "up"))),
 ]
 
 
@@ -101,6 +105,15 @@ def test_actions_survive_the_wire(action: a.Action) -> None:
 def test_unset_kinds_are_errors() -> None:
     from dart.v1 import action_pb2 as apb
 
+    nested = apb.Action(several=apb.Several(actions=[action_to_proto(a.Several((a.Wait(1.0),)))]))
+    for message, why in (
+        (nested, "an action of kind several cannot be one of several"),
+        (apb.Action(several=apb.Several()), "0 actions together"),
+        (apb.Action(several=apb.Several(actions=[action_to_proto(a.Wait(1.0))] * 17)), "17 actions together"),
+        (apb.Action(several=apb.Several(actions=[action_to_proto(a.Finish())])), "cannot be one of several"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            action_from_proto(message)
     with pytest.raises(ValueError, match="action has no kind"):
         action_from_proto(apb.Action())
     with pytest.raises(ValueError, match="mouse button 0 is unspecified"):

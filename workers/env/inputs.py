@@ -1,10 +1,12 @@
 """Canonical actions → DevTools input commands, as a mouse and a keyboard would make them. No I/O.
 
-An `InputDevices` keeps what real devices keep: where the pointer is, which buttons and modifier keys are held.
+An `InputDevices` keeps what real devices keep: where the pointer is, which buttons and modifier keys are held. Where a
+person would wait in the middle of an action, there is a command PAUSE with the seconds, which is no DevTools command.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -16,29 +18,43 @@ Call = tuple[str, Mapping[str, object]]
 _BUTTON_BITS = {"left": 1, "right": 2, "middle": 4}
 NOTCH_PIXELS = 53  # how far Chromium on Linux scrolls for one notch of the wheel
 DRAG_STEPS = 4  # moves between two points of a drag: pages start to drag only after a few
+DRAG_MOVE_SECONDS = 0.05  # between two moves of a drag that takes its time
+MOST_DRAG_MOVES = 200
+PAUSE = "dart.pause"
 
 
 class InputDevices:
     """The mouse and keyboard of one page."""
 
-    def __init__(self, viewport: tuple[int, int]) -> None:
-        self._viewport = viewport
+    def __init__(self, viewport: tuple[int, int], most_seconds: float = math.inf) -> None:
+        """`most_seconds`: the longest that a button is held or a drag takes; what asks for more gets this."""
+        self._viewport, self._most_seconds = viewport, most_seconds
         self._pointer = (viewport[0] / 2, viewport[1] / 2)
         self._buttons = 0
         self._modifiers = 0
+
+    @staticmethod
+    def refused(action: Action) -> str:
+        """Why nothing of the action can be carried out: a key that the keyboard does not have. Empty if it can."""
+        match action:
+            case Keys(keysyms=names) | Click(modifiers=names):
+                unknown = [name for name in names if keyboard.of_keysym(name) is None]
+                return f"the keyboard has no key {', '.join(unknown)}" if unknown else ""
+            case _:
+                return ""
 
     def calls(self, action: Action) -> list[Call]:
         """The commands that carry out the action; empty for an action that is not input (wait, finish, …)."""
         match action:
             case Move(at):
                 return list(self._move(at))
-            case Click(at, button, count, modifiers):
-                return list(self._click(at, button, count, modifiers))
+            case Click(at, button, count, modifiers, hold):
+                return list(self._click(at, button, count, modifiers, hold))
             case Button(at, button, mode):
                 moved = list(self._move(at)) if at is not None else []
                 return [*moved, self._press(button, 1) if mode == "down" else self._let_go(button, 1)]
-            case Drag(path, button):
-                return list(self._drag(path, button))
+            case Drag(path, button, duration):
+                return list(self._drag(path, button, duration))
             case Scroll(at, dx, dy):
                 return list(self._scroll(at, dx, dy))
             case Keys(keysyms, mode):
@@ -63,29 +79,39 @@ class InputDevices:
         self._buttons &= ~_BUTTON_BITS[button]
         return self._mouse("mouseReleased", button=button, clickCount=count)
 
-    def _click(self, at: Point | None, button: str, count: int, modifiers: Sequence[str]) -> Iterator[Call]:
+    def _pause(self, seconds: float) -> list[Call]:
+        return [(PAUSE, {"seconds": seconds})] if seconds > 0 else []
+
+    def _click(
+        self, at: Point | None, button: str, count: int, modifiers: Sequence[str], hold: float
+    ) -> Iterator[Call]:
         yield from self._chord(modifiers, "down")
         if at is not None:
             yield from self._move(at)
         for number in range(1, max(1, min(count, 3)) + 1):
             yield self._press(button, number)
+            yield from self._pause(min(hold, self._most_seconds))
             yield self._let_go(button, number)
         yield from self._chord(modifiers, "up")
 
-    def _drag(self, path: Sequence[Point], button: str) -> Iterator[Call]:
+    def _drag(self, path: Sequence[Point], button: str, duration: float) -> Iterator[Call]:
         if not path:
             return
         if len(path) == 1:  # only the end is given: the drag starts where the pointer is
             (x, y), (width, height) = self._pointer, self._viewport
             path = (Point(x / width, y / height), *path)
+        seconds, parts = min(duration, self._most_seconds), len(path) - 1
+        moves = min(MOST_DRAG_MOVES // parts, math.ceil(seconds / DRAG_MOVE_SECONDS / parts))
+        steps = max(DRAG_STEPS, moves)
         yield from self._move(path[0])
         yield self._press(button, 1)
         for start, end in pairwise(path):
-            for step in range(1, DRAG_STEPS + 1):
-                share = step / DRAG_STEPS
+            for step in range(1, steps + 1):
+                share = step / steps
+                yield from self._pause(seconds / parts / steps)
                 yield from self._move(
                     Point(start.x + (end.x - start.x) * share, start.y + (end.y - start.y) * share)
-                    if step < DRAG_STEPS
+                    if step < steps
                     else end
                 )
         yield self._let_go(button, 1)

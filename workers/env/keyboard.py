@@ -52,7 +52,9 @@ _NAMED = {
     "Meta_R": Key("Meta", "MetaRight", 92, modifier=META),
     "Super_L": Key("Meta", "MetaLeft", 91, modifier=META),
     "Super_R": Key("Meta", "MetaRight", 92, modifier=META),
-    **{f"F{n}": Key(f"F{n}", f"F{n}", 111 + n) for n in range(1, 13)},
+    "Num_Lock": Key("NumLock", "NumLock", 144),
+    "Scroll_Lock": Key("ScrollLock", "ScrollLock", 145),
+    **{f"F{n}": Key(f"F{n}", f"F{n}", 111 + n) for n in range(1, 25)},
 }
 
 # (plain, with Shift, code, Windows virtual key code)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dart.config import Delay, EnvWorkerConfig
 from dart.core.action import Action, Finish, Observe
 from dart.core.action_json import kind_of
+from dart.core.cutting import cut
 from dart.core.types import Image, Observation
 from dart.errors import UserError
 from dart.screenshots.shared import SharedScreenshots
@@ -25,6 +26,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
+from dart.wire.rules.table import ERROR_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
 from dart.workers.env.places import Lease, Places
 from dart.worlds import EnvironmentFailure, World
 from dart.worlds.plugs import find, make, read_options
@@ -34,6 +36,8 @@ Key = tuple[str, int]
 PATIENCE_SECONDS = 20.0
 """How long a Reset waits for an environment: a coordinator that does not know Slots goes by Release alone."""
 NO_IMAGE = Image(b"", "", 0, 0)
+NOTE = 64
+"""Characters for the note that a text was cut."""
 
 
 class EnvRole:
@@ -63,7 +67,7 @@ class EnvRole:
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
-        for name in config.tasks.names:
+        for name in config.tasks.all:
             plug.check_task(name)
         self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
         self._world = make(plug)
@@ -98,10 +102,22 @@ class EnvRole:
                     raise _invalid(f"an env worker does not know {type(command).__name__}")
         except EnvironmentFailure as error:
             raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, f"{type(error).__name__}: {error}") from None
-        if self._shared is not None and observation.image.data:
-            image = await asyncio.to_thread(self._shared.put, observation.image)
-            observation = replace(observation, image=image)
+        observation = await self._sendable(observation)
         return observation_to_proto(observation, time.monotonic() - began)
+
+    async def _sendable(self, observation: Observation) -> Observation:
+        """The observation with its texts within their bounds, and with pictures in the run's directory if that is
+        shared."""
+        tree, error = observation.accessibility_tree, observation.last_action_error
+        if len(tree) > TREE_CHARACTERS or len(error) > ERROR_CHARACTERS:
+            tree, error = cut(tree, TREE_CHARACTERS - NOTE), cut(error, ERROR_CHARACTERS - NOTE)
+            observation = replace(observation, accessibility_tree=tree, last_action_error=error)
+        if self._shared is None or not (observation.image.data or observation.goal_images):
+            return observation
+        put = self._shared.put
+        image = await asyncio.to_thread(put, observation.image) if observation.image.data else observation.image
+        goals = [await asyncio.to_thread(put, goal) for goal in observation.goal_images]
+        return replace(observation, image=image, goal_images=tuple(goals))
 
     async def close(self) -> None:
         self._held.clear()
@@ -123,7 +139,10 @@ class EnvRole:
         try:
             observation = await self._places.call(lease, "reset", lambda env: env.reset(task), (UserError,))
         except UserError as error:
-            raise _invalid(str(error)) from None
+            raise CommandError(pb.FAILURE_CODE_TASK, str(error)) from None
+        if (goals := len(observation.goal_images)) > MOST_GOAL_IMAGES:
+            why = f"its instruction has {goals} pictures, and {MOST_GOAL_IMAGES} can be sent: have the world merge them"
+            raise CommandError(pb.FAILURE_CODE_TASK, f"task {task.id}: {why}")
         self._begun.add(key)
         return observation
 
@@ -136,11 +155,14 @@ class EnvRole:
             raise _invalid(str(error)) from None
         if isinstance(action, Finish):
             return await self._judge(lease, action, at_limit=False)
-        carried_out = action if kind_of(action) in self._actions else Observe()
+        offered = (kind := kind_of(action)) in self._actions
+        carried_out = action if offered else Observe()
         if command.last:
             await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
             return await self._judge(lease, action, at_limit=True)
         observation = await self._places.call(lease, "act", lambda env: env.act(carried_out))
+        if not offered and not observation.last_action_error:
+            observation = replace(observation, last_action_error=f"this environment does not offer the action {kind}")
         return await self._judge(lease, action, at_limit=False) if observation.done else observation
 
     async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:

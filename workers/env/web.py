@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import groupby
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, Field
@@ -19,7 +20,7 @@ from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page
 from dart.workers.env.devtools import find_executable
-from dart.workers.env.inputs import InputDevices
+from dart.workers.env.inputs import PAUSE, Call, InputDevices
 from dart.workers.env.oracle import Oracle, Plan
 from dart.worlds import Env, Verdict, World, WorldOptions, from_png
 
@@ -31,7 +32,9 @@ class WebOptions(WorldOptions):
 
     step_timeout_seconds: float = Field(10.0, gt=0.0, description="A page that takes longer is replaced.")
     settle_seconds: float = Field(0.0, ge=0.0, description="Waited after each action before the screenshot.")
-    max_wait_seconds: float = Field(2.0, ge=0.0, description="The longest `wait` action that is carried out.")
+    max_wait_seconds: float = Field(
+        2.0, ge=0.0, description="The longest `wait`, hold of a button or drag that is carried out."
+    )
     browser: str | None = Field(None, description="Chromium's executable; none: searched for on the PATH.")
 
 
@@ -47,7 +50,7 @@ class WebEnv(Env):
         super().__init__(options, screen)
         self._browser, self._settings = browser, options
         self._page = page
-        self._devices = InputDevices(screen)
+        self._devices = InputDevices(screen, options.max_wait_seconds)
         self._task: Task | None = None
         self._instruction = ""
         self._oracle: Oracle | None = None
@@ -89,7 +92,7 @@ class WebEnv(Env):
                 f"task {task.id} is of suite {task.suite!r}, this environment runs {self.suite!r}: use another"
             )
         self.check_task(task.name)
-        self._devices = InputDevices(self.screen)
+        self._devices = InputDevices(self.screen, self._settings.max_wait_seconds)
         self._task = self._oracle = self._verdict = self._final = None
         observation = await self._start_twice(task)
         self._task, self._instruction = task, observation.instruction
@@ -121,15 +124,25 @@ class WebEnv(Env):
         if over:
             self._verdict, self._final = verdict, Observation(NO_IMAGE, "", True, verdict.reward)
             return self._final
-        return Observation(await self._look())
+        return Observation(await self._look(), last_action_error=self._devices.refused(action))
 
     async def conclude(self, action: Action) -> None:
         if self._final is not None:
             return
-        if calls := self._devices.calls(action):
-            await self._page.input(calls)
+        if not self._devices.refused(action):
+            await self._input(self._devices.calls(action))
         pause = max(0.0, min(action.seconds, self._settings.max_wait_seconds)) if isinstance(action, Wait) else 0.0
         await self._page.pass_time(pause + self._settings.settle_seconds)
+
+    async def _input(self, calls: Iterable[Call]) -> None:
+        """Carry the commands out, and let the page go on during their pauses."""
+        for is_pause, some in groupby(calls, lambda call: call[0] == PAUSE):
+            batch = list(some)
+            if not is_pause:
+                await self._page.input(batch)
+                continue
+            for _, parameters in batch:
+                await self._page.pass_time(float(str(parameters["seconds"])))
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The page's own verdict, also at the step limit and when the policy finished."""

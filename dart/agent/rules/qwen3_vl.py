@@ -1,25 +1,41 @@
 """What the OSWorld agent for Qwen3-VL accepts beyond the strict grammar, as a list of rules.
 
 That agent reads line by line: a tool call is what stands between its tags, or a line that is a JSON object. It carries
-out every call of a turn; here the first is taken, and the next is decided on a new screenshot.
+out every call of a turn; here the first is taken, and the next is decided on a new screenshot, unless
+`agent.actions_per_step` allows more (`several`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
-from dart.agent.parsing import ParseError, without_stop_token
-from dart.agent.qwen3_vl import CALLS, CLOSE, GRID, OPEN, Arguments, Qwen3VL, is_int, json_at, read_arguments, space_end
-from dart.agent.rules.rule import Rule, onto_grid, read_mended, without_plus
+from dart.agent.parsing import ParseError, shown, without_stop_token
+from dart.agent.qwen3_vl import (
+    CALLS,
+    CLICKS,
+    CLOSE,
+    GRID,
+    OPEN,
+    Arguments,
+    Qwen3VL,
+    is_int,
+    json_at,
+    keysyms_of,
+    read_arguments,
+    space_end,
+)
+from dart.agent.rules.rule import LONG_PRESS_SECONDS, Rule, held_seconds, onto_grid, read_mended, without_plus
 from dart.agent.ui_tars import WAIT_SECONDS
-from dart.core.action import Action, Point
+from dart.core.action import Click, Drag, Point, Single
 
 _BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
 
 
 def read_leniently(
     grammar: Qwen3VL, text: str, width: int, height: int, refused: ParseError
-) -> tuple[Action, tuple[str, ...]]:
+) -> tuple[Single, tuple[str, ...]]:
     """The action in a text that the strict grammar refuses, and the names of the rules that it took.
 
     Raises `refused` if the text holds no tool call, and another ParseError if the call means nothing.
@@ -28,9 +44,12 @@ def read_leniently(
     arguments = read_mended(without_stop_token(text), TEXT_RULES, read_arguments, refused, used)
     for rule in CALL_RULES:
         made = rule.apply(arguments)
-        if made is not None:
-            used.append(rule.slug)
-            arguments = made
+        if made is None:
+            continue
+        used.append(rule.slug)
+        if not isinstance(made, Mapping):
+            return made, tuple(used)
+        arguments = made
     return grammar.action(arguments), tuple(used)
 
 
@@ -57,6 +76,15 @@ def _first_call(text: str) -> str | None:
 def _trailing_text(text: str) -> str | None:
     end = _end_of_call(text)
     return text[:end] if end and text[end:].strip() else None
+
+
+def calls_apart(text: str) -> list[str]:
+    """The texts of each of several tool calls; none if there are not several."""
+    texts, rest = [], without_stop_token(text)
+    while end := _end_of_call(rest):
+        texts.append(rest[:end])
+        rest = rest[end:]
+    return [*texts[:-1], texts[-1] + rest] if len(texts) > 1 else []
 
 
 def _end_of_call(text: str) -> int | None:
@@ -138,8 +166,48 @@ def _extra_argument(arguments: Arguments) -> Arguments | None:
     if not isinstance(action, str) or action not in CALLS:
         return None
     required, optional, _ = CALLS[action]
-    kept = {name: value for name, value in arguments.items() if name in required | optional | {"action"}}
+    known = required | optional | {"action"} | _READ_BY_RULES.get(action, frozenset())
+    kept = {name: value for name, value in arguments.items() if name in known}
     return kept if len(kept) < len(arguments) else None
+
+
+_READ_BY_RULES = {"left_click_drag": frozenset({"duration"}), **{name: frozenset({"keys"}) for name in CLICKS}}
+"""Arguments that only rules read, by action."""
+
+
+def _seconds(arguments: Arguments, name: str) -> float:
+    value = arguments[name]
+    number = float(value) if (is_int(value) and abs(value) < 1e6) or isinstance(value, float) else None
+    return held_seconds(number, name, shown(str(value)))
+
+
+def _without(arguments: Arguments, *names: str) -> Arguments:
+    return {name: value for name, value in arguments.items() if name not in names}
+
+
+def _drag_duration(arguments: Arguments) -> Drag | None:
+    if arguments.get("action") != "left_click_drag" or "duration" not in arguments:
+        return None
+    drag = Qwen3VL().action(_without(arguments, "duration"))
+    assert isinstance(drag, Drag)
+    return replace(drag, duration_seconds=_seconds(arguments, "duration"))
+
+
+def _long_press(arguments: Arguments) -> Click | None:
+    if arguments.get("action") != "long_press":
+        return None
+    name = next((name for name in ("time", "duration") if name in arguments), "")
+    click = Qwen3VL().action({**_without(arguments, "time", "duration"), "action": "left_click"})
+    assert isinstance(click, Click)
+    return replace(click, hold_seconds=_seconds(arguments, name) if name else LONG_PRESS_SECONDS)
+
+
+def _held_keys(arguments: Arguments) -> Click | None:
+    if arguments.get("action") not in CLICKS or "keys" not in arguments:
+        return None
+    click = Qwen3VL().action(_without(arguments, "keys"))
+    assert isinstance(click, Click)
+    return replace(click, modifiers=keysyms_of(arguments["keys"]))
 
 
 def _example(arguments: str) -> str:
@@ -147,6 +215,8 @@ def _example(arguments: str) -> str:
 
 
 _CLICK = _example('"action": "left_click"')
+
+TWO_CALLS = _CLICK + _example('"action": "wait", "time": 1')
 
 TEXT_RULES: tuple[Rule[str, str], ...] = (
     Rule(
@@ -158,15 +228,14 @@ TEXT_RULES: tuple[Rule[str, str], ...] = (
     Rule("unclosed-tag", "The closing tag may be missing.", _CLICK.removesuffix(CLOSE), _unclosed_tag),
     Rule(
         "first-call",
-        "Further calls are left for later steps: the first is taken. The reference carries out all of them on one "
-        "screenshot.",
-        _CLICK + _example('"action": "wait", "time": 1'),
+        "Further calls are left for later steps: the first is taken.",
+        TWO_CALLS,
         _first_call,
     ),
     Rule("trailing-text", "Text after the call is ignored.", _CLICK + " Done.", _trailing_text),
 )
 
-CALL_RULES: tuple[Rule[Arguments, Arguments], ...] = (
+CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
     Rule(
         "grid-edge",
         "A coordinate just outside the grid, such as 1000, is at the screen's edge, where the pointer would stop.",
@@ -191,8 +260,27 @@ CALL_RULES: tuple[Rule[Arguments, Arguments], ...] = (
     Rule("key-plus", "`+` may join the keys of a chord.", _example('"action": "key", "keys": ["ctrl+c"]'), _key_plus),
     Rule(
         "extra-argument",
-        "An argument that the action does not take, such as the duration of a drag, is ignored.",
-        _example('"action": "left_click_drag", "coordinate": [1, 2], "duration": 0.5'),
+        "An argument that the action does not take is ignored.",
+        _example('"action": "wait", "time": 1, "text": "loading"'),
         _extra_argument,
+    ),
+    Rule(
+        "long-press",
+        "`long_press` holds the left button down, for its `time` or `duration` in seconds, or else for "
+        f"{LONG_PRESS_SECONDS:g} second.",
+        _example('"action": "long_press", "coordinate": [1, 2], "time": 2'),
+        _long_press,
+    ),
+    Rule(
+        "drag-duration",
+        "`left_click_drag` takes its `duration` in seconds.",
+        _example('"action": "left_click_drag", "coordinate": [1, 2], "duration": 0.5'),
+        _drag_duration,
+    ),
+    Rule(
+        "held-keys",
+        "A click may name `keys` that are held meanwhile.",
+        _example('"action": "left_click", "coordinate": [1, 2], "keys": ["ctrl"]'),
+        _held_keys,
     ),
 )

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from dart.agent.keys import keysym_of
 from dart.agent.parsing import ParseError
+from dart.core.action import MOST_HELD_SECONDS
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -20,6 +21,8 @@ Made = TypeVar("Made")
 OUTSIDE = 28
 """How far outside the grid a coordinate may be and is moved to its edge: one image token of UI-TARS. What is farther
 off is another mistake than one of rounding."""
+LONG_PRESS_SECONDS = 1.0
+"""How long a button is held in a long press that does not say; phones take half of it for one."""
 EDGE = 1 - 2**-20
 """The far edge of the screen as a fraction: in the last pixel of any screen."""
 
@@ -64,6 +67,15 @@ def read_mended(
         except ParseError:
             continue
     raise refused
+
+
+def held_seconds(value: float | None, name: str, written: str) -> float:
+    """A time for which a button is held, or a drag takes. Raises ParseError; `value` None is no number."""
+    if value is None:
+        raise ParseError("bad_arguments", f"{name} {written} is not a number of seconds")
+    if not 0 <= value <= MOST_HELD_SECONDS:
+        raise ParseError("out_of_bounds", f"{name} {written} is not from 0 to {MOST_HELD_SECONDS:g} seconds")
+    return value
 
 
 def onto_grid(number: float, size: float) -> float | None:

@@ -2,7 +2,8 @@
 
 The reference is the action parser that the family was released with, and the OSWorld agent made from it. Where both
 accept a text and differ, the OSWorld agent is followed, because the published scores were measured with it. Where the
-reference carries out several actions at once, the first is taken: the next is decided on a new screenshot.
+reference carries out several actions at once, the first is taken, and the next is decided on a new screenshot, unless
+`agent.actions_per_step` allows more (`several`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dart.agent.parsing import ParseError, shown, without_stop_token
-from dart.agent.rules.rule import OUTSIDE, Rule, onto_grid, read_mended, without_plus
+from dart.agent.rules.rule import (
+    LONG_PRESS_SECONDS,
+    OUTSIDE,
+    Rule,
+    held_seconds,
+    onto_grid,
+    read_mended,
+    without_plus,
+)
 from dart.agent.rules.ui_tars_text import KNOWN, TEXT_RULES, whole_call
-from dart.agent.ui_tars import DIRECTIONS, SIGNATURES, UITars, box_numbers, check_arguments, keysyms_of, notches_of
-from dart.core.action import Action, Keys, Move, Point, PressMode, Scroll, System
+from dart.agent.ui_tars import (
+    CLICKS,
+    DIRECTIONS,
+    SIGNATURES,
+    UITars,
+    box_numbers,
+    check_arguments,
+    keysyms_of,
+    notches_of,
+)
+from dart.core.action import Click, Drag, Keys, Move, Point, PressMode, Scroll, Single, System
 
 _KEY_ACTIONS = ("hotkey", "press", "keydown", "release", "keyup")
 _FLOAT = re.compile(r"\s*[+-]?(?:\d{1,6}(?:\.\d{0,20})?|\.\d{1,20})\s*", re.ASCII)
@@ -48,7 +66,7 @@ class Call:
 
 def read_leniently(
     grammar: UITars, text: str, width: int, height: int, refused: ParseError
-) -> tuple[Action, tuple[str, ...]]:
+) -> tuple[Single, tuple[str, ...]]:
     """The action in a text that the strict grammar refuses, and the names of the rules that it took.
 
     Raises `refused` if the text holds no call, and another ParseError if the call means nothing.
@@ -171,12 +189,43 @@ def _key_action(mode: PressMode, *names: str) -> Callable[[Call], Keys | None]:
     return apply
 
 
+def _seconds(call: Call, *names: str) -> float | None:
+    """The seconds in one of these arguments; None if they are empty or not there. Raises ParseError."""
+    name = next((name for name in names if call.arguments.get(name, "").strip()), None)
+    if name is None:
+        return None
+    value = call.arguments[name]
+    return held_seconds(float(value) if _FLOAT.fullmatch(value) else None, name, shown(value))
+
+
+def _long_press(call: Call) -> Click | None:
+    if call.name != "long_press":
+        return None
+    at, seconds = call.point(_argument(call, "start_box")), _seconds(call, "time", "duration")
+    return Click(at, hold_seconds=LONG_PRESS_SECONDS if seconds is None else seconds)
+
+
+def _drag_duration(call: Call) -> Drag | None:
+    if call.name != "drag" or "duration" not in call.arguments:
+        return None
+    ends = call.point(_argument(call, "start_box")), call.point(_argument(call, "end_box"))
+    return Drag(ends, duration_seconds=_seconds(call, "duration") or 0.0)
+
+
+def _held_keys(call: Call) -> Click | None:
+    if call.name not in CLICKS or "key" not in call.arguments:
+        return None
+    button, count = CLICKS[call.name]
+    held = keysyms_of(" ".join(without_plus(call.arguments["key"].split())))
+    return Click(call.point(_argument(call, "start_box")), button, count, held)
+
+
 def _open_app(call: Call) -> System | None:
     return System("open_app", _argument(call, "app_name")) if call.name == "open_app" else None
 
 
-def _phone_button(call: Call) -> Action | None:
-    made: dict[str, Action] = {
+def _phone_button(call: Call) -> Single | None:
+    made: dict[str, Single] = {
         "press_home": System("home"), "press_back": System("back"), "press_enter": Keys(("Return",)),
     }  # fmt: skip
     return made.get(call.name)
@@ -187,7 +236,7 @@ def _argument(call: Call, name: str) -> str:
     return call.arguments[name]
 
 
-CALL_RULES: tuple[Rule[Call, Call | Action], ...] = (
+CALL_RULES: tuple[Rule[Call, Call | Single], ...] = (
     Rule(
         "left-single",
         "`left_single` is `click`.",
@@ -238,6 +287,25 @@ CALL_RULES: tuple[Rule[Call, Call | Action], ...] = (
         _scroll_place,
     ),
     Rule("hover", "`hover` moves the pointer.", "Action: hover(start_box='(1,2)')", _hover),
+    Rule(
+        "long-press",
+        f"`long_press` holds the button down, for its `time` or `duration` in seconds, or else for "
+        f"{LONG_PRESS_SECONDS:g} second.",
+        "Action: long_press(start_box='(1,2)', time='')",
+        _long_press,
+    ),
+    Rule(
+        "drag-duration",
+        "`drag` takes its `duration` in seconds.",
+        "Action: drag(start_box='(1,2)', end_box='(3,4)', duration='0.5')",
+        _drag_duration,
+    ),
+    Rule(
+        "held-keys",
+        "A click may name keys that are held meanwhile.",
+        "Action: click(start_box='(1,2)', key='ctrl')",
+        _held_keys,
+    ),
     Rule("press", "`press` presses and releases one key.", "Action: press(key='enter')", _key_action("press", "press")),
     Rule("keydown", "`keydown` holds a key down.", "Action: keydown(key='shift')", _key_action("down", "keydown")),
     Rule(

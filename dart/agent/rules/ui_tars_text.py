@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from dart.agent.parsing import ParseError, shown
+from dart.agent.parsing import ParseError, shown, without_stop_token
 from dart.agent.rules.rule import Rule
 from dart.agent.ui_tars import ACTION_LINE, ESCAPES, SIGNATURES, WRITTEN, Signatures, action_text, call_at_start
 
 _NONE: frozenset[str] = frozenset()
 _EXTRA: Signatures = {
-    **{name: SIGNATURES["click"] for name in ("left_single", "hover", "long_press")},
+    **{name: SIGNATURES["click"] for name in ("left_single", "hover")},
+    **{name: (SIGNATURES["click"][0], frozenset({"key"})) for name in ("click", "left_double", "right_single")},
+    "left_single": (SIGNATURES["click"][0], frozenset({"key"})),
+    "long_press": (SIGNATURES["click"][0], frozenset({"time", "duration"})),
+    "drag": (SIGNATURES["drag"][0], frozenset({"duration"})),
     **{name: (frozenset({"key"}), _NONE) for name in ("press", "keydown", "release", "keyup")},
-    "select": SIGNATURES["drag"],
+    "select": (SIGNATURES["drag"][0], frozenset({"duration"})),
     "open_app": (frozenset({"app_name"}), _NONE),
     **{name: (_NONE, _NONE) for name in ("press_home", "press_back", "press_enter")},
 }
@@ -127,6 +131,22 @@ def _first_action(body: str) -> str | None:
     return body[:end] if end and _NEXT_ACTION.match(body, end) else None
 
 
+def calls_apart(text: str) -> list[str]:
+    """The texts of each of several actions, which stand each on a line of its own; none if there are not several."""
+    text = without_stop_token(text)
+    found = ACTION_LINE.search(text)
+    if found is None:
+        return []
+    texts, position, head = [], found.end(), text[: found.end()]
+    while end := _end_of_call(text[position:]):
+        texts.append(head + text[position : position + end])
+        position, head = position + end, "Action: "
+        if not _NEXT_ACTION.match(text, position):
+            break
+        position += len(text[position:]) - len(text[position:].lstrip())
+    return texts if len(texts) > 1 and not text[position:].strip() else []
+
+
 def _end_of_call(body: str) -> int | None:
     try:
         return call_at_start(body, KNOWN)[2]
@@ -188,8 +208,7 @@ TEXT_RULES: tuple[Rule[str, str], ...] = (
     ),
     Rule(
         "first-action",
-        "Further actions, each on a line of its own, are left for later steps: the first is taken. The reference "
-        "carries out all of them on one screenshot.",
+        "Further actions, each on a line of its own, are left for later steps: the first is taken.",
         "Action: hotkey(key='shift')\n\nclick(start_box='(1,2)')",
         _in_action(_first_action),
     ),

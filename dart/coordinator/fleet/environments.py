@@ -18,8 +18,15 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dart.coordinator.fleet.boundary import broken_screenshot
-from dart.coordinator.fleet.sessions import Fleet, RuleBroken, Worker
-from dart.core.action import Action
+from dart.coordinator.fleet.sessions import (
+    CommandFailed,
+    Fleet,
+    InfrastructureError,
+    RuleBroken,
+    SetUpFailed,
+    Worker,
+)
+from dart.core.action import Action, Observe, Several
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
 from dart.core.pace import Pace
@@ -267,16 +274,35 @@ class EnvSession:
         return self._worker.id
 
     async def reset(self, task: Task) -> Observation:
+        """Raises SetUpFailed, among others."""
         if not self._begun:
             self._begun = True
             self._pool.begun(self._worker)
         self.enter(EnvState.RESETTING)
-        reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        try:
+            reply = await self._worker.call(pb.Reset(assignment=self._assignment, task=task_to_proto(task)))
+        except RuleBroken:
+            raise
+        except CommandFailed as error:
+            certain = error.code == pb.FAILURE_CODE_TASK
+            raise SetUpFailed(str(error), error.worker or self._worker.id, certain) from None
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))
 
     async def act(self, action: Action, last: bool) -> Observation:
+        """Carry the action out; several of them one by one, until one fails or the episode is over."""
+        actions = action.actions if isinstance(action, Several) else (action,)
+        for number, one in enumerate(actions, 1):
+            observation = await self._act(one, last and number == len(actions))
+            if observation.done:
+                return observation
+            if observation.last_action_error and number < len(actions):
+                # The others were meant for what this one should have brought about.
+                return await self._act(Observe(), True) if last else observation
+        return observation
+
+    async def _act(self, action: Action, last: bool) -> Observation:
         self.enter(EnvState.ACTING)
         message = pb.SessionResponse()
         command = message.act  # filled in place, because assigning a nested message copies it
@@ -287,6 +313,15 @@ class EnvSession:
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))
+
+    async def judge(self) -> Observation | None:
+        """The world's verdict on the state as it is, as at the step limit. None if that fails: it decides nothing."""
+        try:
+            verdict = await self._act(Observe(), True)
+        except InfrastructureError as error:
+            log.info("%s: the state was not judged: %s", self._assignment.assignment_id, error)
+            return None
+        return verdict if verdict.done else None
 
     async def suggest(self) -> Action | None:
         """What the scripted oracle would do next; None when it does not know how to continue."""
@@ -303,8 +338,9 @@ class EnvSession:
                 )
 
     def _seen(self, observation: Observation) -> Observation:
-        if broken := broken_screenshot(observation.image, shared=self._worker.shares_blobs):
-            self._broke(broken)
+        for image in (observation.image, *observation.goal_images):
+            if broken := broken_screenshot(image, shared=self._worker.shares_blobs):
+                self._broke(broken)
         return observation
 
     def _broke(self, broken: Violation) -> NoReturn:

@@ -46,6 +46,9 @@ class InfrastructureError(Exception):
     `worker`: the name of the worker to blame; empty if it is not known.
     """
 
+    certain = False
+    """True if another attempt would fail as well."""
+
     def __init__(self, message: str, worker: str = "") -> None:
         super().__init__(message)
         self.worker = worker
@@ -63,6 +66,14 @@ class CommandFailed(InfrastructureError):
         self.code = code
         self.trajectories = trajectories
         """The trajectories of a batch that the trainer cannot train on."""
+
+
+class SetUpFailed(InfrastructureError):
+    """The environment could not begin the task's episode. `certain`: the world says that the task itself is wrong."""
+
+    def __init__(self, message: str, worker: str = "", certain: bool = False) -> None:
+        super().__init__(message, worker)
+        self.certain = certain
 
 
 class RuleBroken(CommandFailed):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dart.config import Config, EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, Trainer, TrainWorkerConfig
+from dart.config import (
+    Config,
+    Environment,
+    EnvWorkerConfig,
+    RolloutWorkerConfig,
+    SharedBlobs,
+    TaskSet,
+    Trainer,
+    TrainWorkerConfig,
+)
 from dart.coordinator.fleet.sessions import Rejected
 from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
@@ -23,13 +32,13 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     if wanted and not has(hello, wanted):
         raise Rejected(f"this run needs the capability {wanted}", "update dart on the worker's machine")
     if hello.role == pb.ROLE_ENV:
-        return _json(EnvWorkerConfig(environment=config.environment, shared_blobs=shared))
+        return _json(EnvWorkerConfig(environment=_hosted(config.environment), shared_blobs=shared))
     if hello.role == pb.ROLE_ROLLOUT:
         told = RolloutWorkerConfig(
             model=model,
             rollout=config.rollout,
             sync=config.sync,
-            max_images=config.agent.history_screenshots,
+            max_images=config.agent.history_screenshots + config.agent.goal_images,
             seed=config.run.seed,
             weight_version=start.version,
             shared_blobs=shared,
@@ -58,9 +67,19 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     return _json(trainer)
 
 
+def _hosted(environment: Environment) -> Environment:
+    """What an env worker has to know: all names, whatever they are for."""
+    tasks = environment.tasks
+    names = TaskSet(names=tasks.all, train_seeds=tasks.train_seeds, eval_seeds=tasks.eval_seeds)
+    return environment.model_copy(update={"tasks": names})
+
+
 def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
     """An older worker refuses fields that it does not know."""
-    return told.model_dump_json(exclude=None if told.shared_blobs else {"shared_blobs"})
+    unknown: dict[str, bool | dict[str, set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
+    if isinstance(told, EnvWorkerConfig):
+        unknown["environment"] = {"tasks": TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}}
+    return told.model_dump_json(exclude=unknown)
 
 
 def _trainer(config: Config) -> Trainer:

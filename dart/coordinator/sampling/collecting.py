@@ -19,7 +19,7 @@ from dart.agent.grammar import Grammar, make_grammar
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.sampling.episodes import Writer
@@ -46,11 +46,11 @@ class Collection:
 
     def __init__(self, collect: Collect, config: Config, database: Database, envs: EnvPool, failures: Failures) -> None:
         self._collect, self._database, self._envs, self._failures = collect, database, envs, failures
-        self._step_limit = config.curation.step_limit
-        names = list(dict.fromkeys(config.environment.tasks.names))
+        self._config, tasks = config, config.environment.tasks
         self._quota = Quota(
-            config.environment.kind, names, collect.seeds, collect.per_task, collect.most_attempts, collect.samples
-        )
+            config.environment.kind, tasks.training, collect.seeds, collect.per_task, collect.most_attempts,
+            collect.samples, tasks.single_instance,
+        )  # fmt: skip
         self.temperature = collect.temperature
         self._again: deque[Order] = deque()
         self._opened: set[str] = set()
@@ -73,7 +73,7 @@ class Collection:
             if begun := self._quota.next():
                 task, sample = begun
                 group = f"collect-{task.name}-{task.seed}"
-                return Order(f"{group}-{sample}", group, task, self._step_limit)
+                return Order(f"{group}-{sample}", group, task, self._config.step_limit(task.name))
             if self._again:
                 return self._again.popleft()
             if self._quota.done:
@@ -95,6 +95,10 @@ class Collection:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works."""
+        set_up, name = isinstance(error, SetUpFailed), order.task.name
+        if error.certain:
+            self._give_up(order, error, task=name in self._config.environment.tasks.single_instance)
+            return
         again = self._failures.again(order, time.monotonic())
         if again is Attempt.NOTHING_WORKS:
             raise UserError(
@@ -103,10 +107,16 @@ class Collection:
             )
         if isinstance(again, Attempt) and self.finished_attempts:
             # Others finish meanwhile, so this one is to blame: a task with a page that does not load, say.
-            log.warning("%s is given up after %d attempts: %s", order.trajectory_id, order.attempt, error)
-            self._quota.given_up(order.task.name)
+            self._give_up(order, error, task=set_up and not self._quota.tallies[name].finished)
         else:
             self._again.append(again if isinstance(again, Order) else order.again())
+            self._changed.set()
+
+    def _give_up(self, order: Order, error: InfrastructureError, *, task: bool) -> None:
+        """Do without this attempt. `task`: and without further ones at its task, which has never been set up."""
+        what = f"task {order.task.name}" if task else order.trajectory_id
+        log.warning("%s is given up after %d attempts: %s", what, order.attempt, error)
+        self._quota.given_up(order.task.name, str(error), task=task)
         self._changed.set()
 
     async def close(self) -> dict[str, Any]:
@@ -125,6 +135,7 @@ class Collection:
                     "successes": tally.successes,
                     "failures": tally.finished - tally.successes,
                     "given_up": tally.given_up,
+                    "why": tally.why,
                 }
                 for name, tally in self._quota.tallies.items()
             },

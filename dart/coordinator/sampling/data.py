@@ -78,10 +78,11 @@ class DataManager:
         self.temperature = config.rollout.temperature
         tasks, curation = config.environment.tasks, config.curation
         number = NumberRule(maximum=curation.rollouts, **curation.dynamic_rollouts.model_dump())
-        self._planner = Planner(number, LengthRule(cap=curation.step_limit, **curation.dynamic_length.model_dump()))
+        length = LengthRule(cap=curation.step_limit, **curation.dynamic_length.model_dump())
+        self._planner = Planner(number, length, tasks.step_limits)
         self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
         rng = random.Random(config.run.seed + first_group)
-        sampler = TaskSampler(suite, tasks.names, tasks.train_seeds, rng, self._weight)
+        sampler = TaskSampler(suite, tasks.training, tasks.train_seeds, rng, self._weight, tasks.single_instance)
         self._failures = failures or Failures()
         self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group, self._failures)
         self._resumed = first_group > 1
@@ -147,7 +148,7 @@ class DataManager:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works any more."""
-        attempt = self._lifecycle.failed(order, time.monotonic())
+        attempt = self._lifecycle.failed(order, time.monotonic(), error.certain)
         self._progress.attempt_failed()
         self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
         if attempt is Attempt.NOTHING_WORKS:

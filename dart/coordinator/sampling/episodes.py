@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from dart.agent.episode import ContextFull, EpisodeSpec, Policy, run_episode
+from dart.agent.episode import ContextFull, EpisodeSpec, Policy, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.sessions import InfrastructureError, Worker
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed, Worker
 from dart.core.curation.orders import Order
 from dart.core.curation.usable import unusable_reward, usable
 from dart.core.types import Generation, Prompt, Trajectory
@@ -69,6 +69,16 @@ def _close(env: EnvSession, _: asyncio.Task[None]) -> None:
     env.close()
 
 
+def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) -> InfrastructureError:
+    """What ended an attempt in this worker's environment, and who is to blame for it: this worker unless known."""
+    if isinstance(error, SetUpFailed):
+        return error
+    if isinstance(error, WrongTask):
+        return SetUpFailed(str(error), worker.id, certain=True)
+    culprit = error.worker if isinstance(error, InfrastructureError) else ""
+    return InfrastructureError(str(error), culprit or worker.id)
+
+
 async def sample(
     source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
 ) -> None:
@@ -94,11 +104,12 @@ async def sample(
                 culprit = worker.id if unusable_reward(trajectory) or not isinstance(turns, _Turns) else turns.replica
                 raise InfrastructureError(f"its trajectory cannot be used: {why}", culprit)
             failed = False
-        except (InfrastructureError, ContextFull) as error:
+        except (InfrastructureError, ContextFull, WrongTask) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
-            culprit = error.worker if isinstance(error, InfrastructureError) and error.worker else worker.id
-            failed = True if culprit == worker.id else None
-            source.failed(order.failed(culprit), InfrastructureError(str(error), culprit))
+            told = _told(error, worker)
+            # A task that is wrong itself says nothing about the environment.
+            failed = True if told.worker == worker.id and not told.certain else None
+            source.failed(order.failed(told.worker), told)
             return
         finally:
             env.close(failed)

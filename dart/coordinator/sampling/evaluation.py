@@ -1,35 +1,41 @@
 """Held-out evaluation: the same workers and episodes as in training, on seeds that training never sees.
 
 Instances go round the tasks in turn, each with the next held-out seed. Every episode counts, however it ends; an
-attempt that infrastructure ended is made again, and an outage is waited out (`core.curation.orders.Failures`).
+attempt that infrastructure ended is made again, and an outage is waited out (`core.curation.orders.Failures`). What
+cannot be begun or brought to an end while others can is *not evaluated*: it is named with its reason and in no mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import chain, islice
 from statistics import fmean
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
-from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.core.curation.orders import Attempt, Failures, Order
-from dart.core.evaluation.documents import Document, Interval, Rate, Success
-from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, pass_curve, success_rate
+from dart.core.evaluation.documents import Document, Instance, Interval, NotEvaluated, Protocol, Rate, Success
+from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, Undone, pass_curve, success_rate
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
 from dart.store.records import EVALUATED, GroupKind, GroupState
 
+log = logging.getLogger(__name__)
+
 
 def instances(config: Config, number: int) -> list[Task]:
-    """The first `number` held-out instances. The config has checked that there are enough seeds."""
-    tasks = config.environment.tasks
-    names = list(dict.fromkeys(tasks.names))  # a name listed twice would give the same instances twice
-    first = tasks.eval_seeds[0]
-    return [Task(config.environment.kind, names[i % len(names)], first + i // len(names)) for i in range(number)]
+    """The first `number` held-out instances. The config has checked that there are enough."""
+    suite, tasks = config.environment.kind, config.environment.tasks
+    many = [name for name in tasks.evaluation if name not in tasks.single_instance]
+    first = [Task(suite, name, tasks.eval_seeds[0] if name in many else 0) for name in tasks.evaluation]
+    later = (Task(suite, name, seed) for seed in range(tasks.eval_seeds[0] + 1, tasks.eval_seeds[1]) for name in many)
+    return list(islice(chain(first, later), number))
 
 
 class Evaluation:
@@ -54,9 +60,8 @@ class Evaluation:
         self._database, self._config, self._samples = database, config, samples
         self.temperature = temperature
         self._instances = instances(config, config.evaluation.episodes)
-        limit = config.curation.step_limit
         self._orders = deque(
-            Order(name, f"eval-{label}-{task.name}", task, limit)
+            Order(name, f"eval-{label}-{task.name}", task, config.step_limit(task.name))
             for task in self._instances
             for name in _names(f"eval-{label}-{task.name}-{task.seed}", samples)
         )
@@ -64,9 +69,16 @@ class Evaluation:
         self._planned = Counter(order.group_id for order in self._orders)
         self._open: list[str] = []
         self.outcomes: list[Outcome] = []
+        self.undone: list[Undone] = []
+        """Episodes that could not be run."""
         self.total = len(self._orders)
         self._running = 0
         self._changed = asyncio.Event()
+
+    @property
+    def ended(self) -> int:
+        """Episodes that have an outcome, or never will."""
+        return len(self.outcomes) + len(self.undone)
 
     async def open(self) -> None:
         """Load what an earlier process of the run has finished of this evaluation."""
@@ -106,15 +118,32 @@ class Evaluation:
         self._ended()
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
-        again = self._failures.again(order, time.monotonic())
-        if isinstance(again, Attempt):
+        """Raises UserError when nothing works."""
+        again = Attempt.GIVEN_UP if error.certain else self._failures.again(order, time.monotonic())
+        if again is Attempt.NOTHING_WORKS:
             raise UserError(
-                f"evaluation: {order.task.id} failed {order.attempt} times, the last with: {error} "
-                f"({self._failures.in_a_row} attempts in a row have failed): look at what failed; for workers their "
-                "logs are in the run directory, and `dart doctor` knows what is missing"
+                f"evaluation: {self._failures.in_a_row} attempts in a row have failed, the last of them of "
+                f"{order.task.id} with: {error}: look at what failed; for workers their logs are in the run "
+                "directory, and `dart doctor` knows what is missing"
             )
-        self._orders.append(again)
+        if again is Attempt.GIVEN_UP and not error.certain and not self._failures.ever_worked:
+            again = order.again()  # nothing tells this episode from all others yet
+        if isinstance(again, Order):
+            self._orders.append(again)
+        else:
+            self._without([order], str(error))
+            never = order.task.name not in {outcome.task.name for outcome in self.outcomes}
+            if never and isinstance(error, SetUpFailed) and not error.certain:
+                # It has never been set up, and this took many attempts: its other episodes would take as many.
+                same = [one for one in self._orders if one.task.name == order.task.name]
+                self._orders = deque(one for one in self._orders if one.task.name != order.task.name)
+                self._without(same, str(error))
         self._ended()
+
+    def _without(self, orders: Sequence[Order], why: str) -> None:
+        for order in orders:
+            log.warning("%s is not evaluated, after %d attempts: %s", order.trajectory_id, order.attempt, why)
+            self.undone.append(Undone(order.trajectory_id, order.task, why))
 
     async def close(self) -> None:
         """Mark its groups in the database as evaluated."""
@@ -131,11 +160,22 @@ class Evaluation:
             "failures": {kind.value: sum(o.failure is kind for o in self.outcomes) for kind in Failure},
             "infrastructure_attempts": sum(o.attempts - 1 for o in self.outcomes),
             "temperature": self.temperature,
+            "by_state": _interval(success_rate([o.state_success for o in self.outcomes])),
             "per_task": {
                 name: _rate([o for o in self.outcomes if o.task.name == name])
                 for name in sorted({o.task.name for o in self.outcomes})
             },
+            "not_evaluated": self._not_evaluated(),
         }
+
+    def _not_evaluated(self) -> list[NotEvaluated]:
+        """The instances of the episodes that could not be run, with the last reason of each."""
+        why = {one.task: one.why for one in self.undone}
+        episodes = Counter(one.task for one in self.undone)
+        return [
+            {"id": task.id, "task": task.name, "episodes": episodes[task], "why": why[task]}
+            for task in sorted(why, key=lambda task: (task.name, task.seed))
+        ]
 
     def document(self, run: str, policy: str | None = None) -> Document:
         """evaluation.json (docs/evaluation.md). `policy`: what acted, if it was not config.model.
@@ -145,39 +185,50 @@ class Evaluation:
         by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
         for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):
             by_instance[outcome.task.id].append(outcome)
-        curve = pass_curve([[o.success for o in outcomes] for outcomes in by_instance.values()])
+        whole = [outcomes for outcomes in by_instance.values() if len(outcomes) == self._samples]
+        curve = pass_curve([[o.success for o in outcomes] for outcomes in whole])
         return {
             "run": run,
             "checkpoint": policy or self._config.model.path,
-            "protocol": {
-                "tasks": list(dict.fromkeys(task.name for task in self._instances)),
-                "seeds": [self._instances[0].seed, self._instances[-1].seed + 1],
-                "episodes": len(self._instances),
-                "samples": self._samples,
-                "temperature": self.temperature,
-                "step_limit": self._config.curation.step_limit,
-            },
+            "protocol": self._protocol(),
             "success": self.result(),
             "pass_at_k": {str(k): _interval(estimate) for k, estimate in curve.items()},
-            "instances": [
-                {
-                    "id": task.id,
-                    "task": task.name,
-                    "seed": task.seed,
-                    "samples": [
-                        {
-                            "trajectory": o.trajectory_id,
-                            "success": o.success,
-                            "failure": o.failure,
-                            "steps": o.steps,
-                            "seconds": round(o.seconds, 3),
-                        }
-                        for o in by_instance[task.id]
-                    ],
-                }
-                for task in self._instances
-            ],
+            "instances": [_instance(task, by_instance[task.id]) for task in self._instances],
         }
+
+    def _protocol(self) -> Protocol:
+        tasks, cap = self._config.environment.tasks, self._config.curation.step_limit
+        names = list(dict.fromkeys(task.name for task in self._instances))
+        seeds = [task.seed for task in self._instances if task.name not in tasks.single_instance] or [0]
+        limits = {name: limit for name in names if (limit := self._config.step_limit(name)) < cap}
+        return {
+            "tasks": names,
+            "seeds": [min(seeds), max(seeds) + 1],
+            "episodes": len(self._instances),
+            "samples": self._samples,
+            "temperature": self.temperature,
+            "step_limit": cap,
+            "step_limits": limits,
+            "not_held_out": [name for name in names if name in tasks.not_held_out],
+        }
+
+
+def _instance(task: Task, outcomes: Sequence[Outcome]) -> Instance:
+    return {
+        "id": task.id,
+        "task": task.name,
+        "seed": task.seed,
+        "samples": [
+            {
+                "trajectory": o.trajectory_id,
+                "success": o.success,
+                "failure": o.failure,
+                "steps": o.steps,
+                "seconds": round(o.seconds, 3),
+            }
+            for o in outcomes
+        ],
+    }
 
 
 def _names(instance: str, samples: int) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dart.agent.vocabulary import vocabulary_digest
-from dart.config import Config
+from dart.config import Agent, Config
 from dart.core.types import Step, Trajectory, VersionSpan
 from dart.errors import UserError
 from dart.rundir import RunDirectory
@@ -77,9 +77,10 @@ async def fitting_successes(
     Raises UserError if there is none, or if its tokens or prompts mean something else in this run.
     """
     theirs = (await source.run()).config
+    # Runs that do not say how they read did so strictly. What was read strictly is read alike by the reference.
+    unsaid = Agent(read="strict").model_dump(mode="json")
     for name, ours in config.agent.model_dump(mode="json").items():
-        # Runs that do not say how they read did so strictly. What was read strictly is read alike by the reference.
-        other = theirs.get("agent", {}).get(name, "strict" if name == "read" else None)
+        other = theirs.get("agent", {}).get(name, unsaid[name])
         if other != ours and not (name == "read" and other == "strict"):
             raise UserError(
                 f"{field}: {directory} was made with agent.{name} {other}, and this run has {ours}: "
@@ -90,7 +91,7 @@ async def fitting_successes(
             f"{field}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
             f"model.path {config.model.path} has another, where its tokens mean something else: collect again with it"
         )
-    names = config.environment.tasks.names
+    names = config.environment.tasks.training
     found = await source.newest_successes(per_task)
     wanted = [success for success in found if success.task.name in names]
     if not wanted:

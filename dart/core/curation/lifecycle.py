@@ -186,9 +186,9 @@ class Lifecycle:
         if len(group.finished) == group.planned:
             self._close(group)
 
-    def failed(self, order: Order, now: float) -> Attempt:
-        """Infrastructure ended this attempt at `now`, in seconds. Raises ValueError if it was not running."""
-        attempt = self._failures.failed(order, now)
+    def failed(self, order: Order, now: float, certain: bool = False) -> Attempt:
+        """Infrastructure ended this attempt (`Failures.failed`). Raises ValueError if it was not running."""
+        attempt = self._failures.failed(order, now, certain)
         if attempt is Attempt.NOTHING_WORKS:
             return attempt  # the run ends: nothing follows for this roll-out
         self._ended(order.group_id, order.trajectory_id)

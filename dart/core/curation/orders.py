@@ -84,20 +84,26 @@ class Failures:
         """Note how many environments there are now; the run's size is the most there have been."""
         self._most_environments = max(self._most_environments, number)
 
+    @property
+    def ever_worked(self) -> bool:
+        """An attempt at some task has finished."""
+        return bool(self._worked)
+
     def finished(self, task: str) -> None:
         """An attempt at the task of this name has finished."""
         self.in_a_row = 0
         self._worked.add(task)
 
-    def failed(self, order: Order, now: float) -> Attempt:
-        """Infrastructure ended this attempt at `now`, in seconds of any clock that does not go back."""
+    def failed(self, order: Order, now: float, certain: bool = False) -> Attempt:
+        """Infrastructure ended this attempt at `now`, in seconds of any clock that does not go back. `certain`: the
+        task itself is wrong, so another attempt would fail as well."""
         if not self.in_a_row:
             self._since = now
         self.in_a_row += 1
         enough = max(LEAST_FAILURES, FAILURES_PER_ENVIRONMENT * self._most_environments)
         if not self._worked and self.in_a_row >= enough and now - self._since >= FAILING_SECONDS:
             return Attempt.NOTHING_WORKS
-        if order.hopeless and not self.outage:
+        if certain or (order.hopeless and not self.outage):
             # Others succeed meanwhile, so this roll-out is to blame: a task with a page that does not load, say.
             return Attempt.GIVEN_UP
         return Attempt.AGAIN

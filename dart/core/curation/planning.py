@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import MappingProxyType
 
 from dart.core.types import Trajectory
 
@@ -90,8 +91,10 @@ class History:
 
 
 class Planner:
-    def __init__(self, number: NumberRule, length: LengthRule) -> None:
+    def __init__(self, number: NumberRule, length: LengthRule, caps: Mapping[str, int] = MappingProxyType({})) -> None:
+        """`caps`: the step limits of single tasks, by name, below the rule's own cap."""
         self.number, self.length = number, length
+        self._lengths = {name: replace(length, cap=min(cap, length.cap)) for name, cap in caps.items()}
         self.histories: dict[str, History] = {}
 
     def record(self, trajectory: Trajectory) -> None:
@@ -107,7 +110,7 @@ class Planner:
         history = self._history(name)
         wins, results = sum(history.results), len(history.results)
         rollouts = rollout_number(wins, results, self.number)
-        limit = step_limit(history.longest, self.length)
+        limit = step_limit(history.longest, self._lengths.get(name, self.length))
         rate = f"success {wins / results:.2f} over the last {results}" if results else "no roll-out yet"
         longest = "no success yet" if history.longest is None else f"the longest success took {history.longest} steps"
         changes = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dart.core.types import Task
 
@@ -26,7 +26,10 @@ class TaskSampler:
         seeds: tuple[int, int],
         rng: random.Random,
         weight: Callable[[str], float] = lambda name: 1.0,
+        single: Collection[str] = (),
     ) -> None:
+        """`single`: the tasks with one instance alone, whose seed is 0."""
+        self._single = frozenset(single)
         self._suite, self._seeds, self._rng, self._weight = suite, seeds, rng, weight
         # The random number orders tasks at the same position.
         self._line = [(0.0, rng.random(), name) for name in names]
@@ -46,4 +49,5 @@ class TaskSampler:
             return self._submitted.popleft()
         place, _, name = self._line[0]
         heapq.heapreplace(self._line, (place + 1 / self._weight(name), self._rng.random(), name))
-        return Task(self._suite, name, self._rng.randrange(*self._seeds))
+        seed = self._rng.randrange(*self._seeds)
+        return Task(self._suite, name, 0 if name in self._single else seed)

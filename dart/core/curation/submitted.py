@@ -23,11 +23,13 @@ class NotWanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """`names`: the tasks of this run. `held_out`: [first, last) of the seeds that it is evaluated with."""
+    """`names`: the tasks that this run trains on. `held_out`: [first, last) of the seeds that it is evaluated with.
+    `single`: the tasks with one instance alone, whose seed is 0."""
 
     suite: str
     names: Collection[str]
     held_out: tuple[int, int]
+    single: Collection[str] = ()
 
     def check(self, tasks: Sequence[Task], pending: int) -> None:
         """All of them may be submitted, beside the `pending` ones. Raises NotWanted."""
@@ -45,7 +47,9 @@ class Submissions:
         if task.suite != self.suite:
             return f"suite {task.suite!r} is not this run's: write {self.suite}"
         if task.name not in self.names:
-            return f"name {task.name!r} is no task of this run: choose one of environment.tasks.names"
+            return f"name {task.name!r} is not trained on in this run: choose one that environment.tasks trains on"
+        if task.name in self.single and task.seed:
+            return f"seed {task.seed}: {task.name} has one instance alone: choose seed 0"
         if not 0 <= task.seed <= MOST_SEED:
             return f"seed {task.seed} is out of range: choose one from 0 to {MOST_SEED}"
         if first <= task.seed < last:

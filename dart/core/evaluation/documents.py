@@ -21,6 +21,15 @@ class Rate(Interval):
     episodes: int
 
 
+class NotEvaluated(TypedDict):
+    """An instance of which `episodes` could not be run, because of its environment and not of the policy."""
+
+    id: str
+    task: str
+    episodes: int
+    why: str
+
+
 class Success(Rate):
     """Success over all episodes and for each task, and how the episodes went."""
 
@@ -32,7 +41,12 @@ class Success(Rate):
     failures: dict[str, int]
     infrastructure_attempts: int
     temperature: float
+    by_state: NotRequired[Interval]
+    """Success if episodes that ended with text that is no action counted by the state that they left behind."""
     per_task: dict[str, Rate]
+    """Of the tasks with at least one episode."""
+    not_evaluated: NotRequired[list[NotEvaluated]]
+    """Their episodes are in none of the other fields. Evaluations of earlier versions of dart lack it."""
 
 
 ByDecoding = dict[Decoding, Success]
@@ -48,6 +62,10 @@ class Protocol(TypedDict):
     samples: int
     temperature: float
     step_limit: int
+    step_limits: NotRequired[dict[str, int]]
+    """Of the tasks with a lower one, by name."""
+    not_held_out: NotRequired[list[str]]
+    """Tasks whose only instance is also trained on."""
 
 
 class Sample(TypedDict):
@@ -59,7 +77,7 @@ class Sample(TypedDict):
 
 
 class Instance(TypedDict):
-    """One concrete task (name and seed), and the result of each of its samples."""
+    """One concrete task (name and seed), and the result of each of its samples; none if it was not evaluated."""
 
     id: str
     task: str
@@ -84,6 +102,8 @@ class Against(Side):
     better: int
     worse: int
     p_value: float
+    unpaired: NotRequired[int]
+    """Instances that one of the two could not evaluate, which are left out of the comparison."""
 
 
 class Document(Side):

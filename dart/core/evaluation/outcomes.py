@@ -58,6 +58,8 @@ class Outcome:
     seconds: float
     attempts: int
     """One more than the number that infrastructure ended."""
+    state_success: bool = False
+    """A success, or it ended with text that is no action, in a state that the world judged to be one."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
@@ -70,7 +72,17 @@ class Outcome:
             len(trajectory.steps),
             trajectory.finished - trajectory.started,
             attempts,
+            trajectory.success or trajectory.state_success,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """An episode that could not be run: `why`, in the words of what failed last."""
+
+    trajectory_id: str
+    task: Task
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:
     together.
     """
     curve = {}
-    for k in range(1, min(map(len, instances)) + 1):
+    for k in range(1, min(map(len, instances), default=0) + 1):
         values = [pass_at_k(len(samples), sum(samples), k) for samples in instances]
         curve[k] = Estimate(fmean(values), *bootstrap(values))
     return curve

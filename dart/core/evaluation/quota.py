@@ -8,7 +8,7 @@ suffice at the task's success rate so far: a teacher that always succeeds is ask
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dart.core.types import Task
@@ -26,6 +26,8 @@ class Tally:
     successes: int = 0
     kept: int = 0
     given_up: int = 0
+    why: str = ""
+    """Why the last one was given up."""
 
     @property
     def running(self) -> int:
@@ -39,30 +41,42 @@ class Tally:
 
 class Quota:
     def __init__(
-        self, suite: str, names: Sequence[str], seeds: tuple[int, int], wanted: int, most_attempts: int, samples: int
+        self,
+        suite: str,
+        names: Sequence[str],
+        seeds: tuple[int, int],
+        wanted: int,
+        most_attempts: int,
+        samples: int,
+        single: Collection[str] = (),
     ) -> None:
-        """`seeds`: [first, last); `wanted` successes and at most `most_attempts` attempts of each name."""
+        """`seeds`: [first, last); `wanted` successes and at most `most_attempts` attempts of each name. `single`: the
+        tasks with one instance alone, which has seed 0 and every attempt."""
         self._suite, self._first, self._wanted, self._samples = suite, seeds[0], wanted, samples
-        self._most = min(most_attempts, (seeds[1] - seeds[0]) * samples)
+        self._single = frozenset(single)
+        most = min(most_attempts, (seeds[1] - seeds[0]) * samples)
+        self._most = {name: most_attempts if name in self._single else most for name in names}
         self.tallies = {name: Tally() for name in names}
 
     @property
     def done(self) -> bool:
         """Nothing is left to begin, now or later; attempts under way may still finish."""
         return all(
-            tally.kept >= self._wanted or (tally.begun >= self._most and not tally.running)
-            for tally in self.tallies.values()
+            tally.kept >= self._wanted or (tally.begun >= self._most[name] and not tally.running)
+            for name, tally in self.tallies.items()
         )
 
     def next(self) -> tuple[Task, int] | None:
         """A concrete task and the number of the sample, from 1; None while enough is under way."""
-        ready = [name for name, tally in self.tallies.items() if self._may_begin(tally)]
+        ready = [name for name in self.tallies if self._may_begin(name)]
         if not ready:
             return None
         name = min(ready, key=lambda name: self.tallies[name].begun)
         tally = self.tallies[name]
         seed, sample = divmod(tally.begun, self._samples)
         tally.begun += 1
+        if name in self._single:
+            return Task(self._suite, name, 0), tally.begun
         return Task(self._suite, name, self._first + seed), sample + 1
 
     def finished(self, name: str, success: bool) -> bool:
@@ -74,10 +88,15 @@ class Quota:
         tally.kept += keep
         return keep
 
-    def given_up(self, name: str) -> None:
-        """Count an attempt that could not be brought to an end."""
-        self.tallies[name].given_up += 1
+    def given_up(self, name: str, why: str = "", *, task: bool = False) -> None:
+        """Count an attempt that could not be brought to an end, and why. `task`: begin no more of this name."""
+        tally = self.tallies[name]
+        tally.given_up += 1
+        tally.why = why
+        if task:
+            self._most[name] = 0
 
-    def _may_begin(self, tally: Tally) -> bool:
+    def _may_begin(self, name: str) -> bool:
+        tally = self.tallies[name]
         missing = self._wanted - tally.kept
-        return tally.begun < self._most and tally.running < math.ceil(missing / tally.rate)
+        return tally.begun < self._most[name] and tally.running < math.ceil(missing / tally.rate)

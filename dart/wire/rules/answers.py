@@ -113,6 +113,8 @@ def _suggested(suggested: pb.Suggested) -> Violation | None:
     kind = suggested.action.WhichOneof("kind")
     if kind is None:
         return Violation("Suggested.action: Action.kind", "empty", "one of the kinds of action")
+    if kind == "several":
+        return Violation("Suggested.action: Action.kind", kind, "one action: an oracle is asked once for each")
     if kind == "move" and not suggested.action.move.HasField("at"):
         return Violation("Suggested.action: Move.at", "empty", "a point of the observation")
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from dart.core.action import MOST_HELD_SECONDS, MOST_TOGETHER
 from dart.wire.rules.kinds import (
     Many,
     Name,
@@ -47,6 +48,9 @@ LOGPROB_TOLERANCE = 1e-3
 NOTE_CHARACTERS = 2_000
 INSTRUCTION_CHARACTERS = 65_536
 EVIDENCE_CHARACTERS = 65_536
+TREE_CHARACTERS = 1 << 18
+ERROR_CHARACTERS = 8_192
+MOST_GOAL_IMAGES = 16
 WORDS_CHARACTERS = 1 << 20
 ANY_NUMBER = Whole(0, MOST_U64)
 STORED = Whole(0, MOST_STORED)
@@ -54,6 +58,7 @@ SECONDS = Real(0.0, MOST_SECONDS)
 TOKEN_IDS = Tokens(MOST_TOKENS, MOST_TOKEN_ID)
 BELOW_ONE = math.nextafter(1.0, 0.0)
 AT = One("a point of the observation")
+HELD = Real(0.0, MOST_HELD_SECONDS)
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "SessionRequest": {
@@ -115,6 +120,9 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "reward": Real(0.0, 1.0),
         "seconds": SECONDS,
         "evidence_json": Words(EVIDENCE_CHARACTERS),
+        "accessibility_tree": Words(TREE_CHARACTERS),
+        "last_action_error": Words(ERROR_CHARACTERS),
+        "goal_images": Many(MOST_GOAL_IMAGES, One()),
     },
     "Released": {"assignment": One()},
     "Suggested": {"assignment": One(), "action": One()},
@@ -155,21 +163,24 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "Task": {"id": Text(1_024), "suite": Name(128), "name": Text(512, 1), "seed": STORED},
     "Action": dict.fromkeys(
         ("move", "click", "button", "drag", "scroll", "keys", "type_text", "wait", "observe", "finish", "system",
-         "code"),
+         "code", "several"),
         One(),
     ),
     "Point": {"x": Real(0.0, BELOW_ONE), "y": Real(0.0, BELOW_ONE)},
     "Move": {"at": AT},
-    "Click": {"at": AT, "button": Whole(1, 3), "count": Whole(1, 10), "modifiers": Many(16, Name(64))},
+    "Click": {
+        "at": AT, "button": Whole(1, 3), "count": Whole(1, 10), "modifiers": Many(16, Name(64)), "hold_seconds": HELD,
+    },
     "Button": {"at": AT, "button": Whole(1, 3), "mode": Whole(2, 3, "down or up")},
-    "Drag": {"path": Many(1_000, AT), "button": Whole(1, 3)},
+    "Drag": {"path": Many(1_000, AT), "button": Whole(1, 3), "duration_seconds": HELD},
     "Scroll": {"at": AT, "dx_notches": Whole(-10_000, 10_000), "dy_notches": Whole(-10_000, 10_000)},
     "Keys": {"keysyms": Many(32, Name(64)), "mode": Whole(1, 3)},
     "TypeText": {"text": Words(INSTRUCTION_CHARACTERS)},
     "Wait": {"seconds": Real(0.0, 86_400.0)},
     "Observe": {},
     "Finish": {"status": Whole(1, 4), "answer": Words(INSTRUCTION_CHARACTERS)},
-    "System": {"kind": Whole(1, 4), "argument": Words(8_192)},
+    "System": {"kind": Whole(1, 7), "argument": Words(8_192)},
+    "Several": {"actions": Many(MOST_TOGETHER, One())},
     "Code": {"language": Text(64), "source": Words(INSTRUCTION_CHARACTERS)},
     # ---- Control ----
     "GetStatusRequest": {},

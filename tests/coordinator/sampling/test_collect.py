@@ -238,9 +238,13 @@ async def collected(directory: Path, tasks: list[Task], **changed: Any) -> Path:
             image = Image.of(picture.getvalue(), "image/png", 160, 224)
             made = trajectory(f"{group}-1", group, task, finished=float(number), steps=2)
             steps = tuple(
-                replace(step, images=(image,), generation=replace(step.generation, logprobs=())) for step in made.steps
-            )
-            await database.add_trajectory(replace(made, steps=steps))
+                replace(
+                    step, images=(image, image), accessibility_tree=f"tree {step.index}",
+                    generation=replace(step.generation, logprobs=()),
+                )
+                for step in made.steps
+            )  # fmt: skip
+            await database.add_trajectory(replace(made, steps=steps, goal_images=1))
     return directory
 
 
@@ -265,6 +269,8 @@ async def test_the_data_set_has_a_row_per_step_and_loads_as_images(tmp_path: Pat
     loaded = datasets.load_dataset(str(path.parent), split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded[3]["image"].getpixel((0, 0)) == (1, 0, 0)
     assert loaded[3]["history"] == last["history"]
+    assert (loaded[3]["accessibility_tree"], loaded[3]["last_action_error"]) == ("tree 1", "")
+    assert [goal.getpixel((0, 0)) for goal in loaded[3]["goal_images"]] == [(1, 0, 0)]
 
 
 # ---- curation.pool.sources ----

@@ -38,14 +38,16 @@ class Store(NoDatabase):
 
 
 class Cluster:
-    """Two env workers and two replicas; `fails`: "env" or "rollout", the role that fails throughout the outage.
+    """Two env workers and two replicas. `broken`: a task whose every set-up fails, all of them if it is empty, with
+    this failure `code`. `fails`: "env" or "rollout", the role that fails throughout the outage.
 
     The outage begins when the job, or the evaluation after training, has finished `worked` episodes.
     """
 
-    def __init__(self, run: Run, fails: str, worked: int, broken: str) -> None:
+    def __init__(self, run: Run, fails: str, worked: int, broken: str, code: int) -> None:
         self._run, self._fails, self._worked, self._broken = run, fails, worked, broken
         self._ends: float | None = None
+        self.code = code
         for number in range(2):
             Envs(self, run, f"env-{number}")
             Replica(self, run, f"rollout-{number}")
@@ -61,7 +63,8 @@ class Cluster:
         if self._ends is None and finished >= self._worked:
             self._ends = now + OUTAGE_SECONDS
         during = self._ends is not None and now < self._ends
-        return task == self._broken or (during and role == self._fails)
+        wrong = role == "env" and self._broken in (task, "")
+        return wrong or (during and role == self._fails)
 
 
 class Envs(SimulatedEnvs):
@@ -71,7 +74,7 @@ class Envs(SimulatedEnvs):
 
     def reset(self, command: pb.Reset) -> None:
         if self._cluster.down("env", command.task.name):
-            failure = pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message="the cloud is gone")
+            failure = pb.Failure(code=self._cluster.code, message="the cloud is gone")
             self.answer(command, 1.0, failure=failure)
         else:
             super().reset(command)
@@ -105,14 +108,19 @@ def settings(job: Job) -> config.Config:
 
 
 def worked(
-    job: Job, directory: Path, fails: str = "", after: int = WORKED, broken: str = "none"
+    job: Job,
+    directory: Path,
+    fails: str = "",
+    after: int = WORKED,
+    broken: str = "none",
+    code: int = pb.FAILURE_CODE_ENVIRONMENT,
 ) -> tuple[dict[str, Any], float]:
     """The run's summary, and how long it took."""
 
     async def work() -> tuple[dict[str, Any], float]:
         began = asyncio.get_running_loop().time()
         run = Run(settings(job), RunDirectory(directory), Store(), job, Start())  # type: ignore[arg-type]
-        Cluster(run, fails, after, broken)
+        Cluster(run, fails, after, broken, code)
         summary = await run.work()
         run.journal.close()
         return summary, asyncio.get_running_loop().time() - began
@@ -143,9 +151,25 @@ def test_a_job_of_which_nothing_has_worked_ends(job: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("broken", TASKS)
-def test_a_task_that_never_works_ends_an_evaluation_though_others_work(broken: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"{broken}.* failed \d+ times, the last with: .*the cloud is gone"):
-        worked(JOBS["evaluate"], tmp_path, broken=broken)
+@pytest.mark.parametrize("code", [pb.FAILURE_CODE_ENVIRONMENT, pb.FAILURE_CODE_TASK])
+@pytest.mark.parametrize("job", ["evaluate", "train"])
+def test_a_task_that_never_works_is_not_evaluated(job: str, code: int, broken: str, tmp_path: Path) -> None:
+    summary, _ = worked(JOBS[job], tmp_path, broken=broken, code=code)
+    success = summary["evaluation"] if job == "evaluate" else summary["success_after"]["sampled"]
+    assert success["episodes"] == EPISODES * 3 // 4 and broken not in success["per_task"]
+    assert {one["task"] for one in success["not_evaluated"]} == {broken}
+    assert sum(one["episodes"] for one in success["not_evaluated"]) == EPISODES // 4
+    assert all("the cloud is gone" in one["why"] for one in success["not_evaluated"])
+    if job == "evaluate":
+        document = json.loads((tmp_path / "evaluation.json").read_text())
+        assert {each["task"] for each in document["instances"] if not each["samples"]} == {broken}
+        assert document["pass_at_k"]["1"]["mean"] == pytest.approx(success["mean"])
+
+
+def test_an_evaluation_of_which_every_task_is_wrong_ends_without_a_mean(tmp_path: Path) -> None:
+    summary, seconds = worked(JOBS["evaluate"], tmp_path, broken="", code=pb.FAILURE_CODE_TASK)
+    assert summary["evaluation"]["episodes"] == 0 and seconds < 120
+    assert len(summary["evaluation"]["not_evaluated"]) == EPISODES
 
 
 @pytest.mark.parametrize("broken", TASKS)
@@ -153,3 +177,4 @@ def test_a_collection_does_without_a_task_that_never_works(broken: str, tmp_path
     summary, _ = worked(JOBS["collect"], tmp_path, broken=broken)
     for name, tally in summary["collected"]["per_task"].items():
         assert tally["attempts"] == 0 and tally["given_up"] if name == broken else tally["attempts"]
+        assert ("the cloud is gone" in tally["why"]) == (name == broken)

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dart.agent import keys as names
 from dart.core import action as a
-from dart.workers.env.inputs import InputDevices
+from dart.workers.env import keyboard
+from dart.workers.env.inputs import PAUSE, InputDevices
 
 POINTS = st.builds(a.Point, st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
 BUTTONS = st.sampled_from(["left", "middle", "right"])
 KEYSYMS = st.lists(st.sampled_from(["Control_L", "Shift_L", "a", "A", "Return", "plus", "F5", "nonsense"])).map(tuple)
 ACTIONS = st.one_of(
     st.builds(a.Move, POINTS),
-    st.builds(a.Click, st.none() | POINTS, BUTTONS, st.integers(1, 3), KEYSYMS),
-    st.builds(a.Drag, st.lists(POINTS, max_size=4).map(tuple), BUTTONS),
+    st.builds(a.Click, st.none() | POINTS, BUTTONS, st.integers(1, 3), KEYSYMS, st.floats(0, 60)),
+    st.builds(a.Drag, st.lists(POINTS, max_size=4).map(tuple), BUTTONS, st.floats(0, 60)),
     st.builds(a.Scroll, st.none() | POINTS, st.integers(-5, 5), st.integers(-5, 5)),
     st.builds(a.Keys, KEYSYMS),
     st.builds(a.TypeText, st.text()),
@@ -100,6 +102,39 @@ def test_a_modifier_held_down_counts_for_the_click_that_follows() -> None:
     assert {c["modifiers"] for _, c in devices.calls(a.Click(a.Point(0, 0)))} == {8}
     devices.calls(a.Keys(("Shift_L",), "up"))
     assert {c["modifiers"] for _, c in devices.calls(a.Click(a.Point(0, 0)))} == {0}
+
+
+def test_a_long_press_holds_the_button_and_no_longer_than_is_allowed() -> None:
+    for most, held in ((10.0, 1.5), (0.5, 0.5)):
+        calls = InputDevices((100, 100), most).calls(a.Click(None, modifiers=("Shift_L",), hold_seconds=1.5))
+        assert [c.get("type") or c for _, c in calls] == [
+            "rawKeyDown", "mousePressed", {"seconds": held}, "mouseReleased", "keyUp",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("duration", [0.3, 2.0, 60.0])
+def test_a_drag_takes_its_time_and_passes_every_point(duration: float) -> None:
+    path = tuple(a.Point(x, y) for x, y in ((0.1, 0.1), (0.9, 0.1), (0.9, 0.9), (0.1, 0.9)))
+    calls = InputDevices((100, 100)).calls(a.Drag(path, duration_seconds=duration))
+    pauses = [c["seconds"] for method, c in calls if method == PAUSE]
+    assert sum(pauses) == pytest.approx(duration) and len(pauses) <= 200
+    moves = [(c["x"], c["y"]) for method, c in calls if method != PAUSE and c["type"] == "mouseMoved"]
+    assert [(x, y) for x, y in moves if (x, y) in {(10, 10), (90, 10), (90, 90), (10, 90)}] == [
+        (10, 10), (90, 10), (90, 90), (10, 90),
+    ]  # fmt: skip
+
+
+def test_every_key_that_a_grammar_knows_is_on_the_keyboard() -> None:
+    assert [name for name in names.KEYSYMS if keyboard.of_keysym(name) is None] == []
+    assert keys(a.Keys(("F24",))) == [("rawKeyDown", "F24", 0, ""), ("keyUp", "F24", 0, "")]
+    assert keys(a.Keys(("Num_Lock",))) == [("rawKeyDown", "NumLock", 0, ""), ("keyUp", "NumLock", 0, "")]
+
+
+def test_a_key_that_it_does_not_have_is_refused_by_name() -> None:
+    refused = InputDevices.refused
+    assert refused(a.Keys(("Control_L", "XF86Copy"))) == "the keyboard has no key XF86Copy"
+    assert refused(a.Click(None, modifiers=("Hyper_L",))) == "the keyboard has no key Hyper_L"
+    assert refused(a.Keys(("Control_L", "c"))) == refused(a.Wait(1.0)) == ""
 
 
 @given(st.lists(ACTIONS, max_size=6))

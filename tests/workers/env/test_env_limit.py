@@ -64,6 +64,9 @@ class Hosted:
     async def act(self, action: Action, last: bool) -> Observation:
         return await self._ask(pb.Act(assignment=ASSIGNMENT, action=action_to_proto(action), last=last))
 
+    async def judge(self) -> Observation:
+        return await self.act(a.Observe(), True)
+
     async def _ask(self, command: pb.Reset | pb.Act) -> Observation:
         reply = await self.role.handle(command)
         assert isinstance(reply, pb.Observed)
@@ -102,18 +105,19 @@ async def episode(task: str, limit: int, *lines: str) -> Trajectory:
         ("never-ends", 3, [CLICK] * 3, Termination.STEP_LIMIT, 1.0, True),
         ("never-ends", 2, [CLICK] * 2, Termination.STEP_LIMIT, 2 / 3, True),
         ("never-ends", 3, [CLICK, CLICK, FINISH], Termination.FINISHED, 2 / 3, False),
-        ("never-ends", 3, [CLICK, CLICK, NONSENSE], Termination.UNPARSABLE, 0.0, None),
+        ("never-ends", 3, [CLICK, CLICK, NONSENSE], Termination.UNPARSABLE, 0.0, True),
     ],
 )
 async def test_the_last_step_counts_and_is_judged_once(
-    task: str, limit: int, lines: list[str], termination: Termination, reward: float, at_limit: bool | None
+    task: str, limit: int, lines: list[str], termination: Termination, reward: float, at_limit: bool
 ) -> None:
     done = await episode(task, limit, *lines)
     assert (done.termination, done.success, len(done.steps)) == (termination, reward == 1.0, len(lines))
     assert done.reward == pytest.approx(reward)
-    assert Clicks.judged == (at_limit is not None), "text that is no action gets no verdict"
-    if at_limit is not None:
-        assert json.loads(done.evidence_json) == {"at_limit": at_limit}
+    assert Clicks.judged == 1
+    assert json.loads(done.evidence_json) == {"at_limit": at_limit}
+    nonsense = termination is Termination.UNPARSABLE
+    assert (done.state_judged, done.state_reward) == (nonsense, pytest.approx(2 / 3 if nonsense else 0.0))
     if done.success:
         assert failure(done) is None, "a success in the last step is no failure of the limit"
     elif termination is Termination.STEP_LIMIT:

@@ -16,6 +16,7 @@ from dart.config import Environment, EnvWorkerConfig
 from dart.core import action as a
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
+from dart.wire import rules
 from dart.wire.convert import action_to_proto, task_to_proto
 from dart.wire.role import CommandError
 from dart.workers.env import places
@@ -216,6 +217,42 @@ async def test_an_episode_that_the_world_ends() -> None:
     assert script.log == ["lease", "reset", "act Click", "acted", "act Wait", "acted", "judge Wait False", "renew"]
 
 
+class Teller(SyncEnv):
+    """Tells more than a screenshot: a tree of as many characters as the seed says, and as many pictures."""
+
+    def reset(self, task: Task) -> Observation:
+        self.size = int(task.name)
+        return Observation(PICTURE, "do it", goal_images=(PICTURE,) * self.size)
+
+    def act(self, action: Action) -> Observation:
+        tree = "x" * ((1 << 18) + self.size - 1)
+        return Observation(PICTURE, accessibility_tree=tree, last_action_error="no" * self.size * 4096)
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        return Verdict(0.0)
+
+
+async def test_texts_are_cut_to_what_a_message_takes_and_too_many_pictures_are_the_tasks_fault() -> None:
+    async with hosted(Teller) as host:
+        seen = await host.reset("e", "2")
+        assert [image.data for image in seen.goal_images] == [PICTURE.data] * 2
+        acted = await host.act("e", a.Click(None))
+        assert rules.BODIES["observed"].violation(acted) is None
+        assert acted.accessibility_tree.endswith("of 262,145 characters)")
+        assert acted.last_action_error.endswith("of 16,384 characters)")
+        await host.release("e")
+        with pytest.raises(CommandError, match="its instruction has 17 pictures, and 16 can be sent") as error:
+            await host.reset("f", "17")
+        assert error.value.code == pb.FAILURE_CODE_TASK
+
+
+async def test_an_action_that_the_world_does_not_offer_is_told() -> None:
+    async with hosted() as host:
+        await host.reset("e")
+        told = await host.act("e", a.Code("sh", "ls"))
+        assert told.last_action_error == "this environment does not offer the action code"
+
+
 @pytest.mark.parametrize(
     ("last", "log"),
     [
@@ -282,7 +319,8 @@ async def test_what_the_command_has_wrong() -> None:
         ):
             with pytest.raises(CommandError, match=message) as refused:
                 await wrong
-            assert refused.value.code == pb.FAILURE_CODE_INVALID
+            wrong_task = "there is no task" in message
+            assert refused.value.code == (pb.FAILURE_CODE_TASK if wrong_task else pb.FAILURE_CODE_INVALID)
         await host.reset("e")
         with pytest.raises(CommandError, match="has no oracle: collect from a policy or an endpoint"):
             await host.role.handle(pb.Suggest(assignment=_assignment("e")))
