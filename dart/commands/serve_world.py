@@ -80,7 +80,7 @@ def serve_world(options: ServeOptions) -> None:
     token = os.environ.pop(TOKEN_ENVIRONMENT, None)
     if not token and not is_loopback(options.host):
         raise UserError(f"--host {options.host} is open to the network: set {TOKEN_ENVIRONMENT}, or use 127.0.0.1")
-    check(environment.kind, environment.options, environment.tasks.names)
+    check(environment.kind, environment.options, environment.tasks.all)
     try:
         listening = socket.create_server((options.host, options.port))
     except OSError as error:
@@ -210,7 +210,7 @@ class Session:
     async def _reset(self, start: Start) -> dict[str, JsonValue]:
         await self.end()
         tasks = self._environment.tasks
-        name = start.task if start.task is not None else tasks.names[0]
+        name = start.task if start.task is not None else tasks.all[0]
         try:
             check(self._environment.kind, self._environment.options, (name,))
         except UserError as error:
@@ -324,9 +324,8 @@ class WorldServer:
             full = f"all {most} sessions are in use: wait, or serve with --set environment.slots={most + 1}"
             counts: dict[str, JsonValue] = {"active_sessions": self._sessions, "max_sessions": most}
             await client.send_json(_error("CAPACITY_REACHED", full, **counts))
-            with contextlib.suppress(
-                TimeoutError
-            ):  # a client that sends first finds a closed socket, and not the reason
+            # Closed at once, a client that sends first would find a closed socket, and not the reason.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFUSED_SECONDS):
                     await client.receive()
             await client.close()
@@ -369,7 +368,7 @@ class WorldServer:
     async def _metadata(self, request: Request) -> JSONResponse:
         from starlette.responses import JSONResponse
 
-        names = ", ".join(self._environment.tasks.names)
+        names = ", ".join(self._environment.tasks.all)
         return JSONResponse(
             {
                 "name": self._environment.kind,

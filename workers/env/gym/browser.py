@@ -23,7 +23,7 @@ from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.devtools import find_executable
 from dart.workers.env.gym.options import GymOptions, Score
-from dart.workers.env.inputs import InputDevices
+from dart.workers.env.inputs import PAUSE, InputDevices
 from dart.workers.env.miniwob import pages_folder
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict, from_png
 
@@ -46,7 +46,7 @@ class BrowserGym(SyncEnv):
         self._driver = _share_playwright().start(find_executable(options.browser))
         self._env: BrowserEnv | None = None
         self._name = ""
-        self._devices = InputDevices(screen)
+        self._devices = InputDevices(screen, options.max_wait_seconds)
         self._input: tuple[Page, CDPSession] | None = None
         self._score = Score()
         self._final: Observation | None = None
@@ -56,7 +56,8 @@ class BrowserGym(SyncEnv):
 
     def reset(self, task: Task) -> Observation:
         env = self._made_for(task)
-        self._devices, self._score, self._final, self._evidence = InputDevices(self.screen), Score(), None, {}
+        self._devices = InputDevices(self.screen, self._settings.max_wait_seconds)
+        self._score, self._final, self._evidence = Score(), None, {}
         seen, _ = env.reset(seed=task.seed)
         goal = self._settings.instruction.replace("{task}", task.name) or goal_text(seen["goal_object"])
         return Observation(self._look(env), goal)
@@ -71,7 +72,7 @@ class BrowserGym(SyncEnv):
         if self._validate(env, info):
             self._final = Observation(NO_IMAGE, done=True)
             return self._final
-        return Observation(self._look(env))
+        return Observation(self._look(env), last_action_error=self._devices.refused(action))
 
     def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The task's own reward; an answer, or that the task is infeasible, is told to it first, as a chat message."""
@@ -165,8 +166,11 @@ class BrowserGym(SyncEnv):
                 env.page.goto(address)
             case _:
                 session = self._session(env)
-                for method, parameters in self._devices.calls(action):
-                    session.send(method, dict(parameters))
+                for method, parameters in () if self._devices.refused(action) else self._devices.calls(action):
+                    if method == PAUSE:
+                        env.page.wait_for_timeout(1000 * float(str(parameters["seconds"])))
+                    else:
+                        session.send(method, dict(parameters))
 
     def _validate(self, env: BrowserEnv, info: dict[str, object]) -> bool:
         """Whether the episode is over."""

@@ -70,7 +70,9 @@ class GymOptions(WorldOptions):
     browser: str | None = Field(None, description="BrowserGym: Chromium's executable; none: searched for on the PATH.")
     page_timeout_seconds: float = Field(10.0, gt=0.0, description="BrowserGym: the limit of Playwright's own waits.")
     settle_seconds: float = Field(0.0, ge=0.0, description="BrowserGym: waited after each action.")
-    max_wait_seconds: float = Field(2.0, ge=0.0, description="BrowserGym: the longest `wait` that is carried out.")
+    max_wait_seconds: float = Field(
+        2.0, ge=0.0, description="BrowserGym: the longest `wait`, hold of a button or drag that is carried out."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> GymOptions:
