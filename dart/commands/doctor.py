@@ -129,7 +129,8 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     kind, options = (environment.kind, environment.options) if environment else (BUILTIN_SUITE, {})
     try:
         world = find(kind)
-        machine = list(world.checks(read_options(world, options)).items())
+        read = read_options(world, options)
+        machine = list(world.checks(read).items())
     except UserError as error:
         problem = str(error)
         return [("world", lambda: problem)]
@@ -138,8 +139,7 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
         if environment is None or any(check() for _, check in machine):
             return None  # reported already
         try:
-            for name in environment.tasks.names:
-                world.check_task(name)
+            world.check_tasks(read, environment.tasks.names)
         except UserError as error:
             return str(error)
         return None

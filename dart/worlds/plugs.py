@@ -22,7 +22,11 @@ from dart.worlds.threads import Threaded
 
 log = logging.getLogger(__name__)
 
-BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob", "ladder": "dart.workers.env.ladder:Ladder"}
+BUILT_IN = {
+    "miniwob": "dart.workers.env.miniwob:MiniWob",
+    "ladder": "dart.workers.env.ladder:Ladder",
+    "osworld": "dart.workers.env.osworld.world:OSWorld",
+}
 """Kinds that ship with dart."""
 
 
@@ -74,9 +78,7 @@ def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
 def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> type[Plug]:
     """Check all that can be checked before a run: the class, the options, the tasks. Raises UserError."""
     plug = find(kind)
-    read_options(plug, options)
-    for name in tasks:
-        plug.check_task(name)
+    plug.check_tasks(read_options(plug, options), tasks)
     return plug
 
 
