@@ -86,6 +86,8 @@ class Emulators(Pool):
         """Machines that an environment has."""
         self._orders: set[asyncio.Task[Address]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        """Deletions that nobody waits for."""
+        self._always: asyncio.Task[None] | None = None
         self._deletions: dict[str, asyncio.Task[None]] = {}
         """By machine, so that no two deletions of it overlap."""
         self._first_seen: dict[str, float] = {}
@@ -97,7 +99,7 @@ class Emulators(Pool):
         await self._check_token()
         with contextlib.suppress(MachineError):  # the server may be down for a moment; the list is asked for again
             await self.reconcile()
-        self._keep(self._reconcile_always())
+        self._always = asyncio.create_task(self._reconcile_always())
 
     async def take(self) -> Address:
         order = asyncio.create_task(self._order())
@@ -122,15 +124,16 @@ class Emulators(Pool):
         """Delete all machines. Orders that are still open are waited for a little; the journal keeps the others."""
         if not self._token:
             return
-        for task in self._tasks:
-            task.cancel()
+        if self._always is not None:
+            self._always.cancel()
         if self._orders:
             for order in self._orders:
                 order.add_done_callback(self._unwanted)
             await asyncio.wait(self._orders, timeout=CLOSING_SECONDS)
         for order in tuple(self._orders):
             order.cancel()
-        await asyncio.gather(*self._tasks, *self._orders, return_exceptions=True)
+        always = [self._always] if self._always is not None else []
+        await asyncio.gather(*self._tasks, *self._orders, *always, return_exceptions=True)
         await asyncio.gather(*(self._delete(machine) for machine in tuple(self._journal.machines)))
         if self._journal.machines or self._journal.orders:
             log.warning(

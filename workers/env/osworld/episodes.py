@@ -131,9 +131,8 @@ class OSWorldEnv(Env):
         said = self._last(last)
         with self._not_evaluated():
             graded = await self._shared.evaluators.evaluate(self._task, said, self._given())
-        return Verdict(
-            graded.reward, {"osworld_last_action": said, "evaluator_error": graded.error, "func": self._func}
-        )
+        evidence = {"func": self._func, "last_action": said, "evaluator_error": graded.error}
+        return Verdict(graded.reward, evidence)
 
     async def probe(self) -> bool:
         if self._machine is None or not await self._machine.answers():

@@ -133,9 +133,10 @@ class Machine:
         return _parsed(Size, await self._read("POST", "/screen_size"))
 
     async def window_size(self, window_class: str) -> Size | None:
-        """The size of the first window of that class; None if there is none."""
-        answer = await self._read("POST", "/window_size", data={"app_class_name": window_class}, none_is=404)
-        return _parsed(Size, answer) if answer.status_code != 404 else None
+        """The size of the first window of that class; None if there is none, of which the server's error 500 is the
+        sign."""
+        answer = await self._read("POST", "/window_size", data={"app_class_name": window_class}, none_is=500)
+        return _parsed(Size, answer) if answer.status_code != 500 else None
 
     async def desktop_path(self) -> str:
         return _parsed(_Path, await self._read("POST", "/desktop_path")).path
@@ -248,7 +249,7 @@ class Machine:
             raise MachineError(f"{url} did not answer within {seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise MachineError(f"{url} failed: {type(error).__name__}: {error}") from error
-        if answer.status_code != 200 and answer.status_code != none_is:
+        if answer.status_code not in (200, none_is):
             raise MachineError(f"{url} answered {answer.status_code}: {answer.text[:500]}")
         return answer
 

@@ -20,6 +20,7 @@ class Pool(ABC):
 
     async def start(self) -> None:
         """Raises UserError if the options cannot work."""
+        return
 
     @abstractmethod
     async def take(self) -> Address:
@@ -36,6 +37,7 @@ class Pool(ABC):
 
     async def close(self) -> None:
         """Give back everything."""
+        return
 
 
 class StaticHosts(Pool):

@@ -9,9 +9,6 @@ OSWorld does not look at it either.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import tempfile
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -174,19 +171,15 @@ class Downloads:
             await asyncio.sleep(2.0**attempt)
 
     async def _fetch_once(self, url: str, path: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                stream = self._client.stream("GET", url, timeout=DOWNLOAD_SECONDS, follow_redirects=True)
-                async with stream as answer:
-                    answer.raise_for_status()
-                    async for piece in answer.aiter_bytes():
-                        file.write(piece)
-            Path(name).rename(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                Path(name).unlink()
+        """Into a file beside it first, so that a download that breaks off leaves nothing that looks whole."""
+        part = path.with_suffix(".part")
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        async with self._client.stream("GET", url, timeout=DOWNLOAD_SECONDS, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            with part.open("wb") as file:
+                async for piece in answer.aiter_bytes():
+                    file.write(piece)
+        await asyncio.to_thread(part.rename, path)
 
 
 @dataclass(frozen=True, slots=True)
