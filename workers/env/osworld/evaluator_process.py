@@ -29,15 +29,6 @@ from urllib.parse import urlsplit
 
 REQUEST_SECONDS, TRIES, PAUSE_SECONDS = 180.0, 3, 2.0
 MOST_TEXT = 4000
-SUBMODULES = {
-    "metrics": (
-        "general", "basic_os", "chrome", "docs", "gimp", "libreoffice", "others", "pdf", "slides", "table",
-        "thunderbird", "vlc", "vscode",
-    ),
-    "getters": (
-        "chrome", "file", "general", "gimp", "impress", "info", "misc", "replay", "vlc", "vscode", "calc",
-    ),
-}  # fmt: skip
 PACKAGE = "osworld_cube.vm_backend"
 READS = ("/file", "/screen_size", "/window_size", "/desktop_path", "/list_directory")
 _ORIGINAL: dict[str, Any] = {}
@@ -206,7 +197,7 @@ def check(asked: Asked) -> Answer:
 def _find(package: str, name: str) -> None:
     """Import what defines the name. Raises NotEvaluated with the packages that are missing."""
     missing = []
-    for module in SUBMODULES[package]:
+    for module in importlib.import_module(f"{PACKAGE}.{package}").__dict__["_SUBMODULES"]:
         try:
             if hasattr(importlib.import_module(f"{PACKAGE}.{package}.{module}"), name):
                 return

@@ -115,9 +115,14 @@ def _name(keysym: str) -> str:
 
 
 def _pasted(text: str) -> str:
-    """By way of the clipboard. A line break at the end is the key, as in OSWorld's agent."""
+    """By way of the clipboard. A line break at the end is the key, as in OSWorld's agent.
+
+    The program's output is closed first: xclip, which pyperclip starts, lives on with it until something else is
+    copied, and the server would wait for that.
+    """
     body = text.rstrip("\n")
-    paste = ["import pyperclip", f"pyperclip.copy({body!r})", "pyautogui.hotkey('ctrl', 'v')", "time.sleep(0.5)"]
+    quiet = "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1); os.dup2(1, 2)"
+    paste = [quiet, "import pyperclip", f"pyperclip.copy({body!r})", "pyautogui.hotkey('ctrl', 'v')", "time.sleep(0.5)"]
     return _lines([*(paste if body else []), *(["pyautogui.press('enter')"] if body != text else [])])
 
 
