@@ -176,6 +176,20 @@ def given(address: Address, cache: Path, screen: tuple[int, int], password: str)
     return {"machine": machine, "cache": str(cache), "screen": list(screen), "password": password}
 
 
+async def without_evaluator(folder: Path, tasks: Mapping[str, OSWorldTask]) -> dict[str, str]:
+    """Tasks that the evaluators in the folder cannot grade, and why."""
+    evaluators, found = Evaluators(folder, 1, CHECK_SECONDS), {}
+    try:
+        for name, task in tasks.items():
+            try:
+                await evaluators.check(task)
+            except NotEvaluated as error:
+                found[name] = str(error)
+    finally:
+        await evaluators.close()
+    return found
+
+
 def check_installed(folder: Path) -> None:
     """Raises UserError if the evaluators are not there."""
     if problem := missing(folder):

@@ -51,11 +51,13 @@ class OSWorld(World):
     def checks(cls, options: BaseModel) -> Mapping[str, Callable[[], str | None]]:
         assert isinstance(options, OSWorldOptions)
         from dart.workers.env.osworld.evaluator import missing
+        from dart.workers.env.osworld.reachable import unreachable
 
         return {
             "httpx": _httpx,
             "osworld tasks": lambda: _problem(lambda: Tasks(options.tasks_folder)),
             "osworld evaluators": lambda: missing(options.evaluators),
+            "osworld machines": lambda: unreachable(options) if _httpx() is None else None,
         }
 
     @property
