@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def desktop(folder: Path) -> Iterator[Desktop]:
             "DISPLAY": f":{display}", "HOME": str(home), "GTK_MODULES": "gail:atk-bridge", "NO_AT_BRIDGE": "0",
             "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}", "XAUTHORITY": str(home / ".Xauthority"),
         }  # fmt: skip
-        (home / ".Xauthority").touch()
+        (home / ".Xauthority").write_bytes(_authority(display))
         environment |= _bus(stack, environment)
         _child(stack, ["openbox"], environment, home)
         port = free_port()
@@ -68,6 +69,13 @@ def desktop(folder: Path) -> Iterator[Desktop]:
         process = _child(stack, command, environment, server)
         _wait(f"http://127.0.0.1:{port}/screenshot", process)
         yield Desktop(port, home, process)
+
+
+def _authority(display: str) -> bytes:
+    """An entry that this display does not ask for. Without one python-xlib prints a warning in each program's output,
+    which OSWorld's getters take for its result."""
+    parts = (socket.gethostname().encode(), display.encode(), b"MIT-MAGIC-COOKIE-1", bytes(16))
+    return struct.pack(">H", 256) + b"".join(struct.pack(">H", len(part)) + part for part in parts)
 
 
 def _xvfb(stack: contextlib.ExitStack) -> str:

@@ -101,9 +101,9 @@ class OSWorldEnv(Env):
         loaded = self._shared.tasks.load(task.name)
         self._name, self._task = task.name, loaded
         with self._not_evaluated():
-            await self._shared.evaluators.check(loaded)
             for step in (*loaded.config, *loaded.evaluator.postconfig):
                 read(step)
+            await self._shared.evaluators.check(loaded)
             await self._revert()
             self._used = True
             self._clear_files()
@@ -131,6 +131,8 @@ class OSWorldEnv(Env):
         said = self._last(last)
         with self._not_evaluated():
             graded = await self._shared.evaluators.evaluate(self._task, said, self._given())
+        if graded.error:
+            log.warning("%s: OSWorld's evaluator raised, which counts as 0: %s", self._name, graded.error)
         evidence = {"func": self._func, "last_action": said, "evaluator_error": graded.error}
         return Verdict(graded.reward, evidence)
 

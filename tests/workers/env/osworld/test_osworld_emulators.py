@@ -55,11 +55,11 @@ async def test_a_thousand_random_operations(tmp_path: Path) -> None:
     with EmulatorServer({TOKEN: QUOTA, FOREIGN: 100}, seed=3) as server:
         foreign = {server.add_foreign() for _ in range(5)}
         async with httpx.AsyncClient(trust_env=False) as client:
-            pool = pool_of(server, tmp_path, client, boot_seconds=0.08)
+            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
             await pool.start()
             held: list[Address] = []
             counts: dict[str, int] = {}
-            server.boots, server.faults, server.forbidden = (0.0, 0.12), 0.05, 0.05
+            server.boots, server.faults, server.forbidden = (0.0, 0.08), 0.05, 0.05
             for _ in range(1000):
                 operation = chance.choices(
                     ("take", "give_up", "give_back", "revert", "twice", "kill", "reconcile", "foreign"),
@@ -71,7 +71,7 @@ async def test_a_thousand_random_operations(tmp_path: Path) -> None:
                         case "take":
                             held.append(await pool.take())
                         case "give_up":  # whoever ordered goes away before the machine is there
-                            async with asyncio.timeout(chance.uniform(0, 0.05)):
+                            async with asyncio.timeout(chance.uniform(0, 0.03)):
                                 held.append(await pool.take())
                         case "give_back" if held:
                             await pool.give_back(held.pop(chance.randrange(len(held))))
@@ -83,7 +83,7 @@ async def test_a_thousand_random_operations(tmp_path: Path) -> None:
                         case "kill":
                             killed(pool)
                             held.clear()
-                            pool = pool_of(server, tmp_path, client, boot_seconds=0.08)
+                            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
                             await pool.start()
                         case "reconcile":
                             await pool.reconcile()
