@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from emulator_server import FOREIGN, EmulatorServer
+from osworld.emulators import FOREIGN, EmulatorServer
 
 from dart.errors import UserError
 from dart.workers.env.osworld import emulators

@@ -1,4 +1,4 @@
-"""The client against OSWorld's in-VM server, as published, on every route that tasks use (support/osworld_desktop)."""
+"""The client against OSWorld's in-VM server, as published, on the routes that tasks use (support/osworld/desktop.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from osworld_desktop import HEIGHT, WIDTH, Desktop, desktop, needs_server
+from osworld.desktop import HEIGHT, WIDTH, Desktop, desktop, needs_server
 
 from dart.core.action import Action, Button, Click, Code, Drag, Keys, Move, Point, Scroll, TypeText
 from dart.workers.env.osworld.machine import Address, Machine, MachineError

@@ -1,6 +1,6 @@
 """OSWorld's tasks, server and evaluators as published, end to end, on tasks that need no virtual machine.
 
-    DART_OSWORLD_SERVER, DART_OSWORLD_PYTHON   as in support/osworld_desktop
+    DART_OSWORLD_SERVER, DART_OSWORLD_PYTHON   as in support/osworld/desktop.py
     DART_OSWORLD_EVALUATORS                    what `python -m dart.workers.env.osworld install-evaluators` made
     DART_OSWORLD_TASKS                         evaluation_examples/examples of OSWorld
 
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from osworld_desktop import HEIGHT, WIDTH, Desktop, desktop, needs_server
+from osworld.desktop import HEIGHT, WIDTH, Desktop, desktop, needs_server
 
 from dart.core.action import Action, Code, Finish, Observe
 from dart.core.types import Task

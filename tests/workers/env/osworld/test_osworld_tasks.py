@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import osworld_standin
 import pytest
 from click.testing import CliRunner
+from osworld import standin
 
 from dart.config import load
 from dart.errors import UserError
@@ -71,7 +71,7 @@ def test_until() -> None:
 
 
 def test_a_broken_task_file_is_named(tmp_path: Path) -> None:
-    folder = osworld_standin.tasks(tmp_path)
+    folder = standin.tasks(tmp_path)
     (folder / "os" / "broken.json").write_text('{"id": "broken"}')
     with pytest.raises(UserError, match=r"broken.json is not a task of OSWorld"):
         Tasks(folder).load("os/broken")
@@ -82,12 +82,12 @@ def test_a_broken_task_file_is_named(tmp_path: Path) -> None:
 def test_the_commands_list_tasks(tmp_path: Path) -> None:
     download = step("download", files=[{"url": "https://huggingface.co/x", "path": "/x"}])
     compared = {"func": "compare", "result": {"type": "vm_file"}, "expected": {"type": "rule"}}
-    folder = osworld_standin.tasks(
+    folder = standin.tasks(
         tmp_path / "tasks", fetch={"config": [download], "evaluator": INFEASIBLE}, compare={"evaluator": compared}
     )
     listed = CliRunner().invoke(main, ["tasks", str(folder)])
     assert listed.stdout.split() == ["os/compare", "os/fetch", "os/refuse", "os/write"]
-    evaluators = osworld_standin.environment(tmp_path / "evaluators")
+    evaluators = standin.environment(tmp_path / "evaluators")
     graded = CliRunner().invoke(main, ["tasks", str(folder), "--without", "downloads", "--evaluators", str(evaluators)])
     assert graded.stdout.split() == ["os/refuse", "os/write"]
     assert "os/fetch: needs downloads" in graded.stderr and "easyocr_that_is_missing" in graded.stderr
@@ -96,7 +96,7 @@ def test_the_commands_list_tasks(tmp_path: Path) -> None:
 
 def test_missing_evaluators_are_reported(tmp_path: Path) -> None:
     assert "install-evaluators" in str(missing(tmp_path))
-    there = osworld_standin.environment(tmp_path / "there")
+    there = standin.environment(tmp_path / "there")
     assert missing(there) is None
     metadata = there / "packages" / "osworld_cube-0.3.0.dist-info"
     metadata.rename(metadata.with_name("osworld_cube-0.2.0.dist-info"))

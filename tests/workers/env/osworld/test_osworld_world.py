@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import osworld_standin
 import pytest
-from fake_machine import FakeMachine
+from osworld import standin
+from osworld.emulators import EmulatorServer
+from osworld.machine import FakeMachine
 
 from dart.core.action import Click, Finish, Observe, Point, TypeText, Wait
 from dart.core.types import Task
@@ -83,7 +84,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The tasks and the evaluators."""
     folder = tmp_path_factory.mktemp("osworld")
-    return osworld_standin.tasks(folder / "tasks", **MORE), osworld_standin.environment(folder / "evaluators")
+    return standin.tasks(folder / "tasks", **MORE), standin.environment(folder / "evaluators")
 
 
 @contextlib.contextmanager
@@ -281,3 +282,20 @@ def test_a_host_is_written_short() -> None:
     assert [(one.host, one.server, one.chromium, one.vlc) for one in options.static.hosts] == [
         ("a", 5000, 9222, 8080), ("b", 1, 2, 8080), ("c", 5000, 9222, 8080),
     ]  # fmt: skip
+
+
+def test_doctor_says_which_machines_do_not_answer(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    with machines(1) as there, EmulatorServer({"token": 1}) as server:
+        raw = options_of(prepared, there, tmp_path)
+        one = f"127.0.0.1:{there[0].port}"
+        emulator = {"pool": "emulator", "emulator": {"url": server.url, "tokens": ["env:TOKEN"]}}
+        for changes, why in (
+            ({}, None),
+            ({"static": {"hosts": [one, "127.0.0.1:9"]}}, "http://127.0.0.1:9/screenshot does not answer"),
+            (emulator, None),
+            (emulator | {"emulator": {"url": "http://127.0.0.1:9", "tokens": ["env:TOKEN"]}}, "start the server"),
+        ):
+            checks = OSWorld.checks(OSWorldOptions.model_validate(raw | changes))
+            said = checks["osworld machines"]()
+            assert (why is None and said is None) or (why is not None and why in str(said))
+            assert [name for name, check in checks.items() if name != "osworld machines" and check()] == []
