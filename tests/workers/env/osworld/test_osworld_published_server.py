@@ -1,4 +1,4 @@
-"""The client against OSWorld's in-VM server, as published, on the routes that tasks use (support/osworld/desktop.py)."""
+"""The client against OSWorld's in-VM server, as published, on routes that tasks use (support/osworld/desktop.py)."""
 
 from __future__ import annotations
 
