@@ -25,7 +25,7 @@ def reference() -> str:
     """The page."""
     sections = [_HEAD, *_sections(Config, "")]
     for kind in BUILT_IN:
-        sections += _sections(find(kind).Options, f"environment.options, for {kind}")
+        sections += _sections(find(kind).Options, f"environment.options, for {kind}: ")
     return "\n".join(sections) + "\n"
 
 
@@ -38,7 +38,7 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
             continue
         rows.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
     if rows:
-        yield f"## {prefix.rstrip('.') or '(top level)'}\n"
+        yield f"## {prefix.rstrip('.: ') or '(top level)'}\n"
         if model.__doc__ and not model.__doc__.startswith("A run, whole"):
             yield f"{model.__doc__.strip()}\n"
         yield "| field | type | default | what it is |\n|---|---|---|---|"

@@ -155,7 +155,8 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     kind, options = (environment.kind, environment.options) if environment else (BUILTIN_SUITE, {})
     try:
         world = find(kind)
-        machine = list(world.checks(read_options(world, options)).items())
+        read = read_options(world, options)
+        machine = list(world.checks(read).items())
     except UserError as error:
         problem = str(error)
         return [("world", lambda: problem)]
@@ -163,7 +164,8 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     def tasks() -> str | None:
         if environment is None or any(check() for _, check in machine):
             return None  # reported already
-        wrong = [problem for name in environment.tasks.all if (problem := _told(partial(world.check_task, name)))]
+        names = environment.tasks.all
+        wrong = [problem for name in names if (problem := _told(partial(world.check_tasks, read, (name,))))]
         return wrong[0] + (f" ({len(wrong) - 1} more names are wrong)" if len(wrong) > 1 else "") if wrong else None
 
     return [*machine, ("task names", tasks)] if environment else machine

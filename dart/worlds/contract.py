@@ -7,7 +7,8 @@ A world of your own is one file with one class in it, which `environment.kind: m
 - a subclass of `World`, if environments share something (a browser, a pool of machines) or take minutes to boot.
 
 The class also answers questions before anything runs: `Options` (a pydantic model for `environment.options`),
-`check_task`, `checks`, `oracle_tasks`, `actions`. So its module must import without the heavy parts, on any machine.
+`check_task`, `check_tasks`, `checks`, `oracle_tasks`, `actions`. So its module must import without the heavy parts, on
+any machine.
 
 The env worker calls `reset`, then `act` repeatedly; `judge` once, when `act` returned `done`, when the policy finished,
 or at the step limit; `renew` after every episode, however it ended. Calls to one environment never overlap. An
@@ -110,6 +111,12 @@ class Plug:
     @classmethod
     def check_task(cls, name: str) -> None:
         """Raises UserError, with a remedy, for the name of a task that the world does not have."""
+
+    @classmethod
+    def check_tasks(cls, options: BaseModel, names: Collection[str]) -> None:
+        """Like `check_task` for all names of a config, for a world whose tasks depend on its options."""
+        for name in names:
+            cls.check_task(name)
 
     @classmethod
     def checks(cls, options: BaseModel) -> Mapping[str, Callable[[], str | None]]:

@@ -27,6 +27,7 @@ BUILT_IN = {
     "ladder": "dart.workers.env.ladder:Ladder",
     "gym": "dart.workers.env.gym.world:Gym",
     "openenv": "dart.workers.env.openenv.world:OpenEnv",
+    "osworld": "dart.workers.env.osworld.world:OSWorld",
 }
 """Kinds that ship with dart."""
 
@@ -79,9 +80,7 @@ def read_options(plug: type[Plug], options: Mapping[str, object]) -> BaseModel:
 def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> type[Plug]:
     """Check all that can be checked before a run: the class, the options, the tasks. Raises UserError."""
     plug = find(kind)
-    read_options(plug, options)
-    for name in tasks:
-        plug.check_task(name)
+    plug.check_tasks(read_options(plug, options), tasks)
     return plug
 
 

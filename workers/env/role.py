@@ -67,8 +67,7 @@ class EnvRole:
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
-        for name in config.tasks.all:
-            plug.check_task(name)
+        plug.check_tasks(options, config.tasks.all)
         self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
         self._world = make(plug)
         await self._world.start(options, config.viewport)

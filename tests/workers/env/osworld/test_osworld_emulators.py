@@ -1,0 +1,219 @@
+"""The pool of machines from the paper's emulator server: none is leaked, and none of somebody else's is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+from osworld.emulators import FOREIGN, EmulatorServer
+
+from dart.errors import UserError
+from dart.workers.env.osworld import emulators
+from dart.workers.env.osworld.emulators import Emulators
+from dart.workers.env.osworld.journal import Journal, JournalInUse
+from dart.workers.env.osworld.machine import Address, MachineError
+from dart.workers.env.osworld.options import EmulatorPool
+from dart.worlds import Full
+
+TOKEN, QUOTA = "ours", 6
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses as short as this server's boots are."""
+    monkeypatch.setenv("OSWORLD_TOKEN", TOKEN)
+    monkeypatch.setattr(emulators, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(emulators, "CLOSING_SECONDS", 0.5)
+
+
+def pool_of(server: EmulatorServer, folder: Path, client: httpx.AsyncClient, boot_seconds: float = 30.0) -> Emulators:
+    options = EmulatorPool(
+        url=server.url, tokens=("env:OSWORLD_TOKEN",), boot_seconds=boot_seconds, reconcile_seconds=3600.0
+    )
+    return Emulators(options, folder, client)
+
+
+def killed(pool: Emulators) -> None:
+    """What SIGKILL leaves: no task runs any more, and the system has released the lock."""
+    assert pool._always is not None
+    for task in (*pool._orders, *pool._tasks, *pool._deletions.values(), pool._always):
+        task.cancel()
+    pool._journal.close()
+
+
+async def settled(pool: Emulators) -> None:
+    """Let the background work of deletions end."""
+    while pool._tasks or pool._deletions:
+        await asyncio.gather(*pool._tasks, *pool._deletions.values(), return_exceptions=True)
+
+
+async def test_a_thousand_random_operations(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    with EmulatorServer({TOKEN: QUOTA, FOREIGN: 100}, seed=3) as server:
+        foreign = {server.add_foreign() for _ in range(5)}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
+            await pool.start()
+            held: list[Address] = []
+            counts: dict[str, int] = {}
+            server.boots, server.faults, server.forbidden = (0.0, 0.08), 0.05, 0.05
+            for _ in range(1000):
+                operation = chance.choices(
+                    ("take", "give_up", "give_back", "revert", "twice", "kill", "reconcile", "foreign"),
+                    (30, 10, 25, 10, 5, 2, 10, 1),
+                )[0]
+                counts[operation] = counts.get(operation, 0) + 1
+                try:
+                    match operation:
+                        case "take":
+                            held.append(await pool.take())
+                        case "give_up":  # whoever ordered goes away before the machine is there
+                            async with asyncio.timeout(chance.uniform(0, 0.03)):
+                                held.append(await pool.take())
+                        case "give_back" if held:
+                            await pool.give_back(held.pop(chance.randrange(len(held))))
+                        case "revert" if held:
+                            held.append(await pool.revert(held.pop()))
+                        case "twice" if held:
+                            address = held.pop()
+                            await asyncio.gather(pool.give_back(address), pool.give_back(address))
+                        case "kill":
+                            killed(pool)
+                            held.clear()
+                            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
+                            await pool.start()
+                        case "reconcile":
+                            await pool.reconcile()
+                        case "foreign":
+                            foreign.add(server.add_foreign())
+                except (Full, MachineError, TimeoutError) as error:
+                    counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+                assert len({address.id for address in held}) == len(held), "a machine was given out twice"
+                assert {address.id for address in held} <= pool.held
+            server.boots, server.faults, server.forbidden = (0.0, 0.0), 0.0, 0.0
+            await settled(pool)
+            for address in held:
+                await pool.give_back(address)
+            await asyncio.sleep(0.3)  # orders whose answer was lost have booted by now
+            await pool.reconcile()
+            await asyncio.sleep(0.1)
+            await pool.reconcile()
+            await pool.close()
+        assert server.of(TOKEN) == set(), "machines are left"
+        assert server.current[TOKEN] == 0
+        assert server.of(FOREIGN) == foreign, "a machine of somebody else was deleted"
+        assert server.foreign_deletions == 0, "it was tried to delete a machine of somebody else"
+        assert server.overlapping_deletions == 0
+        print(counts)
+    assert counts["Full"] > 20 and counts["MachineError"] > 20 and counts["TimeoutError"] > 20 and counts["kill"] > 5
+
+
+async def test_a_boot_that_takes_longer_than_anybody_waits_is_deleted(tmp_path: Path) -> None:
+    with EmulatorServer({TOKEN: 1}) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client)
+            await pool.start()
+            server.boots = (0.3, 0.3)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await pool.take()
+            with pytest.raises(Full, match="429"):
+                await pool.take()
+            while pool._orders:
+                await asyncio.sleep(0.02)
+            await settled(pool)
+            assert server.of(TOKEN) == set() and server.current[TOKEN] == 0
+            await pool.take()
+            await pool.close()
+        assert server.of(TOKEN) == set()
+
+
+async def test_a_stranger_is_deleted_only_once_it_is_older_than_an_order(tmp_path: Path) -> None:
+    with EmulatorServer({TOKEN: 5}) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client, boot_seconds=0.2)
+            await pool.start()
+            lost = server.add_foreign(TOKEN)
+            await pool.reconcile()
+            assert server.of(TOKEN) == {lost}
+            await asyncio.sleep(0.3)
+            await pool.reconcile()
+            assert server.of(TOKEN) == set()
+            await pool.close()
+
+
+async def test_a_killed_workers_machines_are_deleted_at_the_next_start(tmp_path: Path) -> None:
+    with EmulatorServer({TOKEN: 5}) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client)
+            await pool.start()
+            await asyncio.gather(*(pool.take() for _ in range(3)))
+            with (tmp_path / next(tmp_path.iterdir()).name).open("ab") as journal:
+                journal.write(b'{"event":"orde')  # killed while it wrote
+            killed(pool)
+            again = pool_of(server, tmp_path, client)
+            await again.start()
+            assert server.of(TOKEN) == set() and again.held == set()
+            await again.close()
+
+
+async def test_an_older_server_without_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = EmulatorServer._answer
+
+    def older(self: EmulatorServer, request: object, body: dict[str, str], token: str) -> tuple[int, object]:
+        if getattr(request, "command", "") == "DELETE":
+            return 405, {"code": 405}
+        return answer(self, request, body, token)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EmulatorServer, "_answer", older)
+    with EmulatorServer({TOKEN: 1}) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client)
+            await pool.start()
+            await pool.give_back(await pool.take())
+            assert server.of(TOKEN) == set()
+            await pool.close()
+
+
+async def test_each_worker_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECOND", "second")
+    with EmulatorServer({TOKEN: 1, "second": 1}) as server:
+        options = EmulatorPool(url=server.url, tokens=("env:OSWORLD_TOKEN", "env:SECOND"))
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pools = [Emulators(options, tmp_path, client) for _ in range(3)]
+            await pools[0].start()
+            await pools[1].start()
+            with pytest.raises(UserError, match="all 2 tokens are held"):
+                await pools[2].start()
+            await asyncio.gather(*(pool.take() for pool in pools[:2]))
+            assert len(server.of(TOKEN)) == len(server.of("second")) == 1
+            await asyncio.gather(*(pool.close() for pool in pools))
+        assert not server.machines
+
+
+async def test_a_token_that_the_server_does_not_know(tmp_path: Path) -> None:
+    with EmulatorServer({"another": 1}) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = pool_of(server, tmp_path, client)
+            with pytest.raises(UserError, match="does not know the token of this worker"):
+                await pool.start()
+            await pool.close()
+
+
+def test_the_journal_is_read_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.ordered("a")
+    journal.made("a", "one")
+    journal.ordered("b")
+    journal.ordered("c")
+    journal.made("c", "three")
+    journal.deleted("three")
+    with pytest.raises(JournalInUse):
+        Journal(tmp_path / "journal")
+    journal.close()
+    again = Journal(tmp_path / "journal")
+    assert again.machines == {"one"} and set(again.orders) == {"b"}
+    again.close()

@@ -1,0 +1,301 @@
+"""The world on small machines over real HTTP, with a stand-in for OSWorld's evaluators in a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from osworld import standin
+from osworld.emulators import EmulatorServer
+from osworld.machine import FakeMachine
+
+from dart.core.action import Click, Finish, Observe, Point, TypeText, Wait
+from dart.core.types import Task
+from dart.errors import UserError
+from dart.testing import conform
+from dart.workers.env.osworld import machine as machine_module
+from dart.workers.env.osworld.episodes import OSWorldEnv
+from dart.workers.env.osworld.machine import MachineError
+from dart.workers.env.osworld.options import OSWorldOptions
+from dart.workers.env.osworld.world import OSWorld
+from dart.worlds import Full
+from dart.worlds.plugs import check, read_options
+
+SCREEN = (160, 224)
+GONE = "http://127.0.0.1:9/nothing"
+RESULT = {"type": "vm_file", "path": "/tmp/note", "dest": "note"}
+RULE = {"type": "rule", "rules": "hello"}
+STEPS = [
+    {"type": "execute", "parameters": {"command": ["echo", "{CLIENT_PASSWORD} {SCREEN_WIDTH_HALF}"], "stdout": "said"}},
+    {"type": "launch", "parameters": {"command": "xterm -e cat"}},
+    {"type": "activate_window", "parameters": {"window_name": "cat", "strict": True}},
+    {"type": "chrome_open_tabs", "parameters": {"urls_to_open": ["http://one"]}},
+    {"type": "sleep", "parameters": {"seconds": 0.01}},
+]
+MORE: dict[str, dict[str, object]] = {
+    "steps": {"config": STEPS, "evaluator": {"func": "infeasible"}},
+    "fails": {
+        "config": [{"type": "open", "parameters": {"path": "/x"}}], "evaluator": {"func": "infeasible"},
+    },
+    "download": {
+        "config": [{"type": "download", "parameters": {"files": [{"url": GONE, "path": "/x"}]}}],
+        "evaluator": {"func": "infeasible"},
+    },
+    "drive": {
+        "config": [{"type": "googledrive", "parameters": {"settings_file": "x"}}], "evaluator": {"func": "infeasible"},
+    },
+    "missing_package": {"evaluator": {"func": "compare", "result": RESULT, "expected": RULE}},
+    "gold": {"evaluator": {"func": "exact_match", "result": RESULT, "expected": {"type": "cloud_file", "path": GONE}}},
+    "crash": {"evaluator": {"func": "first_line", "result": RESULT, "expected": RULE}},
+    "post": {
+        "evaluator": {
+            "postconfig": [{"type": "execute", "parameters": {"command": ["echo", "post"]}}],
+            "func": "exact_match", "result": RESULT, "expected": RULE,
+        },
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Place:
+    env: OSWorldEnv
+    machine: FakeMachine
+    options: OSWorldOptions
+
+    async def run(self, name: str, last: Finish | None = None, note: bytes | None = None) -> float:
+        await self.env.reset(Task("osworld", f"os/{name}"))
+        if note is not None:
+            self.machine.files["/tmp/note"] = note
+        return (await self.env.judge(last or Finish(), False)).reward
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("dart.workers.env.osworld.setup.LAUNCH_SECONDS", 0.0)
+    monkeypatch.setattr("dart.workers.env.osworld.setup.DOWNLOADS", 1)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tasks and the evaluators."""
+    folder = tmp_path_factory.mktemp("osworld")
+    return standin.tasks(folder / "tasks", **MORE), standin.environment(folder / "evaluators")
+
+
+@contextlib.contextmanager
+def machines(count: int) -> Iterator[list[FakeMachine]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(FakeMachine(SCREEN)) for _ in range(count)]
+
+
+def options_of(prepared: tuple[Path, Path], there: list[FakeMachine], state: Path, **more: object) -> dict[str, object]:
+    tasks, evaluators = prepared
+    return {
+        "tasks_folder": str(tasks), "evaluators": str(evaluators), "state_folder": str(state),
+        "static": {"hosts": [f"127.0.0.1:{one.port}" for one in there]}, "typing": "keyboard",
+        "start_seconds": 0, "settle_seconds": 0, "max_wait_seconds": 0.1, "boot_seconds": 0.2, "evaluator_seconds": 60,
+        **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+async def place(prepared: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[Place]:
+    with machines(1) as there:
+        options = OSWorldOptions.model_validate(options_of(prepared, there, tmp_path))
+        world = OSWorld()
+        try:
+            await world.start(options, SCREEN)
+            env = await world.lease()
+            assert isinstance(env, OSWorldEnv)
+            with pytest.raises(Full):
+                await world.lease()
+            yield Place(env, there[0], options)
+        finally:
+            await world.close()
+
+
+def test_it_keeps_to_the_contract(prepared: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that a hook reverts, as a snapshot would."""
+    with machines(2) as there, FakeMachine() as hook:
+        ports = {one.port: one for one in there}
+        monkeypatch.setattr(hook, "_answer", lambda path, asked: (ports[asked["server"]].revert(), (200, b"done"))[1])
+        renew = f"http://127.0.0.1:{hook.port}/revert"
+        hosts = [f"127.0.0.1:{one.port}" for one in there]
+        options = options_of(prepared, there, tmp_path) | {"static": {"hosts": hosts, "renew": renew}}
+        conform("osworld", "os/write", "os/refuse", "os/steps", options=options, screen=SCREEN)
+
+
+async def test_an_episode(place: Place) -> None:
+    start = await place.env.reset(Task("osworld", "os/write"))
+    assert start.instruction == "Do write."
+    seen = await place.env.act(Click(Point(0.5, 0.25)))
+    assert seen.image.sha256 != start.image.sha256
+    await place.env.act(TypeText("a<b"))
+    await place.env.conclude(Observe())
+    began = time.monotonic()
+    await place.env.act(Wait(100.0))
+    assert 0.1 <= time.monotonic() - began < 60
+    assert place.machine.gui.calls == [
+        "click(80.0, 56.0, button='left')", "typewrite('a')", "hotkey('shift', ',')", "typewrite('b')",
+    ]  # fmt: skip
+    assert (await place.env.judge(Finish(), False)).reward == 0.0
+    place.machine.files["/tmp/note"] = b"hello"
+    verdict = await place.env.judge(Finish(), False)
+    assert verdict.reward == 1.0
+    assert verdict.evidence == {"func": "exact_match", "last_action": "DONE", "evaluator_error": ""}
+
+
+async def test_what_a_final_action_counts_as(place: Place) -> None:
+    for status, reward in (("infeasible", 1.0), ("call_user", 1.0), ("fail", 0.0), ("success", 0.0)):
+        assert await place.run("refuse", Finish(status)) == reward  # type: ignore[arg-type]
+        assert await place.run("write", Finish(status), b"hello") == (0.0 if reward else 1.0)  # type: ignore[arg-type]
+    await place.env.reset(Task("osworld", "os/refuse"))
+    assert (await place.env.judge(Observe(), True)).reward == 0.0
+
+
+async def test_set_up_steps(place: Place) -> None:
+    await place.env.reset(Task("osworld", "os/steps"))
+    assert place.machine.windows == ["['xterm', '-e', 'cat']", "['http://one', 'password 160x224']"]
+    (said,) = place.options.state_folder.glob("evaluations/*/steps/said")
+    assert said.read_text() == "password 80\n"
+
+
+async def test_a_step_that_the_machine_fails_is_the_machines_failure(place: Place) -> None:
+    place.machine.failing["/setup/open_file"] = 500
+    with pytest.raises(MachineError, match=r"set-up step 1 of 1 \(open\) failed: .*answered 500: broken on purpose"):
+        await place.env.reset(Task("osworld", "os/fails"))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("download", r"os/download is not evaluated: set-up step 1 of 1 \(download\): http.* cannot be downloaded"),
+        ("drive", "set-up step googledrive is not supported: it changes files of a Google account"),
+        ("missing_package", "docs: No module named 'easyocr_that_is_missing': install what is missing"),
+    ],
+)
+async def test_a_task_that_cannot_work_is_not_evaluated(place: Place, name: str, why: str) -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match=why):
+            await place.env.reset(Task("osworld", f"os/{name}"))
+    assert await place.run("write", note=b"hello") == 1.0
+
+
+async def test_an_expected_file_that_cannot_be_had_is_not_a_zero(place: Place) -> None:
+    with pytest.raises(UserError, match=r"os/gold is not evaluated: http.*does not answer"):
+        await place.run("gold", note=b"x")
+    with pytest.raises(UserError, match="os/gold is not evaluated"):
+        await place.env.reset(Task("osworld", "os/gold"))
+
+
+async def test_what_a_metric_cannot_read_is_a_zero_with_the_reason(place: Place) -> None:
+    await place.env.reset(Task("osworld", "os/crash"))
+    verdict = await place.env.judge(Finish(), False)
+    assert verdict.reward == 0.0 and "splitlines" in str(verdict.evidence["evaluator_error"])
+
+
+async def test_a_machine_that_dies_before_the_verdict_is_not_a_zero(place: Place) -> None:
+    await place.env.reset(Task("osworld", "os/write"))
+    place.machine.__exit__()
+    with pytest.raises(MachineError, match="/file failed: ConnectionError"):
+        await place.env.judge(Finish(), False)
+    assert not await place.env.probe()
+
+
+async def test_post_configuration_runs_once(place: Place) -> None:
+    assert await place.run("post", note=b"hello") == 1.0
+    assert place.machine.requests.count("POST /setup/execute") == 1
+
+
+async def test_a_failed_action_is_not_sent_again(place: Place) -> None:
+    await place.env.reset(Task("osworld", "os/write"))
+    place.machine.failing["/execute"] = 500
+    with pytest.raises(MachineError, match="/execute answered 500"):
+        await place.env.act(Click(Point(0.5, 0.5)))
+    assert place.machine.requests.count("POST /execute") == 1
+    assert not await place.env.probe()
+
+
+async def test_the_screen_must_be_the_configs(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    with machines(1) as there:
+        world = OSWorld()
+        await world.start(OSWorldOptions.model_validate(options_of(prepared, there, tmp_path)), (1920, 1080))
+        with pytest.raises(UserError, match=r"write environment.viewport: \[160, 224\]"):
+            await world.lease()
+        await world.close()
+
+
+async def test_a_static_host_is_reverted_by_a_command(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    with machines(1) as there:
+        hosts = [f"127.0.0.1:{there[0].port}"]
+        done = tmp_path / "done"
+        for renew, renewed in ((f"touch {done}-{{host}}-{{server}}", True), ("sh -c 'exit 3'", False)):
+            raw = options_of(prepared, there, tmp_path) | {"static": {"hosts": hosts, "renew": renew}}
+            world = OSWorld()
+            await world.start(OSWorldOptions.model_validate(raw), SCREEN)
+            env = await world.lease()
+            assert await env.renew(), "nothing was used yet"
+            await env.reset(Task("osworld", "os/write"))
+            assert await env.renew() is renewed
+            await world.dispose(env)
+            await world.lease()  # the host is free again
+            await world.close()
+        assert Path(f"{done}-127.0.0.1-{there[0].port}").exists()
+
+
+def test_names_are_checked_with_the_folder(prepared: tuple[Path, Path]) -> None:
+    options: dict[str, object] = {"tasks_folder": str(prepared[0]), "static": {"hosts": ["a"]}}
+    check("osworld", options, ["os/write", "os/download"])
+    for names, more, why in (
+        (["write"], {}, "did you mean os/write"),
+        (["os/drive"], {}, "os/drive needs an account"),
+        (["os/download"], {"leave_out": ["downloads"]}, "os/download needs downloads"),
+        (["os/write"], {"tasks_folder": "/nowhere"}, "/nowhere is not a folder"),
+    ):
+        with pytest.raises(UserError, match=why):
+            check("osworld", options | more, names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"static": {"hosts": []}}, "static.hosts is empty"),
+        ({"pool": "emulator"}, "emulator.url or emulator.tokens is missing"),
+        ({"emulator": {"tokens": ["secret"]}}, "must be env:NAME or file:PATH"),
+        ({"static": {"hosts": ["a:1:2:3:4:5"]}}, "has 5 ports"),
+        ({"static": {"hosts": ["a:http"]}}, "static.hosts"),
+        ({"tasks": "x"}, "tasks"),
+    ],
+)
+def test_options_are_refused_with_their_names(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        read_options(OSWorld, {"tasks_folder": "x", "static": {"hosts": ["a"]}, **changes})
+
+
+def test_a_host_is_written_short() -> None:
+    options = OSWorldOptions.model_validate({"tasks_folder": "x", "static": {"hosts": ["a", "b:1:2", {"host": "c"}]}})
+    assert [(one.host, one.server, one.chromium, one.vlc) for one in options.static.hosts] == [
+        ("a", 5000, 9222, 8080), ("b", 1, 2, 8080), ("c", 5000, 9222, 8080),
+    ]  # fmt: skip
+
+
+def test_doctor_says_which_machines_do_not_answer(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    with machines(1) as there, EmulatorServer({"token": 1}) as server:
+        raw = options_of(prepared, there, tmp_path)
+        one = f"127.0.0.1:{there[0].port}"
+        emulator = {"pool": "emulator", "emulator": {"url": server.url, "tokens": ["env:TOKEN"]}}
+        for changes, why in (
+            ({}, None),
+            ({"static": {"hosts": [one, "127.0.0.1:9"]}}, "http://127.0.0.1:9/screenshot does not answer"),
+            (emulator, None),
+            (emulator | {"emulator": {"url": "http://127.0.0.1:9", "tokens": ["env:TOKEN"]}}, "start the server"),
+        ):
+            checks = OSWorld.checks(OSWorldOptions.model_validate(raw | changes))
+            said = checks["osworld machines"]()
+            assert (why is None and said is None) or (why is not None and why in str(said))
+            assert [name for name, check in checks.items() if name != "osworld machines" and check()] == []
