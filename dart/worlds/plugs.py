@@ -22,7 +22,11 @@ from dart.worlds.threads import Threaded
 
 log = logging.getLogger(__name__)
 
-BUILT_IN = {"miniwob": "dart.workers.env.miniwob:MiniWob", "ladder": "dart.workers.env.ladder:Ladder"}
+BUILT_IN = {
+    "miniwob": "dart.workers.env.miniwob:MiniWob",
+    "ladder": "dart.workers.env.ladder:Ladder",
+    "desktop": "dart.workers.env.desktop.world:Desktop",
+}
 """Kinds that ship with dart."""
 
 

@@ -84,11 +84,9 @@ def document_bold(found: Found, rules: Rules) -> bool:
 
 
 def sheet_cells(found: Found, rules: Rules) -> bool:
-    """`expected`: cell → value; numbers are compared as numbers."""
-    expected = rules["expected"]
-    if not isinstance(expected, dict):
-        raise TypeError(f"expected.rules.expected is {expected!r}: write an object of cells and values")
-    return all(_same(documents.cell(found.path(), name), str(value)) for name, value in expected.items())
+    """`expected`: a list of [cell, value], as in ["B3", "12"]; numbers are compared as numbers."""
+    pairs = [_items(one) for one in _items(rules["expected"])]
+    return all(_same(documents.cell(found.path(), str(name)), str(value)) for name, value in pairs)
 
 
 def picture_size(found: Found, rules: Rules) -> bool:
@@ -98,11 +96,9 @@ def picture_size(found: Found, rules: Rules) -> bool:
 
 def picture_colours(found: Found, rules: Rules) -> bool:
     """`expected`: a list of [x, y, red, green, blue]: places in fractions of the picture, and their colours."""
-    picture, expected = documents.picture(found.path()), rules["expected"]
-    if not isinstance(expected, list):
-        raise TypeError(f"expected.rules.expected is {expected!r}: write a list of places with colours")
-    for one in expected:
-        x, y, *colour = [float(number) for number in _numbers(one)]
+    picture = documents.picture(found.path())
+    for one in _items(rules["expected"]):
+        x, y, *colour = [float(str(number)) for number in _items(one)]
         seen = picture.getpixel((int(x * picture.width), int(y * picture.height)))
         if not isinstance(seen, tuple) or any(
             abs(a - b) > COLOUR_TOLERANCE for a, b in zip(seen, colour, strict=True)
@@ -144,8 +140,10 @@ def _texts(rules: Rules, name: str) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
-def _numbers(value: JsonValue) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
+def _items(value: JsonValue) -> list[JsonValue]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list: evaluator.expected.rules.expected needs one here")
+    return value
 
 
 def _same(seen: str, wanted: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 from pydantic import BaseModel
 from Xlib import error as xerror
@@ -30,6 +31,7 @@ class DesktopEnv(SyncEnv):
         self._settings = options
         self._task: TaskFile | None = None
         """The episode's task, filled in; None on a fresh desktop."""
+        self._launched: list[int] = []
         self._oracle: Oracle | None = None
         self._verdict: Verdict | None = None
         """Set when the world itself has ended the episode."""
@@ -45,7 +47,7 @@ class DesktopEnv(SyncEnv):
         if self._task is not None or not self.probe():
             self._boot()
         self._task, self._oracle, self._verdict = load(task.name).instance(task.seed), None, None
-        setup.carry_out(self._desktop, self._task.config)
+        self._launched = setup.carry_out(self._desktop, self._task.config)
         return Observation(self._look(self._settings.reset_settle_seconds), self._task.instruction)
 
     def act(self, action: Action) -> Observation:
@@ -54,7 +56,7 @@ class DesktopEnv(SyncEnv):
             return Observation(NO_IMAGE, "", True, self._verdict.reward)
         self._carry_out(action)
         image = self._look(self._settings.settle_seconds)
-        if self._current.ends == "when_closed" and not self._desktop.windows.all():
+        if self._current.ends == "when_closed" and setup.closed(self._desktop, self._launched):
             self._verdict = self._grade(Observe())
             return Observation(NO_IMAGE, "", True, self._verdict.reward)
         return Observation(image)
@@ -148,7 +150,7 @@ class DesktopEnv(SyncEnv):
 
 
 @contextlib.contextmanager
-def _server_lost() -> "contextlib._GeneratorContextManager[None]":  # type: ignore[misc]
+def _server_lost() -> Iterator[None]:
     try:
         yield
     except (xerror.ConnectionClosedError, ConnectionError) as error:

@@ -40,6 +40,8 @@ gtk-font-name=DejaVu Sans 10
 gtk-recent-files-enabled=false
 """
 _GTK2 = 'gtk-cursor-blink=0\ngtk-font-name="DejaVu Sans 10"\n'
+_GSETTINGS = "[org/xfce/mousepad/preferences/window]\npath-in-title=false\n"
+"""Paths in titles would differ from desktop to desktop."""
 _SHELL = "PS1='$ '\nunset HISTFILE\n"
 _XTERM = "XTerm*faceName: DejaVu Sans Mono\nXTerm*faceSize: 10\nXTerm*cursorBlink: false\n"
 _FOLDERS = ("Desktop", "Documents", "Downloads", "Pictures")
@@ -93,7 +95,7 @@ class Session:
             "PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.home), "USER": "user", "LOGNAME": "user",
             "SHELL": shutil.which("bash") or "/bin/sh", "LANG": "C.UTF-8", "TZ": "UTC", "DISPLAY": self.display,
             "TMPDIR": str(self.folder / "tmp"), "XDG_RUNTIME_DIR": str(self.folder / "run"),
-            "DBUS_SESSION_BUS_ADDRESS": self.bus, "GDK_BACKEND": "x11", "GSETTINGS_BACKEND": "memory",
+            "DBUS_SESSION_BUS_ADDRESS": self.bus, "GDK_BACKEND": "x11", "GSETTINGS_BACKEND": "keyfile",
             "GTK_USE_PORTAL": "0", "GIO_USE_VFS": "local", "SAL_USE_VCLPLUGIN": "gtk3", "BASH_ENV": "",
             "XAUTHORITY": str(self.home / ".Xauthority"),
         }  # fmt: skip
@@ -105,6 +107,9 @@ class Session:
     def wait(self, pid: int, seconds: float, what: str) -> int:
         """A program's exit code. Raises EnvironmentFailure if it takes longer."""
         return self._processes.wait(pid, seconds, what)
+
+    def ended(self, pid: int) -> bool:
+        return self._processes.ended(pid) is not None
 
     def log(self, name: str) -> Path:
         return self.folder / "log" / name
@@ -136,10 +141,11 @@ class Session:
 
     def _furnish(self) -> None:
         """The folders and settings; the mode keeps other users out."""
-        for name in ("tmp", "run", "screen", "log", "home/.config/gtk-3.0", *(f"home/{name}" for name in _FOLDERS)):
+        for name in ("tmp", "run", "screen", "log", "home/.config/gtk-3.0", "home/.config/glib-2.0/settings", *(f"home/{name}" for name in _FOLDERS)):
             (self.folder / name).mkdir(parents=True, mode=0o700)
         files = {
             ".config/gtk-3.0/settings.ini": _GTK3, ".gtkrc-2.0": _GTK2, ".bashrc": _SHELL, ".Xresources": _XTERM,
+            ".config/glib-2.0/settings/keyfile": _GSETTINGS,
             ".config/user-dirs.dirs": "".join(
                 f'XDG_{variable}_DIR="$HOME/{name}"\n'
                 for variable, name in zip(("DESKTOP", "DOCUMENTS", "DOWNLOAD", "PICTURES"), _FOLDERS, strict=True)

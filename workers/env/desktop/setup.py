@@ -30,7 +30,7 @@ class Launch(_Parameters):
     command: str | tuple[str, ...]
     shell: bool = False
     window: str | None = ""
-    """Wait until a new window has this in its title; null: do not wait."""
+    """Wait until a new window has this in its title; null: it has no window."""
 
 
 class Execute(_Parameters):
@@ -65,19 +65,21 @@ class OnWindow(_Parameters):
     window_name: str
 
 
-def carry_out(session: Session, steps: Sequence[Step]) -> None:
-    """Raises EnvironmentFailure for a step that fails."""
+def carry_out(session: Session, steps: Sequence[Step]) -> list[int]:
+    """The processes that were launched. Raises EnvironmentFailure for a step that fails."""
+    launched: list[int] = []
     for number, step in enumerate(steps):
         try:
-            _carry_out(session, step, f"step-{number}")
+            _carry_out(session, step, f"step-{number}", launched)
         except EnvironmentFailure as error:
             raise EnvironmentFailure(f"the set-up's step {number} ({step.type}) failed: {error}") from None
+    return launched
 
 
-def _carry_out(session: Session, step: Step, log: str) -> None:
+def _carry_out(session: Session, step: Step, log: str, launched: list[int]) -> None:
     match step.type:
         case "launch":
-            _launch(session, Launch.model_validate(step.parameters), log)
+            launched += _launch(session, Launch.model_validate(step.parameters), log)
         case "execute" | "command":
             execute = Execute.model_validate(step.parameters)
             code = session.wait(session.run(words(execute), log), COMMAND_SECONDS, str(execute.command))
@@ -115,17 +117,18 @@ def place(session: Session, path: str) -> Path:
     return session.home / path.removeprefix("~").lstrip("/") if path.startswith("~") else session.home / path
 
 
-def _launch(session: Session, launch: Launch, log: str) -> None:
+def _launch(session: Session, launch: Launch, log: str) -> list[int]:
     before = {window.id for window in session.windows.all()}
     pid = session.run(words(launch), log)
     if launch.window is None:
-        return
+        return []
     began = time.monotonic()
     while not any(window.id not in before and launch.window in window.title for window in session.windows.all()):
         if time.monotonic() - began > WINDOW_SECONDS:
             said = session.log(log).read_text(errors="replace")[-300:]
             raise EnvironmentFailure(f"{launch.command} (process {pid}) showed no window in {WINDOW_SECONDS:g} s: {said}")
         time.sleep(0.01)
+    return [pid]
 
 
 def _gone(session: Session, window: Window) -> None:
@@ -143,3 +146,13 @@ def _draw(session: Session, wanted: DrawPicture) -> None:
     picture.save(out, Image.registered_extensions()[path.suffix.lower()])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(out.getvalue())
+
+
+def closed(session: Session, launched: Sequence[int]) -> bool:
+    """Whether no window is left, and none follows: the programs that had them have ended, or show nothing for long."""
+    began = time.monotonic()
+    while not session.windows.all():
+        if all(session.ended(pid) for pid in launched) or time.monotonic() - began > CLOSE_SECONDS:
+            return True
+        time.sleep(0.01)
+    return False

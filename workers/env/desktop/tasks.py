@@ -44,17 +44,21 @@ class Draw(_Part):
     sample: tuple[str, ...] | None = None
     """`count` different ones of the list, in random order: `{name[0]}`, `{name[1]}`, …"""
     count: int = 2
+    words: int | None = None
+    """So many different words of dart/assets/desktop/words.txt."""
     pick: str | None = None
-    """One of the parameter of this name, which was drawn by `sample`."""
+    """One of the parameter of this name, which was drawn by `sample` or `words`."""
+    text: str | None = None
+    """A text with placeholders of the parameters before it."""
     product: tuple[str, ...] | None = None
     """Of the numbers of these names."""
     sum: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Draw:
-        given = [name for name in self.model_fields_set if name != "count"]
+        given = self.model_fields_set - {"count"}
         if len(given) != 1:
-            raise ValueError("give one of choose, between, sample, pick, product and sum")
+            raise ValueError("give one of choose, between, sample, words, pick, text, product and sum")
         return self
 
     def draw(self, chance: random.Random, known: Values) -> Value:
@@ -64,9 +68,13 @@ class Draw(_Part):
             return chance.randint(*self.between)
         if self.sample is not None:
             return chance.sample(self.sample, self.count)
+        if self.words is not None:
+            return chance.sample(words(), self.words)
         if self.pick is not None:
             among = known[self.pick]
             return chance.choice(among) if isinstance(among, list) else among
+        if self.text is not None:
+            return self.text.format_map(known)
         if self.product is not None:
             return math.prod(int(str(known[name])) for name in self.product)
         return sum(int(str(known[name])) for name in self.sum or ())
@@ -186,6 +194,12 @@ def _fill(raw: JsonValue, values: Values) -> JsonValue:
             return {key: _fill(value, values) for key, value in raw.items()}
         case _:
             return raw
+
+
+@functools.cache
+def words() -> tuple[str, ...]:
+    """Short English words, for names and texts."""
+    return tuple((FOLDER.parent / "words.txt").read_text(encoding="utf-8").split())
 
 
 @functools.cache

@@ -8,13 +8,14 @@ import logging
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
 from dart.errors import UserError
-from dart.worlds import Env, Timeouts, World, WorldOptions
+from dart.worlds import Env, EnvironmentFailure, Timeouts, World, WorldOptions
 from dart.worlds.threads import Threaded
 
 if TYPE_CHECKING:
@@ -96,8 +97,20 @@ class Desktop(World):
     async def lease(self) -> Env:
         from dart.workers.env.desktop.environment import DesktopEnv
 
-        options, screen = self._options, self._screen
-        env = await Threaded.start(lambda: DesktopEnv(options, screen), "desktop")
+        given_up = threading.Event()
+
+        def make() -> DesktopEnv:
+            made = DesktopEnv(self._options, self._screen)
+            if given_up.is_set():
+                made.close()  # nobody else knows it
+                raise EnvironmentFailure("the lease was given up")
+            return made
+
+        try:
+            env = await Threaded.start(make, "desktop")
+        except BaseException:
+            given_up.set()
+            raise
         assert isinstance(env.env, DesktopEnv)
         self._leased[env] = env.env
         return env
