@@ -48,7 +48,7 @@ class DesktopEnv(SyncEnv):
             self._boot()
         self._task, self._oracle, self._verdict = load(task.name).instance(task.seed), None, None
         self._launched = setup.carry_out(self._desktop, self._task.config)
-        return Observation(self._look(self._settings.reset_settle_seconds), self._task.instruction)
+        return Observation(self._look(self._settings.rest_seconds), self._task.instruction)
 
     def act(self, action: Action) -> Observation:
         """Carry out the action; once the episode is over, change nothing."""
@@ -146,6 +146,9 @@ class DesktopEnv(SyncEnv):
 
     def _grade(self, last: Action) -> Verdict:
         with _server_lost():
+            if self._desktop.windows.all():
+                still = self._settings.rest_seconds
+                self._desktop.screen.settled(still, max(still, self._settings.max_settle_seconds))
             return grade(self._desktop, self._current, last)
 
 

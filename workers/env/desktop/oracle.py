@@ -51,13 +51,8 @@ class Oracle:
         return True
 
     def _widget(self, name: str, role: str | None) -> Node | None:
-        began = time.monotonic()
         with Tree(self._session.bus) as tree:
-            while (found := tree.find(name, role)) is None:
-                if time.monotonic() - began > self._patience:
-                    return None
-                time.sleep(TICK_SECONDS)
-        return found
+            return tree.await_node(name, role, self._patience)
 
     def _middle(self, widget: Node) -> Point:
         width, height = self._session.size

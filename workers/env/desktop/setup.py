@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from dart.workers.env.desktop.session import Session
 from dart.workers.env.desktop.tasks import Step
+from dart.workers.env.desktop.tree import Tree
 from dart.workers.env.desktop.windows import Window
 from dart.worlds import EnvironmentFailure
 
-WINDOW_SECONDS = 90.0
+WINDOW_SECONDS = 120.0
 """How long a program may take to show its window; LibreOffice and GIMP take long when a machine starts many at once."""
 COMMAND_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
@@ -61,6 +62,13 @@ class DrawPicture(_Parameters):
     shapes: tuple[Shape, ...] = ()
 
 
+class AwaitWidget(_Parameters):
+    """Wait until the accessibility tree has a widget of this name: a program may show an empty window first."""
+
+    name: str
+    role: str | None = None
+
+
 class OnWindow(_Parameters):
     window_name: str
 
@@ -95,6 +103,11 @@ def _carry_out(session: Session, step: Step, log: str, launched: list[int]) -> N
             path.write_text(file.text, encoding="utf-8")
         case "picture":
             _draw(session, DrawPicture.model_validate(step.parameters))
+        case "await_widget":
+            awaited = AwaitWidget.model_validate(step.parameters)
+            with Tree(session.bus) as tree:
+                if tree.await_node(awaited.name, awaited.role, WINDOW_SECONDS) is None:
+                    raise EnvironmentFailure(f"no widget {awaited.name!r} appeared in {WINDOW_SECONDS:g} s")
         case "activate_window" | "close_window":
             name = OnWindow.model_validate(step.parameters).window_name
             found = [window for window in session.windows.all() if name in window.title]

@@ -84,7 +84,7 @@ class Step(_Part):
     """One step of the set-up, or of what follows the episode: `setup` carries it out."""
 
     type: Literal[
-        "launch", "execute", "command", "sleep", "write_file", "picture", "activate_window", "close_window"
+        "launch", "execute", "command", "sleep", "write_file", "picture", "await_widget", "activate_window", "close_window"
     ]
     parameters: dict[str, JsonValue] = {}
 

@@ -5,6 +5,7 @@ Only the oracle and the graders read it; a policy sees pixels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -17,6 +18,7 @@ PATH, INTERFACE = "/org/a11y/atspi/accessible", "org.a11y.atspi"
 SHOWING, SENSITIVE = 25, 24
 SCREEN_COORDINATES = 0
 SECONDS = 5.0
+TICK_SECONDS = 0.05
 MOST_NODES = 3000
 TEXTUAL = frozenset({"text", "entry", "password text", "terminal", "paragraph", "label", "static"})
 """Roles of widgets that are asked for their text; others complain about it in their logs."""
@@ -74,6 +76,13 @@ class Tree:
             if name in (node.name, node.text) and role in (None, node.role) and node.width > 0 and node.height > 0:
                 return node
         return None
+
+    def await_node(self, name: str, role: str | None, seconds: float) -> Node | None:
+        """As `find`, once there is such a widget; None if none appears within `seconds`."""
+        began = time.monotonic()
+        while (found := self.find(name, role)) is None and time.monotonic() - began < seconds:
+            time.sleep(TICK_SECONDS)
+        return found
 
     def _node(self, at: Reference, depth: int) -> Node:
         name = self._ask(at, "Properties", "Get", "ss", (f"{INTERFACE}.Accessible", "Name"))

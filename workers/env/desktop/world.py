@@ -40,8 +40,8 @@ class DesktopOptions(WorldOptions):
         0.1, ge=0.0, description="After an action the screenshot is taken once the screen has been still for so long…"
     )
     max_settle_seconds: float = Field(3.0, ge=0.0, description="…or after this long, if it does not come to rest.")
-    reset_settle_seconds: float = Field(
-        0.4, ge=0.0, description="How long the screen must be still before the first screenshot of an episode."
+    rest_seconds: float = Field(
+        0.4, ge=0.0, description="How long it must be still before an episode's first screenshot, and its verdict."
     )
     max_wait_seconds: float = Field(5.0, ge=0.0, description="The longest `wait` action that is carried out.")
     screenshot_format: Literal["png", "jpeg"] = Field(
