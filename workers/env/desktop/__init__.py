@@ -2,5 +2,5 @@
 
 `world` is what the env worker sees, `environment` one desktop of it. `session` boots a desktop under a `keeper`, which
 ends everything in it; `screen`, `inputs`, `windows` and `tree` look at it and act on it. `tasks` reads the task files,
-`setup` prepares a task, `grade` with `checks` and `documents` judges it, and `oracle` solves it.
+`setup` prepares a task, `grading` judges it, and `oracle` solves it.
 """

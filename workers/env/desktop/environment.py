@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from pydantic import BaseModel
@@ -12,7 +13,7 @@ from dart.core.action import Action, Observe, Wait
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.workers.env.desktop import setup
-from dart.workers.env.desktop.grade import grade
+from dart.workers.env.desktop.grading.verdict import grade
 from dart.workers.env.desktop.oracle import Oracle
 from dart.workers.env.desktop.session import Session
 from dart.workers.env.desktop.tasks import TaskFile, check_task, load
@@ -131,8 +132,7 @@ class DesktopEnv(SyncEnv):
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Wait):
-            pause = max(0.0, min(action.seconds, self._settings.max_wait_seconds))
-            self._desktop.screen.settled(pause, pause)
+            time.sleep(max(0.0, min(action.seconds, self._settings.max_wait_seconds)))
         with _server_lost():
             self._desktop.devices.carry_out(action)
 

@@ -1,5 +1,7 @@
-"""The scripted oracle of a task: the steps in its file, as real clicks and keys. It reads the accessibility tree to find
-widgets, which a policy may not do."""
+"""The scripted oracle of a task: the steps in its file, as real clicks and keys.
+
+It reads the accessibility tree to find widgets, which a policy may not do.
+"""
 
 from __future__ import annotations
 

@@ -141,7 +141,15 @@ class Session:
 
     def _furnish(self) -> None:
         """The folders and settings; the mode keeps other users out."""
-        for name in ("tmp", "run", "screen", "log", "home/.config/gtk-3.0", "home/.config/glib-2.0/settings", *(f"home/{name}" for name in _FOLDERS)):
+        for name in (
+            "tmp",
+            "run",
+            "screen",
+            "log",
+            "home/.config/gtk-3.0",
+            "home/.config/glib-2.0/settings",
+            *(f"home/{name}" for name in _FOLDERS),
+        ):
             (self.folder / name).mkdir(parents=True, mode=0o700)
         files = {
             ".config/gtk-3.0/settings.ini": _GTK3, ".gtkrc-2.0": _GTK2, ".bashrc": _SHELL, ".Xresources": _XTERM,

@@ -108,14 +108,8 @@ def _carry_out(session: Session, step: Step, log: str, launched: list[int]) -> N
             with Tree(session.bus) as tree:
                 if tree.await_node(awaited.name, awaited.role, WINDOW_SECONDS) is None:
                     raise EnvironmentFailure(f"no widget {awaited.name!r} appeared in {WINDOW_SECONDS:g} s")
-        case "activate_window" | "close_window":
-            name = OnWindow.model_validate(step.parameters).window_name
-            found = [window for window in session.windows.all() if name in window.title]
-            if not found:
-                raise EnvironmentFailure(f"no window has {name!r} in its title")
-            session.windows.ask(found[0], "_NET_ACTIVE_WINDOW" if step.type == "activate_window" else "_NET_CLOSE_WINDOW")
-            if step.type == "close_window":
-                _gone(session, found[0])
+        case "activate_window" | "maximise_window" | "close_window":
+            _ask_manager(session, step.type, OnWindow.model_validate(step.parameters).window_name)
 
 
 def words(of: Launch | Execute) -> list[str]:
@@ -139,9 +133,25 @@ def _launch(session: Session, launch: Launch, log: str) -> list[int]:
     while not any(window.id not in before and launch.window in window.title for window in session.windows.all()):
         if time.monotonic() - began > WINDOW_SECONDS:
             said = session.log(log).read_text(errors="replace")[-300:]
-            raise EnvironmentFailure(f"{launch.command} (process {pid}) showed no window in {WINDOW_SECONDS:g} s: {said}")
+            raise EnvironmentFailure(
+                f"{launch.command} (process {pid}) showed no window in {WINDOW_SECONDS:g} s: {said}"
+            )
         time.sleep(0.01)
     return [pid]
+
+
+def _ask_manager(session: Session, step: str, name: str) -> None:
+    found = next((window for window in session.windows.all() if name in window.title), None)
+    if found is None:
+        raise EnvironmentFailure(f"no window has {name!r} in its title")
+    match step:
+        case "activate_window":
+            session.windows.activate(found)
+        case "maximise_window":
+            session.windows.maximise(found)
+        case _:
+            session.windows.close(found)
+            _gone(session, found)
 
 
 def _gone(session: Session, window: Window) -> None:

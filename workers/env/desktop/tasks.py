@@ -84,13 +84,22 @@ class Step(_Part):
     """One step of the set-up, or of what follows the episode: `setup` carries it out."""
 
     type: Literal[
-        "launch", "execute", "command", "sleep", "write_file", "picture", "await_widget", "activate_window", "close_window"
+        "launch",
+        "execute",
+        "command",
+        "sleep",
+        "write_file",
+        "picture",
+        "await_widget",
+        "activate_window",
+        "maximise_window",
+        "close_window",
     ]
     parameters: dict[str, JsonValue] = {}
 
 
 class Getter(_Part):
-    """Where a result, or what is expected, comes from: `grade` gets it."""
+    """Where a result, or what is expected, comes from: `grading.verdict` gets it."""
 
     type: Literal["rule", "vm_file", "vm_command_line", "list_directory", "clipboard", "window_titles", "answer"]
     path: str | None = None

@@ -90,11 +90,13 @@ class Tree:
         textual = role is not None and role[0] in TEXTUAL
         text = self._ask(at, "Text", "GetText", "ii", (0, -1)) if textual else None
         box = self._ask(at, "Component", "GetExtents", "u", (SCREEN_COORDINATES,))
-        left, top, width, height = box[0] if box else (0, 0, 0, 0)  # type: ignore[misc]
-        return Node(
-            str(name[0][1]) if name else "",  # type: ignore[index]
-            str(role[0]) if role else "", str(text[0]) if text else "", left, top, width, height, depth,
-        )  # fmt: skip
+        edges = box[0] if box else (0, 0, 0, 0)
+        assert isinstance(edges, tuple)
+        left, top, width, height = (int(edge) for edge in edges)
+        named = name[0] if name else ("s", "")
+        assert isinstance(named, tuple)
+        said = str(text[0]) if text else ""
+        return Node(str(named[1]), str(role[0]) if role else "", said, left, top, width, height, depth)
 
     def _has(self, at: Reference, state: int) -> bool:
         answer = self._ask(at, "Accessible", "GetState")

@@ -11,6 +11,8 @@ from Xlib.protocol import event
 from Xlib.xobject.drawable import Window as XWindow
 
 CLIPBOARD_SECONDS = 2.0
+_ADD, _PAGER = 1, 2
+"""Numbers of the EWMH standard: add a state; the message comes from a pager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,22 @@ class Windows:
             return None
         return Window(found[0], self._title(self._display.create_resource_object("window", found[0])))
 
-    def ask(self, window: Window, message: str) -> None:
-        """Ask the window manager to do something with a window: _NET_ACTIVE_WINDOW, _NET_CLOSE_WINDOW."""
+    def activate(self, window: Window) -> None:
+        self._ask(window, "_NET_ACTIVE_WINDOW", _PAGER)
+
+    def maximise(self, window: Window) -> None:
+        sides = [self._display.intern_atom(f"_NET_WM_STATE_MAXIMIZED_{side}") for side in ("VERT", "HORZ")]
+        self._ask(window, "_NET_WM_STATE", _ADD, *sides, _PAGER)
+
+    def close(self, window: Window) -> None:
+        """As a click on the close button; the program may ask whether to save."""
+        self._ask(window, "_NET_CLOSE_WINDOW", X.CurrentTime, _PAGER)
+
+    def _ask(self, window: Window, message: str, *data: int) -> None:
+        words = [*data, *[0] * (5 - len(data))]
         kind = self._display.intern_atom(message)
-        said = event.ClientMessage(window=window.id, client_type=kind, data=(32, [2, 0, 0, 0, 0]))
-        self._root.send_event(said, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
+        told = event.ClientMessage(window=window.id, client_type=kind, data=(32, words))
+        self._root.send_event(told, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
         self._display.sync()
 
     def clipboard(self) -> str:

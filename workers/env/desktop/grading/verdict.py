@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dart.core.action import Action, Finish
 from dart.workers.env.desktop import setup
-from dart.workers.env.desktop.checks import CHECKS, Found
+from dart.workers.env.desktop.grading.checks import CHECKS, Found
 from dart.workers.env.desktop.session import Session
 from dart.workers.env.desktop.tasks import Getter, TaskFile
 from dart.worlds import EnvironmentFailure, Verdict

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import ImageColor
 from pydantic import JsonValue
 
-from dart.workers.env.desktop import documents
+from dart.workers.env.desktop.grading import documents
 
 Rules = Mapping[str, JsonValue]
 COLOUR_TOLERANCE = 12
@@ -95,14 +96,14 @@ def picture_size(found: Found, rules: Rules) -> bool:
 
 
 def picture_colours(found: Found, rules: Rules) -> bool:
-    """`expected`: a list of [x, y, red, green, blue]: places in fractions of the picture, and their colours."""
+    """`expected`: a list of [x, y, colour]: places in fractions of the picture, and the names of their colours."""
     picture = documents.picture(found.path())
     for one in _items(rules["expected"]):
-        x, y, *colour = [float(str(number)) for number in _items(one)]
-        seen = picture.getpixel((int(x * picture.width), int(y * picture.height)))
-        if not isinstance(seen, tuple) or any(
-            abs(a - b) > COLOUR_TOLERANCE for a, b in zip(seen, colour, strict=True)
-        ):
+        x, y, colour = [str(part) for part in _items(one)]
+        seen = picture.getpixel((int(float(x) * picture.width), int(float(y) * picture.height)))
+        wanted = ImageColor.getcolor(colour, "RGB")
+        assert isinstance(seen, tuple) and isinstance(wanted, tuple)
+        if any(abs(a - b) > COLOUR_TOLERANCE for a, b in zip(seen, wanted, strict=True)):
             return False
     return True
 
