@@ -21,7 +21,7 @@ DRAG_STEPS, DRAG_SECONDS = 6, 0.01
 """Moves between two points of a drag, and the time between them: toolkits start to drag only after a few."""
 MOST_NOTCHES = 50
 REMAP_SECONDS = 0.3
-"""How long applications are given to read a key before it gets another character."""
+"""How long applications are given to read their keys before these get other characters."""
 _GROUPS = ("latin2", "latin3", "latin4", "greek", "cyrillic", "technical", "special", "publishing", "xf86")
 _MORE = {"EuroSign": 0x20AC}
 """Names that python-xlib does not know."""
@@ -55,7 +55,7 @@ class InputDevices:
         """Keysym → (key, needs Shift)."""
         self._spare: list[int] = []
         self._borrowed: dict[int, int] = {}
-        """Keysym → the spare key that has it, the oldest first."""
+        """Keysym → the spare key that has it."""
         for code, keysyms in enumerate(connection.get_keyboard_mapping(least, most - least + 1), least):
             if not any(keysyms):
                 self._spare.append(code)
@@ -119,7 +119,8 @@ class InputDevices:
         for start, end in pairwise(path):
             for step in range(1, DRAG_STEPS + 1):
                 share = step / DRAG_STEPS
-                self._move(Point(start.x + (end.x - start.x) * share, start.y + (end.y - start.y) * share))
+                between = Point(start.x + (end.x - start.x) * share, start.y + (end.y - start.y) * share)
+                self._move(between if step < DRAG_STEPS else end)
                 self._display.sync()
                 time.sleep(DRAG_SECONDS)
         self._fake(X.ButtonRelease, button)
@@ -167,9 +168,10 @@ class InputDevices:
             if not self._spare:
                 self._display.sync()
                 time.sleep(REMAP_SECONDS)
-                oldest = next(iter(self._borrowed))
-                self._spare.append(self._borrowed.pop(oldest))
-                del self._codes[oldest]
+                self._spare = list(self._borrowed.values())
+                for old in self._borrowed:
+                    del self._codes[old]
+                self._borrowed = {}
             code = self._spare.pop(0)
             self._display.change_keyboard_mapping(code, [(keysym, keysym)])
             self._display.sync()

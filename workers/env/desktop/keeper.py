@@ -18,6 +18,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -52,7 +53,7 @@ class Keeper:
                     self._start(json.loads(line))
 
     def end(self) -> None:
-        """Kill all, the X server last and politely: it removes its lock and its socket itself."""
+        """Kill all, the X server last and politely: it removes its socket itself."""
         for pid in descendants(os.getpid()) - {self._x_server}:
             _kill(pid, signal.SIGKILL)
         _kill(self._x_server, signal.SIGTERM)
@@ -62,7 +63,7 @@ class Keeper:
             for pid in descendants(os.getpid()) - (set() if late else {self._x_server}):
                 _kill(pid, signal.SIGKILL)
             time.sleep(0.005)
-        remove_x_files(self._folder)
+        remove_socket(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, request: dict[str, object]) -> None:
@@ -127,14 +128,18 @@ def descendants(of: int) -> set[int]:
     return found
 
 
-def remove_x_files(folder: Path) -> None:
-    """The lock and the socket of the folder's X server, if it was killed before it could remove them."""
+def remove_socket(folder: Path) -> None:
+    """The socket of the folder's X server, if that was killed before it could remove it: nobody listens there then.
+
+    There is no lock file: Xvfb writes none when it picks its display itself.
+    """
     with contextlib.suppress(OSError, ValueError):
-        server, display = int((folder / "x-server").read_text()), int((folder / "display").read_text())
-        lock = Path(f"/tmp/.X{display}-lock")
-        if int(lock.read_text()) == server and not Path(f"/proc/{server}").exists():
-            Path(f"/tmp/.X11-unix/X{display}").unlink(missing_ok=True)
-            lock.unlink()
+        path = f"/tmp/.X11-unix/X{int((folder / 'display').read_text())}"
+        with socket.socket(socket.AF_UNIX) as knocking:
+            try:
+                knocking.connect(path)
+            except ConnectionRefusedError:
+                Path(path).unlink()
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

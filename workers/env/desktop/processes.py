@@ -161,7 +161,7 @@ def _end_left(folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    keeper.remove_x_files(folder)
+    keeper.remove_socket(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
