@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,11 +61,14 @@ def booted(size: tuple[int, int] = (320, 240)) -> Iterator[Session]:
         session.close()
 
 
-def traces() -> set[str]:
-    """Folders, X locks and X sockets of desktops on this machine."""
-    temporary = Path(os.environ.get("TMPDIR", "/tmp"))
-    return {
-        *(str(one) for one in temporary.glob("dart-desktop-*")),
-        *(str(one) for one in Path("/tmp").glob(".X*-lock")),
-        *(str(one) for one in Path("/tmp/.X11-unix").glob("X*")),
-    }
+def remains(folder: Path, display: str) -> list[str]:
+    """What a desktop has left on the disk: its folder, or a socket of its display on which nobody listens."""
+    left, path = [str(folder)] if folder.exists() else [], Path(f"/tmp/.X11-unix/X{display.removeprefix(':')}")
+    with socket.socket(socket.AF_UNIX) as knocking:
+        try:
+            knocking.connect(str(path))
+        except ConnectionRefusedError:
+            left.append(str(path))
+        except FileNotFoundError:
+            pass
+    return [*left, *(str(one) for one in Path("/tmp").glob(f".X{display.removeprefix(':')}-lock"))]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from desktop_samples import alive, booted, needs_desktop, traces, until
+from desktop_samples import alive, booted, needs_desktop, remains, until
 from PIL import Image
 
 from dart.core import action as a
@@ -136,26 +136,24 @@ def test_two_desktops_share_no_clipboard_home_or_windows() -> None:
 
 
 def test_the_end_takes_daemons_along_and_leaves_no_trace() -> None:
-    before = traces()
     with booted() as session:
         pids = [daemon(session), daemon(session, "env", "-i")]
         session.run(["xterm"], "xterm")
         until(session.windows.all, "the terminal's window")
         pids += processes.marked(session.folder)
         assert len(pids) >= 5
+        assert remains(session.folder, session.display) == [str(session.folder)]
         assert all(alive(pid) for pid in pids)
-        assert len(traces() - before) == 2, "the folder and the socket"
     assert not [pid for pid in pids if alive(pid)]
-    assert traces() <= before
+    assert remains(session.folder, session.display) == []
 
 
 def test_a_killed_x_server_leaves_no_socket() -> None:
-    before = traces()
     with booted() as session:
         assert session.alive()
         os.kill(int((session.folder / "x-server").read_text()), signal.SIGKILL)
         until(lambda: not session.alive(), "it is noticed")
-    assert traces() <= before
+    assert remains(session.folder, session.display) == []
 
 
 WORKER = """
@@ -163,34 +161,32 @@ import sys, time
 from dart.workers.env.desktop.session import Session
 session = Session((320, 240))
 session.boot()
-print(session.folder, session._processes._keeper.pid, flush=True)
+print(session.folder, session.display, session._processes._keeper.pid, flush=True)
 time.sleep(1000)
 """
 
 
-def worker() -> tuple[subprocess.Popen[str], Path, int, list[int]]:
-    """A process with a desktop: it, the desktop's folder, its keeper, and the desktop's processes."""
+def worker() -> tuple[subprocess.Popen[str], Path, str, int, list[int]]:
+    """A process with a desktop: it, the desktop's folder and display, its keeper, and the desktop's processes."""
     process = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    folder, keeper = process.stdout.readline().split()
-    return process, Path(folder), int(keeper), processes.marked(Path(folder))
+    folder, display, keeper = process.stdout.readline().split()
+    return process, Path(folder), display, int(keeper), processes.marked(Path(folder))
 
 
 def test_a_killed_worker_s_desktop_ends_itself() -> None:
-    before = traces()
-    process, folder, keeper, pids = worker()
+    process, folder, display, keeper, pids = worker()
     assert len(pids) >= 3
     process.kill()
     process.wait()
     until(lambda: not folder.exists() and not alive(keeper), "the keeper has ended everything")
     assert not [pid for pid in pids if alive(pid)]
-    assert traces() <= before
+    assert remains(folder, display) == []
 
 
 def test_what_a_killed_keeper_left_is_swept_up_and_nothing_else() -> None:
-    before = traces()
     with booted() as living:
-        process, folder, keeper, pids = worker()
+        process, folder, display, keeper, pids = worker()
         os.kill(keeper, signal.SIGKILL)
         process.kill()
         process.wait()
@@ -199,14 +195,13 @@ def test_what_a_killed_keeper_left_is_swept_up_and_nothing_else() -> None:
         assert not [pid for pid in pids if alive(pid)]
         assert living.alive()
         assert living.folder.exists()
-    assert traces() <= before
+        assert remains(folder, display) == []
 
 
 def test_closing_after_the_keeper_was_killed_leaves_nothing() -> None:
-    before = traces()
     with booted() as session:
         pids = processes.marked(session.folder)
         os.kill(session._processes._keeper.pid, signal.SIGKILL)
         until(lambda: not session.alive(), "it is noticed")
     assert not [pid for pid in pids if alive(pid)]
-    assert traces() <= before
+    assert remains(session.folder, session.display) == []
