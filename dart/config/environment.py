@@ -47,12 +47,12 @@ class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
         pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="The world: `miniwob` or `ladder` (docs/worlds.md), or `module:Class` for one of your own "
+        description="The world: `miniwob`, `ladder` or `desktop` (docs/worlds.md), or `module:Class` for one of your own "
         "(docs/extending.md). Any other name means env workers in another language, which you start yourself beside "
         "`dart coordinator`.",
     )
     options: dict[str, JsonValue] = Field(
-        default_factory=dict, description="The world's own options; those of miniwob and ladder are below."
+        default_factory=dict, description="The world's own options; those of miniwob, ladder and desktop are below."
     )
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")

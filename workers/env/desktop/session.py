@@ -13,6 +13,7 @@ the worker's but PATH. This is no sandbox: they run as the worker's user, with i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -56,6 +57,7 @@ class Session:
         self.folder = self._processes.folder
         self.home = self.folder / "home"
         self.display = ""
+        self._outputs = itertools.count(1)
         self._vital: list[int] = []
         """Processes without which it is no desktop any more."""
         self._connection: xdisplay.Display | None = None
@@ -104,12 +106,19 @@ class Session:
         """Start a program in the home folder, and return its process id. Its output goes to its log."""
         return self._start(argv, name or Path(argv[0]).name)
 
+    def output(self, argv: Sequence[str], seconds: float) -> tuple[int, str]:
+        """A program's exit code, and what it printed, without its errors. Raises EnvironmentFailure."""
+        name = f"output-{next(self._outputs)}"
+        pid = self.run(["sh", "-c", 'exec "$@" 2>/dev/null', "sh", *argv], name)
+        return self.wait(pid, seconds, argv[0]), self.log(name).read_text(errors="replace")
+
     def wait(self, pid: int, seconds: float, what: str) -> int:
         """A program's exit code. Raises EnvironmentFailure if it takes longer."""
         return self._processes.wait(pid, seconds, what)
 
-    def ended(self, pid: int) -> bool:
-        return self._processes.ended(pid) is not None
+    def ended(self, pid: int) -> int | None:
+        """A program's exit code; None while it runs."""
+        return self._processes.ended(pid)
 
     def log(self, name: str) -> Path:
         return self.folder / "log" / name

@@ -21,6 +21,8 @@ WINDOW_SECONDS = 120.0
 """How long a program may take to show its window; LibreOffice and GIMP take long when a machine starts many at once."""
 COMMAND_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
+LATE_SECONDS = 10.0
+"""How long after a program has ended its window may appear: some hand over to another process."""
 
 
 class _Parameters(BaseModel):
@@ -129,13 +131,14 @@ def _launch(session: Session, launch: Launch, log: str) -> list[int]:
     pid = session.run(words(launch), log)
     if launch.window is None:
         return []
-    began = time.monotonic()
+    began = last = time.monotonic()
     while not any(window.id not in before and launch.window in window.title for window in session.windows.all()):
-        if time.monotonic() - began > WINDOW_SECONDS:
-            said = session.log(log).read_text(errors="replace")[-300:]
-            raise EnvironmentFailure(
-                f"{launch.command} (process {pid}) showed no window in {WINDOW_SECONDS:g} s: {said}"
-            )
+        code, now = session.ended(pid), time.monotonic()
+        last = now if code is None else last
+        if now - began > WINDOW_SECONDS or now - last > LATE_SECONDS:
+            said = session.log(log).read_text(errors="replace")[-300:] or "nothing"
+            state = "runs" if code is None else f"ended with {code}"
+            raise EnvironmentFailure(f"{launch.command} showed no window in {now - began:.0f} s; it {state}: {said}")
         time.sleep(0.01)
     return [pid]
 
@@ -175,7 +178,7 @@ def closed(session: Session, launched: Sequence[int]) -> bool:
     """Whether no window is left, and none follows: the programs that had them have ended, or show nothing for long."""
     began = time.monotonic()
     while not session.windows.all():
-        if all(session.ended(pid) for pid in launched) or time.monotonic() - began > CLOSE_SECONDS:
+        if all(session.ended(pid) is not None for pid in launched) or time.monotonic() - began > CLOSE_SECONDS:
             return True
         time.sleep(0.01)
     return False

@@ -58,22 +58,15 @@ def test_a_step_and_a_parameter_are_one_thing_each() -> None:
 
 
 def wrong(name: str, seed: int) -> TaskFile:
-    """The task with the oracle's steps of another seed."""
-    task, other = (
-        load(name),
-        next(
-            other
-            for other in range(seed + 1, seed + 100)
-            if load(name).instance(other).oracle != load(name).instance(seed).oracle
-        )
-        if name not in OTHER_STEPS
-        else seed,
-    )
+    """The task with the oracle's steps of another seed, or with wrong ones."""
+    right = load(name).instance(seed)
     if name in OTHER_STEPS:
         mistake = OracleStep.model_validate(OTHER_STEPS[name])
-        steps = [mistake if one.type is not None else one for one in task.oracle]
-        return task.model_copy(update={"oracle": tuple(steps)}).instance(seed)
-    return task.instance(seed).model_copy(update={"oracle": task.instance(other).oracle})
+        steps = tuple(mistake if one.type is not None else one for one in right.oracle)
+    else:
+        others = (load(name).instance(other).oracle for other in range(seed + 1, seed + 100))
+        steps = next(oracle for oracle in others if oracle != right.oracle)
+    return right.model_copy(update={"oracle": steps})
 
 
 def play(name: str, seed: int = 7) -> dict[str, float]:

@@ -48,10 +48,10 @@ def _get(session: Session, getter: Getter, last: Action) -> Found:
             return Found("\n".join(sorted(names)))
         case "vm_command_line":
             command = setup.Execute(command=getter.command or (), shell=getter.shell)
-            code = session.wait(session.run(setup.words(command), "getter"), setup.COMMAND_SECONDS, str(getter.command))
+            code, said = session.output(setup.words(command), setup.COMMAND_SECONDS)
             if code == 127:
                 raise EnvironmentFailure(f"{getter.command} could not be run")
-            return Found(session.log("getter").read_text(errors="replace"))
+            return Found(said)
         case "clipboard":
             return Found(session.windows.clipboard())
         case "window_titles":
