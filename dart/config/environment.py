@@ -47,9 +47,9 @@ class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
         pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="The world: `miniwob`, `ladder` or `desktop` (docs/worlds.md), or `module:Class` for one of your own "
-        "(docs/extending.md). Any other name means env workers in another language, which you start yourself beside "
-        "`dart coordinator`.",
+        description="The world: `miniwob`, `ladder` or `desktop` (docs/worlds.md), or `module:Class` for one of your "
+        "own (docs/extending.md). Any other name means env workers in another language, which you start yourself "
+        "beside `dart coordinator`.",
     )
     options: dict[str, JsonValue] = Field(
         default_factory=dict, description="The world's own options; those of miniwob, ladder and desktop are below."

@@ -107,6 +107,8 @@ class Keeper:
                 return False
             if pid == 0:
                 return True
+            if pid == self._x_server:
+                self._x_server = 0  # the number may soon be another process's
             if report:
                 _say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 

@@ -135,6 +135,8 @@ def _launch(session: Session, launch: Launch, log: str) -> list[int]:
     while not any(window.id not in before and launch.window in window.title for window in session.windows.all()):
         code, now = session.ended(pid), time.monotonic()
         last = now if code is None else last
+        if not session.alive():
+            raise EnvironmentFailure(f"the desktop died while {launch.command} was starting")
         if now - began > WINDOW_SECONDS or now - last > LATE_SECONDS:
             said = session.log(log).read_text(errors="replace")[-300:] or "nothing"
             state = "runs" if code is None else f"ended with {code}"
