@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import socket
 import statistics
 import sys
 import tempfile
@@ -128,15 +130,28 @@ def _megabytes() -> float:
     return total / 1e6
 
 
-def left_over(folder: Path, threads: int, files: int) -> dict[str, list[str] | int]:
-    """What is there that was not before: processes, folders, threads, open files."""
+def left_over(folder: Path, sockets: set[str], threads: int, files: int) -> dict[str, list[str] | int]:
+    """What is there that was not before: processes, folders, sockets, threads, open files."""
     itself = psutil.Process()
     return {
         "processes": [" ".join(one.cmdline()) or one.name() for one in itself.children(recursive=True)],
         "folders": [one.name for one in folder.iterdir()],
+        "sockets": sorted(dead_sockets() - sockets),
         "threads": max(0, threading.active_count() - threads),
         "open_files": max(0, itself.num_fds() - files),
     }
+
+
+def dead_sockets() -> set[str]:
+    """X sockets on which nobody listens."""
+    found = set()
+    for one in Path("/tmp/.X11-unix").glob("X*"):
+        with socket.socket(socket.AF_UNIX) as knocking, contextlib.suppress(FileNotFoundError):
+            try:
+                knocking.connect(str(one))
+            except ConnectionRefusedError:
+                found.add(one.name)
+    return found
 
 
 def row(desktops: int, seen: Seen, seconds: float) -> dict[str, float]:
@@ -165,13 +180,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="desks-") as folder:
         tempfile.tempdir = folder  # so that no other worker's desktops are counted
         uvloop.run(run(1, 1, names, size))  # loads what every run needs
-        threads, files = threading.active_count(), psutil.Process().num_fds()
+        sockets, threads, files = dead_sockets(), threading.active_count(), psutil.Process().num_fds()
         for desktops, episodes in ((1, len(names)), (given.desktops, given.episodes)):
             seen, seconds = uvloop.run(run(episodes, desktops, names, size))
             rows.append(row(desktops, seen, seconds))
             failed += seen.failed
             print(rows[-1], flush=True)
-        left = left_over(Path(folder), threads, files)
+        left = left_over(Path(folder), sockets, threads, files)
     print("left over:", left)
     print("\n".join(failed))
     write_json(
@@ -183,7 +198,7 @@ def main() -> None:
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
             "load_average": round(psutil.getloadavg()[0], 1),
-            "rows": rows,
+            "results": rows,
             "left_over": left,
             "failed": failed,
         },
