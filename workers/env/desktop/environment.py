@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -37,6 +38,7 @@ class DesktopEnv(SyncEnv):
         self._verdict: Verdict | None = None
         """Set when the world itself has ended the episode."""
         self._closing = False
+        self.closed = threading.Event()
         self._session: Session | None = None
         self._boot()
 
@@ -88,7 +90,10 @@ class DesktopEnv(SyncEnv):
 
     def close(self) -> None:
         self._closing = True
-        self._end()
+        try:
+            self._end()
+        finally:
+            self.closed.set()
 
     def kill(self) -> None:
         """End the desktop's processes from any thread, so that a call that hangs in it fails."""

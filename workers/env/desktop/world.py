@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 SUITE = "desktop"
 MODULES = {"Xlib": "python-xlib", "jeepney": "jeepney", "PIL": "Pillow"}
+CLOSE_SECONDS = 60.0
 NEEDED = {
     "Xvfb": "xvfb",
     "openbox": "openbox",
@@ -116,10 +117,12 @@ class Desktop(World):
         return env
 
     async def dispose(self, env: Env) -> None:
-        """Kills first: a call that hangs, because its X server is stopped say, then ends."""
+        """Kills first: a call that hangs, because its X server is stopped say, then ends. Waits until all is gone."""
         desktop = self._leased.pop(env)
-        await asyncio.to_thread(desktop.kill)
+        desktop.kill()
         await env.close()
+        if not await asyncio.to_thread(desktop.closed.wait, CLOSE_SECONDS):
+            log.warning("a desktop hangs: it has not closed within %g s", CLOSE_SECONDS)
 
     async def close(self) -> None:
         """Close all of them, even if some fail to close."""
