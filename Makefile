@@ -6,9 +6,11 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT    := chromium-headless-shell fonts-liberation
+DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
+LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
+.PHONY: help install browser desktop desktop-apps demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -18,7 +20,7 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet torch==2.13.0
-	$(PY) -m pip install --quiet -e '.[cpu,env-browser,rollout,train,plot,dev]'
+	$(PY) -m pip install --quiet -e '.[cpu,env-browser,env-desktop,rollout,train,plot,dev]'
 	$(PY) -m dart.mend
 	touch $@
 
@@ -28,6 +30,12 @@ browser:
 	@{ command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } >/dev/null \
 	  && fc-list 2>/dev/null | grep -qi liberation \
 	  || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(APT); }
+
+desktop: ## Install what desktops and their light tasks need (some 390 MB on a bare Debian).
+	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(DESKTOP)
+
+desktop-apps: desktop ## Install Chromium, LibreOffice and GIMP for the other desktop tasks (some 950 MB).
+	$(SUDO) apt-get install -y -q --no-install-recommends $(LARGE)
 
 # The pool of the newest collection: names of run directories end with their time.
 demo: install ## Train a tiny policy on real browser tasks, end to end (about half an hour on 2 cores).
@@ -57,8 +65,8 @@ peers: build/peers/installed ## Install what benchmarks.transport compares with.
 test: install references ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
 
-test-fast: install ## Run the tests that need no engine, torch or browser.
-	$(PY) -m pytest -m 'not engine and not torch and not browser'
+test-fast: install ## Run the tests that need no engine, torch, browser or desktop.
+	$(PY) -m pytest -m 'not engine and not torch and not browser and not desktop'
 
 lint: $(VENV)/installed ## Check style and formatting.
 	$(PY) -m ruff check .

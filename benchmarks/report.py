@@ -236,6 +236,16 @@ def worlds() -> str | None:
     return table(("world", "resets per second", "steps per second", "processor ms per reset", "per step"), rows)
 
 
+def desktops() -> str | None:
+    """What desktops cost, alone and many at once."""
+    if (found := results("desktops")) is None:
+        return None
+    names = ("desktops", "episodes_per_minute", "reset_seconds_median", "step_seconds_median", "steps_per_second",
+             "mb_per_desktop")  # fmt: skip
+    head = ("desktops at once", "episodes a minute", "s per reset", "s per step", "steps per second", "MB per desktop")
+    return table(head, [[f"{row[name]:g}" for name in names] for row in found])
+
+
 def ablation() -> str | None:
     return _settings("ablation")
 
@@ -344,6 +354,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "weight_sync": weight_sync,
     "relay": relay,
     "worlds": worlds,
+    "desktops": desktops,
     "storm": storm,
     "soak": soak,
     "faults": faults,

@@ -28,6 +28,9 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_models(tmp_path: P
         "dart/store/migrations/versions/v0003_screenshots.py",
         "dart/assets/tiny-qwen3vl/model.safetensors",
         "dart/assets/ladder/ladder.html",
+        "dart/assets/desktop/openbox.xml",
+        "dart/assets/desktop/words.txt",
+        "dart/assets/desktop/tasks/dialog-press-2.json",
         "dart/assets/ladder-qwen3vl/model.safetensors",
     ):
         assert wanted in names

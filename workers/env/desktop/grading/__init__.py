@@ -1,0 +1,1 @@
+"""How an episode is judged: `verdict` runs a task's evaluator, `checks` has its functions, `documents` reads files."""
