@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -130,7 +129,7 @@ def _chosen(config: Config, options: EvaluateOptions) -> Config:
     return parse(raw, "command line")
 
 
-def _only(config: Config, names: tuple[str, ...]) -> dict[str, Any]:
+def _only(config: Config, names: tuple[str, ...]) -> Mapping[str, object]:
     """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are."""
     tasks = config.environment.tasks
     if set(names) & set(tasks.training):

@@ -51,8 +51,8 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["train", MINIWOB, "--set", "environment.tasks.names=[click-tset]"], "did you mean click-test"),
         (["train", MINIWOB, "--set", "environment.browser=/none"], "environment.options.browser is '/none'"),
         (
-            ["train", MINIWOB, "--set", "environment.kind=osworld"],
-            "environment.kind osworld: dart's env workers run miniwob, ladder, ",
+            ["train", MINIWOB, "--set", "environment.kind=waa"],
+            "environment.kind waa: dart's env workers run miniwob, ladder, ",
         ),
         (
             ["train", MINIWOB, "--set", "sync.transport=nccl"],

@@ -6,10 +6,12 @@ pointer and types into its one text field.
 
 from __future__ import annotations
 
+import contextlib
 import email.parser
 import email.policy
 import io
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,11 +71,16 @@ class FakeMachine:
         class Server(ThreadingHTTPServer):
             daemon_threads = True
 
+            def get_request(self) -> tuple[socket.socket, object]:
+                connection, address = super().get_request()
+                outer._connections.append(connection)
+                return connection, address
+
             def handle_error(self, *_: object) -> None:
                 return
 
         self._server = Server(("127.0.0.1", 0), Handler)
-        self._sockets: list[object] = []
+        self._connections: list[socket.socket] = []
 
     def revert(self) -> None:
         self.gui = PyAutoGui()
@@ -90,8 +97,12 @@ class FakeMachine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """As when a machine dies: connections that clients keep open are cut as well."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))

@@ -62,7 +62,7 @@ class DesktopEnv(SyncEnv):
         if self._current.ends == "when_closed" and setup.closed(self._desktop, self._launched):
             self._verdict = self._grade(Observe())
             return Observation(NO_IMAGE, "", True, self._verdict.reward)
-        return Observation(image)
+        return Observation(image, last_action_error=self._desktop.devices.refused(action))
 
     def conclude(self, action: Action) -> None:
         if self._verdict is None:
@@ -138,8 +138,10 @@ class DesktopEnv(SyncEnv):
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Wait):
             time.sleep(max(0.0, min(action.seconds, self._settings.max_wait_seconds)))
-        with _server_lost():
-            self._desktop.devices.carry_out(action)
+        devices = self._desktop.devices
+        if not devices.refused(action):
+            with _server_lost():
+                devices.carry_out(action, self._settings.max_wait_seconds)
 
     def _look(self, still: float) -> Image:
         settings, desktop = self._settings, self._desktop

@@ -6,6 +6,7 @@ key is given another character only when all of them are in use, because applica
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -18,7 +19,10 @@ from dart.core.action import Action, Button, Click, Drag, Keys, Move, Point, Scr
 BUTTONS = {"left": 1, "middle": 2, "right": 3}
 UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7
 DRAG_STEPS, DRAG_SECONDS = 6, 0.01
-"""Moves between two points of a drag, and the time between them: toolkits start to drag only after a few."""
+"""The fewest moves between two points of a drag, and the least time between them: toolkits start to drag only after a
+few."""
+DRAG_PAUSE_SECONDS = 0.05
+"""Between two moves of a drag that takes its time."""
 MOST_NOTCHES = 50
 REMAP_SECONDS = 0.3
 """How long applications are given to read their keys before these get other characters."""
@@ -66,18 +70,31 @@ class InputDevices:
                         self._codes[keysyms[level]] = (code, bool(level))
         self._shift = self._codes[XK.XK_Shift_L][0]
 
-    def carry_out(self, action: Action) -> None:
-        """Returns when the server has handled it; does nothing for an action that is not input."""
+    @staticmethod
+    def refused(action: Action) -> str:
+        """Why nothing of the action can be carried out: a key that X does not know. Empty if it can."""
+        match action:
+            case Keys(keysyms=names) | Click(modifiers=names):
+                unknown = [name for name in names if not keysym_of_name(name)]
+                return f"X has no key {', '.join(unknown)}" if unknown else ""
+            case _:
+                return ""
+
+    def carry_out(self, action: Action, most_seconds: float = math.inf) -> None:
+        """Returns when the server has handled it; does nothing for an action that is not input.
+
+        `most_seconds`: the longest that a button is held or a drag takes; what asks for more gets this.
+        """
         match action:
             case Move(at):
                 self._move(at)
-            case Click(at, button, count, modifiers):
-                self._click(at, BUTTONS[button], count, modifiers)
+            case Click(at, button, count, modifiers, hold):
+                self._click(at, BUTTONS[button], count, modifiers, min(hold, most_seconds))
             case Button(at, button, mode):
                 self._go(at)
                 self._fake(X.ButtonPress if mode == "down" else X.ButtonRelease, BUTTONS[button])
-            case Drag(path, button):
-                self._drag(path, BUTTONS[button])
+            case Drag(path, button, duration):
+                self._drag(path, BUTTONS[button], min(duration, most_seconds))
             case Scroll(at, dx, dy):
                 self._go(at)
                 self._notches(RIGHT if dx > 0 else LEFT, abs(dx))
@@ -101,28 +118,33 @@ class InputDevices:
         if at is not None:
             self._move(at)
 
-    def _click(self, at: Point | None, button: int, count: int, modifiers: Sequence[str]) -> None:
+    def _click(self, at: Point | None, button: int, count: int, modifiers: Sequence[str], hold: float) -> None:
         self._go(at)
         self._chord(modifiers, "down")
         for _ in range(max(1, min(count, 3))):
             self._fake(X.ButtonPress, button)
+            if hold:
+                self._display.sync()
+                time.sleep(hold)
             self._fake(X.ButtonRelease, button)
         self._chord(modifiers, "up")
 
-    def _drag(self, path: Sequence[Point], button: int) -> None:
+    def _drag(self, path: Sequence[Point], button: int, duration: float) -> None:
         if len(path) > 1:
             self._move(path[0])
         elif path:  # only the end is given: the drag starts where the pointer is
             at = self._display.screen().root.query_pointer()
             path = (Point(at.root_x / self._size[0], at.root_y / self._size[1]), *path)
+        seconds = duration / max(1, len(path) - 1)
+        steps = max(DRAG_STEPS, round(seconds / DRAG_PAUSE_SECONDS))
         self._fake(X.ButtonPress, button)
         for start, end in pairwise(path):
-            for step in range(1, DRAG_STEPS + 1):
-                share = step / DRAG_STEPS
+            for step in range(1, steps + 1):
+                share = step / steps
                 between = Point(start.x + (end.x - start.x) * share, start.y + (end.y - start.y) * share)
-                self._move(between if step < DRAG_STEPS else end)
+                self._move(between if step < steps else end)
                 self._display.sync()
-                time.sleep(DRAG_SECONDS)
+                time.sleep(max(DRAG_SECONDS, seconds / steps))
         self._fake(X.ButtonRelease, button)
 
     def _notches(self, button: int, count: int) -> None:

@@ -44,7 +44,9 @@ class DesktopOptions(WorldOptions):
     rest_seconds: float = Field(
         0.4, ge=0.0, description="How long it must be still before an episode's first screenshot, and its verdict."
     )
-    max_wait_seconds: float = Field(5.0, ge=0.0, description="The longest `wait` action that is carried out.")
+    max_wait_seconds: float = Field(
+        5.0, ge=0.0, description="The longest `wait`, hold of a button or drag that is carried out."
+    )
     screenshot_format: Literal["png", "jpeg"] = Field(
         "png", description="PNG is exact; JPEG takes a fifth of the time, and fewer bytes only for photographs."
     )

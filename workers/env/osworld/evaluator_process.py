@@ -31,7 +31,7 @@ REQUEST_SECONDS, TRIES, PAUSE_SECONDS = 180.0, 3, 2.0
 MOST_TEXT = 4000
 PACKAGE = "osworld_cube.vm_backend"
 READS = ("/file", "/screen_size", "/window_size", "/desktop_path", "/list_directory")
-_ORIGINAL: dict[str, Any] = {}
+_ORIGINAL: dict[str, type] = {}
 
 
 class MachineLost(BaseException):

@@ -38,6 +38,8 @@ class Client:
         self.window.set_input_focus(X.RevertToParent, X.CurrentTime)
         self.display.sync()
         self.seen: list[str] = []
+        self.pressed: list[int] = []
+        """When buttons went down and up, in milliseconds of the server's clock."""
 
     def read(self, last: str) -> list[str]:
         """What has been seen since the last call, up to and including this event."""
@@ -65,6 +67,7 @@ class Client:
             way = "press" if kind == X.ButtonPress else "release"
             control = "C-" if event.state & X.ControlMask else ""  # type: ignore[attr-defined]
             place = f"{event.root_x},{event.root_y}"  # type: ignore[attr-defined]
+            self.pressed.append(event.time)  # type: ignore[attr-defined]
             self.seen.append(f"{way} {control}{event.detail} at {place}")  # type: ignore[attr-defined]
         elif kind == X.MotionNotify:
             held = "held " if event.state & X.Button1Mask else ""  # type: ignore[attr-defined]
@@ -159,3 +162,24 @@ def test_more_new_characters_than_the_layout_has_room_for(desk: Desk) -> None:
     assert do(desk, a.TypeText("z"), "up 7a")[-1] == "up 7a"
     again = do(desk, a.TypeText("\u0400\u04f9z"), "up 7a")
     assert [one for one in again if one.startswith("down")] == ["down 1000400", "down 10004f9", "down 7a"]
+
+
+def test_a_button_is_held_and_a_drag_takes_its_time(desk: tuple[Session, Client]) -> None:
+    session, client = desk
+    drag = a.Drag((a.Point(0.25, 0.5), a.Point(0.25, 0.75), MIDDLE), duration_seconds=0.4)
+    for action, most, milliseconds in (
+        (a.Click(MIDDLE, hold_seconds=0.3), 60.0, 290),
+        (a.Click(MIDDLE, hold_seconds=3600.0), 0.2, 190),
+        (drag, 60.0, 390),
+    ):
+        client.pressed = []
+        session.devices.carry_out(action, most)
+        client.read("release 1 at 160,120")
+        down, up = client.pressed
+        assert up - down >= milliseconds
+
+
+def test_an_unknown_key_refuses_its_chord(desk: tuple[Session, Client]) -> None:
+    devices = desk[0].devices
+    assert devices.refused(a.Keys(("Control_L", "NoSuchKey"))) == "X has no key NoSuchKey"
+    assert devices.refused(a.Keys(("Control_L", "F13"))) == devices.refused(a.Click(MIDDLE)) == ""
