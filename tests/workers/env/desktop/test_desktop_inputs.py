@@ -164,7 +164,7 @@ def test_more_new_characters_than_the_layout_has_room_for(desk: Desk) -> None:
     assert [one for one in again if one.startswith("down")] == ["down 1000400", "down 10004f9", "down 7a"]
 
 
-def test_a_button_is_held_and_a_drag_takes_its_time(desk: tuple[Session, Client]) -> None:
+def test_a_button_is_held_and_a_drag_takes_its_time(desk: Desk) -> None:
     session, client = desk
     drag = a.Drag((a.Point(0.25, 0.5), a.Point(0.25, 0.75), MIDDLE), duration_seconds=0.4)
     for action, most, milliseconds in (
@@ -179,7 +179,7 @@ def test_a_button_is_held_and_a_drag_takes_its_time(desk: tuple[Session, Client]
         assert up - down >= milliseconds
 
 
-def test_an_unknown_key_refuses_its_chord(desk: tuple[Session, Client]) -> None:
+def test_an_unknown_key_refuses_its_chord(desk: Desk) -> None:
     devices = desk[0].devices
     assert devices.refused(a.Keys(("Control_L", "NoSuchKey"))) == "X has no key NoSuchKey"
     assert devices.refused(a.Keys(("Control_L", "F13"))) == devices.refused(a.Click(MIDDLE)) == ""
