@@ -396,7 +396,7 @@ async def test_a_world_that_cannot_be_used_at_all_ends_the_worker() -> None:
         ({"kind": f"{__name__}:Script"}, "Script is not a World, Env or SyncEnv of dart.worlds"),
         ({"kind": f"{__name__}:Nothing"}, "Nothing does not exist in"),
         ({"kind": "dart.worlds:SyncEnv"}, "SyncEnv lacks act, judge, reset"),
-        ({"kind": "osworld"}, "or a class of yours"),
+        ({"kind": "waa"}, "or a class of yours"),
     ],
 )
 async def test_a_bad_config_is_one_message(changes: dict[str, object], message: str) -> None:
