@@ -37,10 +37,8 @@ desktop: ## Install what desktops and their light tasks need (some 390 MB on a b
 desktop-apps: desktop ## Install Chromium, LibreOffice and GIMP for the other desktop tasks (some 950 MB).
 	$(SUDO) apt-get install -y -q --no-install-recommends $(LARGE)
 
-# The pool of the newest collection: names of run directories end with their time.
 demo: install ## Train a tiny policy on real browser tasks, end to end (about half an hour on 2 cores).
-	$(VENV)/bin/dart collect configs/ladder_demo.yaml --from oracle --per-task 16 --set run.directory=runs/demo_pool
-	$(VENV)/bin/dart train configs/ladder_demo.yaml --set "curation.pool.sources=[$$(ls -d runs/demo_pool/* | tail -1)]"
+	$(VENV)/bin/dart train configs/ladder_demo.yaml
 
 # Without their dependencies: tests/algo/test_algo_references.py calls only their equations.
 build/references/installed: $(VENV)/installed
