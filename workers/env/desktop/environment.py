@@ -124,11 +124,10 @@ class DesktopEnv(SyncEnv):
             raise EnvironmentFailure("the environment is being closed")
         self._task = self._oracle = self._verdict = None
         self._session = Session(self.screen)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
             self._session.boot()
-        except BaseException:
-            self._end()
-            raise
+            undo.pop_all()
 
     def _end(self) -> None:
         session, self._session = self._session, None

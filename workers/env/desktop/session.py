@@ -141,10 +141,10 @@ class Session:
     def close(self) -> None:
         """End every process and remove the folder."""
         if self._connection is not None:
-            with contextlib.suppress(Exception):  # the server may have died, or be stopped
+            with contextlib.suppress(AttributeError, BufferError):  # not made yet, or another thread reads it
                 self.screen.close()
             self._processes.kill()  # first: closing flushes, and a server that is stopped would block it
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(xerror.DisplayError, xerror.ConnectionClosedError, OSError):
                 self._connection.close()
         self._processes.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import re
@@ -109,11 +110,10 @@ class Desktop(World):
                 raise EnvironmentFailure("the lease was given up")
             return made
 
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(given_up.set)
             env = await Threaded.start(make, "desktop")
-        except BaseException:
-            given_up.set()
-            raise
+            undo.pop_all()
         assert isinstance(env.env, DesktopEnv)
         self._leased[env] = env.env
         return env

@@ -91,7 +91,7 @@ class BrowserGym(SyncEnv):
         if not self._driver.connected:
             return False
         if self._env is not None and self._env.context is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # Playwright raises Exception itself for a lost connection
                 return bool(self._env.page.evaluate("1") == 1)
             return False
         return True
@@ -108,10 +108,10 @@ class BrowserGym(SyncEnv):
     def close(self) -> None:
         if not self._driver.alive:  # Playwright waits for good for a process that has died
             return
-        with contextlib.suppress(Exception):  # of a browser that has died
+        with contextlib.suppress(Exception):  # the task's own clean-up, and Playwright of a browser that has died
             if self._env is not None:
                 self._env.close()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # as above; every exception here means that it is gone
             self._driver.stop()
 
     def kill(self) -> None:
@@ -254,7 +254,7 @@ class _Driver:
 
     def stop(self) -> None:
         if self._browser is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # Playwright raises Exception itself for a lost connection
                 self._browser.close()
         self._playwright.stop()
 

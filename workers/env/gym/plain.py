@@ -69,8 +69,8 @@ class PlainGym(SyncEnv):
         """An environment that raised is not used again: the next reset makes another."""
         try:
             yield
-        except Exception:
-            with contextlib.suppress(Exception):
+        except Exception:  # whatever the user's environment raises: it goes on to the env worker
+            with contextlib.suppress(Exception):  # what it raises while it is closed hides the first error
                 self.close()
             raise
 

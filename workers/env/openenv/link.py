@@ -56,11 +56,10 @@ class Link:
                 f"the OpenEnv server {url} cannot be reached: {type(error).__name__}: {error}"
             ) from None
         link = cls(socket, url)
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(link.close)
             await link.ask("state")
-        except BaseException:
-            await link.close()
-            raise
+            undo.pop_all()
         return link
 
     @property
@@ -102,7 +101,9 @@ class Link:
 
     async def close(self) -> None:
         """Never fails, and does not wait for a server that has gone."""
-        with contextlib.suppress(Exception):
+        from websockets.exceptions import WebSocketException
+
+        with contextlib.suppress(OSError, WebSocketException):
             if self.usable:
                 await self._socket.send(json.dumps({"type": "close"}))
             await self._socket.close()

@@ -22,7 +22,6 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -86,7 +85,7 @@ class Emulators(Pool):
         """Machines that an environment has."""
         self._orders: set[asyncio.Task[Address]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        """Deletions that nobody waits for."""
+        """Deletions that only `close` waits for."""
         self._always: asyncio.Task[None] | None = None
         self._deletions: dict[str, asyncio.Task[None]] = {}
         """By machine, so that no two deletions of it overlap."""
@@ -194,7 +193,9 @@ class Emulators(Pool):
         """Whoever ordered it has gone: delete what it made."""
         if not order.cancelled() and order.exception() is None:
             self.held.discard(order.result().id)
-            self._keep(self._delete(order.result().id))
+            deletion = asyncio.create_task(self._delete(order.result().id))
+            self._tasks.add(deletion)
+            deletion.add_done_callback(self._tasks.discard)
 
     # ---- deletions ----
 
@@ -246,12 +247,13 @@ class Emulators(Pool):
     # ---- the server's list ----
 
     async def _reconcile_always(self) -> None:
+        """Runs until `close` cancels it."""
         while True:
             await asyncio.sleep(self._options.reconcile_seconds)
             try:
                 await self.reconcile()
-            except MachineError as error:
-                log.warning("%s", error)
+            except (MachineError, OSError) as error:  # OSError: the journal's disk is full, say
+                log.warning("machines are not compared with the journal: %s", error)
 
     async def _listed(self) -> list[_Listed]:
         try:
@@ -294,11 +296,6 @@ class Emulators(Pool):
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"}
-
-    def _keep(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _message(answer: httpx.Response) -> str:

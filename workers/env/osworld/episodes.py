@@ -86,11 +86,10 @@ class OSWorldEnv(Env):
     async def boot(cls, shared: Shared) -> Self:
         """Take a machine and wait until it answers. Raises Full, MachineError, and UserError for a wrong screen."""
         env = cls(shared, await shared.pool.take())
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(env.close)
             await env._ready()
-        except BaseException:
-            await env.close()
-            raise
+            undo.pop_all()
         return env
 
     async def reset(self, task: Task) -> Observation:
@@ -175,11 +174,10 @@ class OSWorldEnv(Env):
         if not self._used:
             return
         machine, self._machine = self._here(), None
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._shared.pool.give_back, machine.address)
             address = await self._shared.pool.revert(machine.address)
-        except BaseException:
-            await self._shared.pool.give_back(machine.address)
-            raise
+            undo.pop_all()
         self._machine, self._used = Machine(address, self._shared.client), False
         await self._ready()
 

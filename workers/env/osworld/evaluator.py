@@ -84,12 +84,13 @@ class _Process:
 
     async def ask(self, asked: Mapping[str, JsonValue], seconds: float) -> _Answer:
         """Raises TimeoutError, and MachineError if the process ends without an answer; it is then replaced."""
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            # Also if it is cancelled: an answer that nobody reads would be taken for the next one's.
+            undo.push_async_callback(self.close)
             async with asyncio.timeout(seconds):
-                return await self._ask(asked)
-        except BaseException:  # cancelled too: an answer that nobody reads would be taken for the next one's
-            await self.close()
-            raise
+                answer = await self._ask(asked)
+            undo.pop_all()
+        return answer
 
     async def _ask(self, asked: Mapping[str, JsonValue]) -> _Answer:
         if self._process is None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shlex
 from abc import ABC, abstractmethod
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL, PIPE, Process
 
 import httpx
 
@@ -85,16 +85,19 @@ async def _run(command: str, address: Address) -> None:
         process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
     except OSError as error:
         raise MachineError(f"environment.options.static.renew: {words[0]} cannot be started: {error}") from error
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(_end, process)
         _, said = await process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
+        undo.pop_all()
     if process.returncode:
         words_said = said.decode(errors="replace").strip()[-500:]
         raise MachineError(f"environment.options.static.renew ended with {process.returncode}: {words_said}")
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 def _address(host: Host) -> Address:
