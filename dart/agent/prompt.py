@@ -8,7 +8,7 @@ does not slide, the parts of step k are a prefix of the parts of step k+1, which
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dart import config
@@ -52,8 +52,9 @@ class Conversation:
         """`goals`: pictures that belong to the instruction."""
         self._agent, self._goals = agent, tuple(goals)
         pictures = [part for image in goals for part in (Markup(VISION_START), image, Markup(VISION_END))]
-        self._template = template_of(agent)
-        before = Markup(self._template.before_instruction)
+        template = template_of(agent)
+        self._joints = _joints(template)
+        before = Markup(template.before_instruction)
         self._instruction = Block((before, Text(instruction), *pictures))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
@@ -88,7 +89,7 @@ class Conversation:
     def _before(self, index: int, image: Image | None = None, notes: tuple[PromptPart, ...] = ()) -> Block:
         """What comes between the previous turn, or the instruction, and this turn's tokens."""
         truncated = index > 0 and self._turns[index - 1].truncated
-        before, after, without_image = _between(self._template, index > 0, truncated)
+        before, after, without_image = self._joints[index > 0, truncated]
         if image is None:
             return without_image
         if notes:
@@ -97,11 +98,18 @@ class Conversation:
 
 
 @functools.cache
-def _between(template: Template, after_turn: bool, truncated: bool) -> tuple[Markup, Markup, Block]:
-    """The template's text before a screenshot, after it, and a block of all of it without a screenshot."""
-    begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
-    before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
-    return before, after, Block((Markup(begins + template.before_turn),))
+def _joints(template: Template) -> Mapping[tuple[bool, bool], tuple[Markup, Markup, Block]]:
+    """The template's text before a screenshot, after it, and a block of all of it without a screenshot.
+
+    By whether it follows a turn, and whether that turn was truncated. An episode looks its template up once, because
+    that takes the hash of all its texts.
+    """
+    joints = {}
+    for after_turn, truncated in ((False, False), (True, False), (True, True)):
+        begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
+        before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
+        joints[after_turn, truncated] = before, after, Block((Markup(begins + template.before_turn),))
+    return joints
 
 
 def build_prompt(

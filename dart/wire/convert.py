@@ -93,14 +93,14 @@ def action_to_proto(action: a.Action) -> apb.Action:
 def write_action(into: apb.Action, action: a.Action) -> None:
     """Fill in an empty message."""
     if not isinstance(action, a.Several):
-        _write_single(into, action)
+        write_single(into, action)
         return
     for one in action.actions:
-        _write_single(into.several.actions.add(), one)
+        write_single(into.several.actions.add(), one)
 
 
-def _write_single(into: apb.Action, action: a.Single) -> None:
-    """Each nested message is looked up once, because that costs as much as four numbers."""
+def write_single(into: apb.Action, action: a.Single) -> None:
+    """Fill in an empty message. Each nested message is looked up once, because that costs as much as four numbers."""
     match action:
         case a.Move(at):
             _write_at(into.move, at)
@@ -276,7 +276,7 @@ def spans_from_proto(spans: Sequence[tpb.VersionSpan]) -> tuple[t.VersionSpan, .
 
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
-    goals = tuple([image_from_proto(image) for image in message.goal_images])
+    goals = tuple([image_from_proto(one) for one in message.goal_images]) if message.goal_images else ()
     return t.Observation(image_from_proto(message.image), goal_images=goals, **_values(message, _OBSERVED))
 
 

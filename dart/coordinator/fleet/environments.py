@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -26,7 +26,7 @@ from dart.coordinator.fleet.sessions import (
     SetUpFailed,
     Worker,
 )
-from dart.core.action import Action, Observe, Several
+from dart.core.action import Action, Observe, Several, Single
 from dart.core.curation.orders import Order
 from dart.core.fleet.credits import Credits
 from dart.core.pace import Pace
@@ -34,7 +34,7 @@ from dart.core.types import Image, Observation, Task
 from dart.core.usage import EnvState, Ledger, rest_seconds
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import SLOTS, has
-from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_action
+from dart.wire.convert import action_from_proto, observation_from_proto, task_to_proto, write_single
 from dart.wire.rules import Violation
 
 log = logging.getLogger(__name__)
@@ -292,32 +292,33 @@ class EnvSession:
 
     async def act(self, action: Action, last: bool) -> Observation:
         """Carry the action out; several of them one by one, until one fails or the episode is over."""
-        actions = action.actions if isinstance(action, Several) else (action,)
-        for number, one in enumerate(actions, 1):
-            observation = await self._act(one, last and number == len(actions))
-            if observation.done:
-                return observation
-            if observation.last_action_error and number < len(actions):
-                # The others were meant for what this one should have brought about.
-                return await self._act(Observe(), True) if last else observation
-        return observation
-
-    async def _act(self, action: Action, last: bool) -> Observation:
+        if isinstance(action, Several):
+            return await self._act_in_turn(action.actions, last)
         self.enter(EnvState.ACTING)
         message = pb.SessionResponse()
         command = message.act  # filled in place, because assigning a nested message copies it
         command.assignment.CopyFrom(self._assignment)
-        write_action(command.action, action)
+        write_single(command.action, action)
         command.last = last
         reply = await self._worker.call(message)
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))
 
+    async def _act_in_turn(self, actions: Sequence[Single], last: bool) -> Observation:
+        for number, one in enumerate(actions, 1):
+            observation = await self.act(one, last and number == len(actions))
+            if observation.done:
+                return observation
+            if observation.last_action_error and number < len(actions):
+                # The others were meant for what this one should have brought about.
+                return await self.act(Observe(), True) if last else observation
+        return observation
+
     async def judge(self) -> Observation | None:
         """The world's verdict on the state as it is, as at the step limit. None if that fails: it decides nothing."""
         try:
-            verdict = await self._act(Observe(), True)
+            verdict = await self.act(Observe(), True)
         except InfrastructureError as error:
             log.info("%s: the state was not judged: %s", self._assignment.assignment_id, error)
             return None
