@@ -45,9 +45,10 @@ ARMS = (NAIVE, MANAGED, SPARE)
 
 @asynccontextmanager
 async def hosted(run: Run, arm: Arm) -> AsyncIterator[None]:
-    """The arm's env workers, until the run is over. Their VMs' time is booked while the run trains."""
+    """The arm's env workers, until the run is over. Their VMs' time is booked from their start on, for as many seconds
+    as the config trains for."""
     settings, workers = run.config, []
-    booking = asyncio.create_task(_book(run, Desktops.booked))
+    booking = asyncio.get_running_loop().call_later(settings.stop.train_seconds or 0.0, Desktops.booked.close)
     try:
         for number in range(WORKERS):
             seed, tasks = f"{settings.run.seed}/{number}", settings.environment.tasks
@@ -59,15 +60,6 @@ async def hosted(run: Run, arm: Arm) -> AsyncIterator[None]:
         booking.cancel()
         for worker in workers:
             await worker.close()
-
-
-async def _book(run: Run, booked: Booked) -> None:
-    """Book the seconds of training that the config asks for, and none before or after them."""
-    while run.progress.phase != "training":
-        await asyncio.sleep(1.0)
-    booked.restart()
-    await asyncio.sleep(run.config.stop.train_seconds or 0.0)
-    booked.close()
 
 
 def run(arm: Arm, trainer: int, seed: int, hours: float) -> dict[str, Any]:

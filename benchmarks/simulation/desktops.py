@@ -67,14 +67,6 @@ class Booked:
     clocks: list[Clock] = field(default_factory=list)
     closed: bool = False
 
-    def restart(self) -> None:
-        """Forget what was booked until now."""
-        for clock in self.clocks:
-            clock.enter(clock.cause)
-            clock.spent.clear()
-        self.seconds.clear()
-        self.events.clear()
-
     def close(self) -> None:
         """Book what is under way as if it came to a good end, and then no more."""
         for clock in self.clocks:
