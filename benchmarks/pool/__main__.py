@@ -22,25 +22,24 @@ from dart.coordinator.summary import machine, software, write_json
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=2.0, help="cluster time of each run")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each arm")
-    parser.add_argument("--trainer", type=int, choices=arms.TRAINERS, help="only with so many training GPUs")
+    parser.add_argument("--hours", type=float, default=1.0, help="cluster time of each run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5), help="a run of each arm for each")
+    parser.add_argument("--trainer", type=int, choices=arms.PLAN, help="only with so many training GPUs")
     parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # otherwise every failed set-up is logged
     known = [] if options.anew else results.runs()
     rows = {_identity(row): row for row in known}
-    for seed in range(options.seeds):
-        for trainer in [options.trainer] if options.trainer else arms.TRAINERS:
-            for arm in arms.ARMS:
+    for seed in options.seeds:
+        for trainer in [options.trainer] if options.trainer else arms.PLAN:
+            for arm in arms.PLAN[trainer]:
                 place = (trainer, arm.name, seed, options.hours)
                 if place in rows:
                     continue
                 rows[place] = row = arms.run(arm, trainer, seed, options.hours)
                 print(f"{trainer} GPUs, {arm.name}, seed {seed}: {row['useful']:.1%} useful", flush=True)
-                _write(list(rows.values()), options.hours)
-    _write(list(rows.values()), options.hours)
-    print(results.table(results.runs()))
+                _write(list(rows.values()))
+    _write(list(rows.values()))
     print(results.RESULT)
 
 
@@ -48,9 +47,9 @@ def _identity(row: dict[str, Any]) -> tuple[int, str, int, float]:
     return row["training_gpus"], row["arm"], row["seed"], row["hours"]
 
 
-def _write(rows: list[dict[str, Any]], hours: float) -> None:
-    ordered = sorted(rows, key=lambda row: (row["training_gpus"], [arm.name for arm in arms.ARMS].index(row["arm"]),
-                                            row["seed"]))  # fmt: skip
+def _write(rows: list[dict[str, Any]]) -> None:
+    names = [arm.name for planned in arms.PLAN.values() for arm in planned]
+    ordered = sorted(rows, key=lambda row: (-row["training_gpus"], names.index(row["arm"]), row["seed"]))
     write_json(
         results.RESULT,
         {
@@ -64,7 +63,7 @@ def _write(rows: list[dict[str, Any]], hours: float) -> None:
                 "timings": asdict(Timings()),
                 "world": Options().model_dump(exclude={"seed", "boots_in"}),
                 "timeouts": asdict(Desktops.timeouts),
-                "summary": results.summaries([row for row in ordered if row["hours"] == hours]),
+                "summary": results.summaries(ordered),
                 "runs": ordered,
             },
         },

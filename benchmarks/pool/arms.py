@@ -21,8 +21,6 @@ from dart.coordinator.run import Run
 
 KIND = "benchmarks.simulation.desktops:Desktops"
 WORKERS = 18
-TRAINERS = (8, efficiency.BALANCED)
-"""Training GPUs: the paper's, with which the trainer is what the run waits for; and about as many as keep up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +30,23 @@ class Arm:
     """VMs."""
     boots_in: str
 
-    @property
-    def vms(self) -> int:
-        return WORKERS * self.per_worker
-
 
 NAIVE = Arm("boots in Reset", 10, "reset")
 MANAGED = Arm("managed", 10, "background")
 SPARE = Arm("managed, one spare VM for each worker", 11, "background")
-ARMS = (NAIVE, MANAGED, SPARE)
+PLAN = {efficiency.BALANCED: (NAIVE, MANAGED, SPARE), 8: (NAIVE, MANAGED)}
+"""Training GPUs → arms. About as many as keep up; and the paper's, with which VMs wait for the trainer, so that spare
+ones would only wait, too."""
 
 
 @asynccontextmanager
-async def hosted(run: Run, arm: Arm) -> AsyncIterator[None]:
+async def hosted(run: Run, arm: Arm, number_of_workers: int) -> AsyncIterator[None]:
     """The arm's env workers, until the run is over. Their VMs' time is booked from their start on, for as many seconds
     as the config trains for."""
     settings, workers = run.config, []
     booking = asyncio.get_running_loop().call_later(settings.stop.train_seconds or 0.0, Desktops.booked.close)
     try:
-        for number in range(WORKERS):
+        for number in range(number_of_workers):
             seed, tasks = f"{settings.run.seed}/{number}", settings.environment.tasks
             options = {"seed": seed, "boots_in": arm.boots_in, "tasks": len(tasks.names)}
             environment = settings.environment.model_copy(update={"options": options, "slots": arm.per_worker})
@@ -62,13 +58,13 @@ async def hosted(run: Run, arm: Arm) -> AsyncIterator[None]:
             await worker.close()
 
 
-def run(arm: Arm, trainer: int, seed: int, hours: float) -> dict[str, Any]:
+def run(arm: Arm, trainer: int, seed: int, hours: float, workers: int = WORKERS) -> dict[str, Any]:
     """One run: shares of the VMs' time by cause, what was lost and gained."""
     set_up, timings = efficiency.with_trainer(trainer), efficiency.timings_for(trainer)
     booked = Desktops.booked = Booked()
     summary = simulate(
         set_up, DECOUPLED, timings, hours, seed, kind=KIND,
-        host_envs=lambda made: hosted(made, arm),
+        host_envs=lambda made: hosted(made, arm, workers),
     )  # fmt: skip
     env = summary["time"]["env"]
     shares = shares_of(booked.seconds, env["idle_because"])
@@ -77,7 +73,7 @@ def run(arm: Arm, trainer: int, seed: int, hours: float) -> dict[str, Any]:
         "training_gpus": trainer,
         "seed": seed,
         "hours": hours,
-        "vms": arm.vms,
+        "vms": workers * arm.per_worker,
         "shares": shares,
         "useful": sum(shares[cause] for cause in USEFUL),
         "vm_seconds": round(sum(booked.seconds.values())),

@@ -26,8 +26,7 @@ class Delay(Section):
 
 
 class VerbTimeouts(Section):
-    """Time limits of the world's verbs, in seconds, in the place of those that the world declares. A call that takes
-    longer has failed: its attempt is repeated, and its environment is renewed or replaced."""
+    """Time limits of the world's verbs, in seconds; without them, those that the world declares hold."""
 
     start: Seconds | None = Field(None, description="The world's start; the env worker ends if it takes longer.")
     lease: Seconds | None = Field(None, description="Booting an environment.")
