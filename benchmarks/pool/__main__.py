@@ -3,7 +3,8 @@
 180 VMs of desktops on 18 env workers boot in the background and are offered when they are ready, or each Reset boots
 its own, as a worker without a pool would do it; a third arm has one spare VM for each worker. 1 % of the episodes hang
 and 5 % of the set-ups fail. `benchmarks.pool.arms` says what is real. Runs of the same seed share the order of tasks.
-Finished runs are kept, so it can be stopped and started again; --anew discards them. Writes results/pool.json.
+Finished runs of the same length are kept, so it can be stopped and started again; --anew discards them. Writes
+results/pool.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # otherwise every failed set-up is logged
-    known = [] if options.anew else results.runs()
+    known = [] if options.anew else [row for row in results.runs() if row["hours"] == options.hours]
     rows = {_identity(row): row for row in known}
     for seed in options.seeds:
         for trainer in [options.trainer] if options.trainer else arms.PLAN:
