@@ -29,7 +29,7 @@ class HostedEnvs(SimulatedWorker):
     def __init__(self, fleet: Fleet, name: str, hosts: EnvRole, ready: pb.Ready) -> None:
         self._hosts = hosts
         self._tasks: set[asyncio.Task[None]] = set()
-        super().__init__(fleet, name, ready.slots)
+        super().__init__(fleet, name, ready.slots, longest_seconds=ready.longest_seconds)
         self._begin(hosts.run(self._say))
 
     @classmethod

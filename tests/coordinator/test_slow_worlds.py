@@ -19,9 +19,10 @@ from dart.coordinator.job import Evaluate
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.rundir import RunDirectory
-from dart.worlds import Action, Env, Observation, Task, Timeouts, Verdict, World, WorldOptions, from_pixels
+from dart.workers.env.places import STRIKES
+from dart.worlds import Action, Env, Image, Observation, Task, Timeouts, Verdict, World, WorldOptions
 
-PICTURE = from_pixels(bytes(3 * 8 * 8), 8, 8)
+PICTURE = Image.of(b"a screenshot", "image/png", 1920, 1080)
 BOOT_SECONDS, JUDGE_SECONDS = 900.0, 700.0
 """Longer than `watchdog.start_seconds` and `watchdog.sampling_seconds`, and the second than
 `server.reply_timeout_seconds`."""
@@ -35,7 +36,7 @@ class Slow(World):
 
     async def lease(self) -> Env:
         await asyncio.sleep(BOOT_SECONDS)
-        machine = Machine(WorldOptions(), (8, 8))
+        machine = Machine(WorldOptions(), (1920, 1080))
         machine.hangs = Slow.made == self.hangs
         Slow.made += 1
         return machine
@@ -103,9 +104,12 @@ def test_neither_a_slow_boot_nor_a_slow_evaluator_is_a_stall_or_a_hung_worker(tm
     ], "lost with the Bye at the end alone"  # fmt: skip
 
 
-def test_one_environment_that_hangs_costs_its_own_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_environment_that_hangs_is_replaced_before_the_others_end_their_first_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(Slow, "hangs", 1)
     events = evaluated(tmp_path, slots=3, episodes=8)
     (result,) = [event for event in events if event["event"] == "evaluation"]
-    assert (result["episodes"], result["infrastructure_attempts"]) == (8, 1)
+    assert (result["episodes"], result["infrastructure_attempts"]) == (8, STRIKES)
+    assert Slow.made == 4
     assert len([event for event in events if event["event"] == "worker" and event["worker"] == "env-0"]) == 2

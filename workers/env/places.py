@@ -74,15 +74,17 @@ class Record:
     def ended_well(self) -> None:
         self.failures = self.quarantines = 0
 
-    def failed(self, now: float, other_ended_well: float) -> float:
+    def failed(self, now: float, other_ended_well: float, other_goes_on_since: float = math.inf) -> float:
         """An episode failed. Returns for how long to quarantine the environment, or 0.
 
-        `other_ended_well`: when an episode of another environment last ended well.
+        `other_ended_well`: when an episode of another environment last ended well. `other_goes_on_since`: when the
+        oldest one that goes on began: it may last much longer than it takes to fail.
         """
         if not self.failures:
             self.since = now
         self.failures += 1
-        if self.failures < STRIKES or other_ended_well <= self.since:
+        others_work = other_ended_well > self.since or other_goes_on_since < self.since
+        if self.failures < STRIKES or not others_work:
             return 0.0
         seconds = min(MOST_QUARANTINE_SECONDS, FIRST_QUARANTINE_SECONDS * 2.0 ** min(self.quarantines, 16))
         self.quarantines += 1
@@ -101,6 +103,8 @@ class Place:
     """Why it is quarantined."""
     ended_well: float = -math.inf
     """When an episode here last ended with a verdict."""
+    began: float = math.inf
+    """When the episode that holds it began; infinity if none does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +172,7 @@ class Places:
                 lease = await self._free.get()
         except TimeoutError:
             return None
-        lease.place.state = State.HELD
+        lease.place.state, lease.place.began = State.HELD, time.monotonic()
         return lease
 
     async def call(
@@ -216,13 +220,15 @@ class Places:
     def _quarantine(self, lease: Lease) -> float:
         """For how many seconds the environment of this episode, which is over, gets none; 0: it may have the next."""
         now, place = time.monotonic(), lease.place
+        place.began = math.inf
         if not lease.failure:
             if lease.judged:
                 place.ended_well = now
                 place.record.ended_well()
             return 0.0
-        others = max((other.ended_well for other in self._places if other is not place), default=-math.inf)
-        seconds = place.record.failed(now, others)
+        others = [other for other in self._places if other is not place]
+        well = max((other.ended_well for other in others), default=-math.inf)
+        seconds = place.record.failed(now, well, min((other.began for other in others), default=math.inf))
         if seconds:
             place.why = f"environment {place.number} is quarantined for {seconds:.0f} s, because its episodes fail and "
             place.why += f"others do not; the last failed with: {lease.failure}"

@@ -167,6 +167,13 @@ def test_how_long_a_quarantine_lasts() -> None:
     ]
 
 
+def test_an_episode_of_another_that_goes_on_shows_that_others_work() -> None:
+    record = Record()
+    assert [record.failed(now, -1.0, 9.5) for now in (10.0, 11.0, 12.0)] == [0.0, 0.0, FIRST_QUARANTINE_SECONDS]
+    record = Record()
+    assert not any(record.failed(now, -1.0, now - 0.5) for now in (10.0, 11.0, 12.0)), "it began after the failures"
+
+
 def test_one_whose_zero_was_not_believed_is_not_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `renew` says that it is ready; its probe says that it is dead."""
 
