@@ -78,12 +78,18 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[Sequence[str], list[list[str]
         for title, name in shares
         if any(figures[name]["mean"]["mean"] >= LEAST_SHOWN for _, _, figures in columns)
     ]
+    made.insert(0, ["runs", *(_runs(rows, trainer, arm) for trainer, arm, _ in columns)])
     for name, title in FIGURES.items():
         made.append([title, *(_number(figures[name]["mean"]) for _, _, figures in columns)])
     made.append(["actions trained on, over the first arm",
                  *("" if arm == NAIVE else _number(figures["trained_actions_per_minute"]["over_naive"], signed=True)
                    for _, arm, figures in columns)])  # fmt: skip
     return head, made
+
+
+def _runs(rows: Sequence[dict[str, Any]], trainer: int, arm: str) -> str:
+    of = [row for row in rows if (row["training_gpus"], row["arm"]) == (trainer, arm)]
+    return f"{len(of)} of {of[0]['hours']:g} h on {of[0]['vms']} VMs"
 
 
 def _share(value: dict[str, Any]) -> str:

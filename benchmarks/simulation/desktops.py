@@ -61,7 +61,7 @@ USEFUL = (Cause.SETTING_UP, Cause.ACTING, Cause.GRADING, Cause.WAITING)
 class Booked:
     """What the VMs of a run spent their time on, in VM-seconds, and what happened to them."""
 
-    seconds: Counter[Cause] = field(default_factory=Counter)
+    seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
     events: Counter[str] = field(default_factory=Counter)
     """ "boots", "verdicts", "hangs" and "failed set-ups"."""
     clocks: list[Clock] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Clock:
     booked: Booked
     cause: Cause
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    spent: Counter[Cause] = field(default_factory=Counter)
+    spent: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
 
     def enter(self, cause: Cause) -> None:
         if self.booked.closed:
@@ -97,10 +97,11 @@ class Clock:
         if self.booked.closed:
             return
         if lost_to is None:
-            self.booked.seconds.update(self.spent)
+            for cause, seconds in self.spent.items():
+                self.booked.seconds[cause] += seconds
         else:
             self.booked.seconds[lost_to] += sum(self.spent.values())
-        self.spent.clear()
+        self.spent = dict.fromkeys(Cause, 0.0)
 
 
 class Options(WorldOptions):
