@@ -80,11 +80,11 @@ def scaled(environments: int) -> tuple[SetUp, Timings]:
             trajectories_per_update=round(FULL_RUN.trajectories_per_update * times / 8) * 8,
             tasks=max(FULL_RUN.tasks, 1000),
         ),
-        _timings(BALANCED * times),
+        timings_for(BALANCED * times),
     )
 
 
-def _timings(training_gpus: float) -> Timings:
+def timings_for(training_gpus: float) -> Timings:
     """The timings for this many training GPUs, which share an update's steps; the model is for 8."""
     timings = Timings()
     seconds = timings.trainer.seconds_per_step * 8 / training_gpus
@@ -97,9 +97,9 @@ def _timings(training_gpus: float) -> Timings:
 
 def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
     """(rung, set-up, schedule, timings, hours)."""
-    yield "decoupled, a day", SYNC_FIGURE, DECOUPLED, _timings(8), 24.0
+    yield "decoupled, a day", SYNC_FIGURE, DECOUPLED, timings_for(8), 24.0
     for set_up, gpus in ((SYNC_FIGURE, 8), (with_trainer(BALANCED), BALANCED)):
-        timings = _timings(gpus)
+        timings = timings_for(gpus)
         for rung, schedule in LADDER.items():
             yield rung, set_up, schedule, timings, hours
         yield "coupled, with a batch that fills the environments", filled(set_up), COUPLED, timings, hours
@@ -107,7 +107,7 @@ def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
             yield f"{rung}, with curation", replace(set_up, curation=True), LADDER[rung], timings, hours
     for gpus in (8, *(gpus for gpus in LARGER_TRAINERS if gpus != BALANCED)):
         for rung in ("coupled", "decoupled"):
-            yield rung, with_trainer(gpus), LADDER[rung], _timings(gpus), hours
+            yield rung, with_trainer(gpus), LADDER[rung], timings_for(gpus), hours
     for environments, longest in LARGE_HOURS.items():
         set_up, timings = scaled(environments)
         for rung in ("coupled", "decoupled"):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pool import results as pool_runs
 from benchmarks.trials import pages
 
 ROOT = Path(__file__).parent.parent
@@ -98,6 +99,11 @@ def ladder() -> str | None:
         )  # fmt: skip
     head = ("set-up", "schedule", "environments", "replicas", "trainer", "actions/min trained", "over coupled")
     return table(head, rows)
+
+
+def pool() -> str | None:
+    """What the time of 180 VMs went into, with a managed pool and without."""
+    return table(*pool_runs.table(rows)) if (rows := pool_runs.runs()) else None
 
 
 def real() -> str | None:
@@ -348,6 +354,7 @@ EXPERIMENTS = ("ablation", "sensitivity", "alignment", "controls")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,
+    "pool": pool,
     "real": real,
     "targets": targets,
     "transport": transport,

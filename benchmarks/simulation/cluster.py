@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ COUPLED = Schedule("batch", "synchronous", "all")
 
 
 MakeReplica = Callable[[Fleet, str, Timings, int], SimulatedReplica]
+HostEnvs = Callable[[Run], AbstractAsyncContextManager[None]]
+"""Adds env workers to the run's fleet, and ends them after the run."""
 
 
 def simulate(
@@ -63,13 +66,18 @@ def simulate(
     hours: float,
     seed: int = 0,
     make_replica: MakeReplica = SimulatedReplica,
+    host_envs: HostEnvs | None = None,
+    kind: str = config.BUILTIN_SUITE,
 ) -> dict[str, Any]:
-    """The run's summary.json, with `events` by kind, and `real_seconds`: how long the simulation took."""
+    """The run's summary.json, with `events` by kind, and `real_seconds`: how long the simulation took.
+
+    `host_envs`: in the place of `SimulatedEnvs`, for a world of this `kind`.
+    """
     collect_seldom()
     began = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        settings, directory = _config(set_up, schedule, hours, seed), RunDirectory(Path(folder))
-        summary = virtual_time.run(_run(settings, directory, timings, set_up, seed, make_replica))
+        settings, directory = _config(set_up, schedule, hours, seed, kind), RunDirectory(Path(folder))
+        summary = virtual_time.run(_run(settings, directory, timings, set_up, seed, make_replica, host_envs))
         with directory.metrics.open(encoding="utf-8") as lines:
             events = Counter(line.split('"', 4)[3] for line in lines)
     return summary | {
@@ -79,12 +87,12 @@ def simulate(
     }
 
 
-def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int) -> config.Config:
+def _config(set_up: SetUp, schedule: Schedule, hours: float, seed: int, kind: str) -> config.Config:
     return config.parse(
         {
             "run": {"seed": seed},
             "model": {"path": "builtin:tiny-qwen3vl"},
-            "environment": {"tasks": {"names": [f"task-{number:03d}" for number in range(set_up.tasks)]}},
+            "environment": {"kind": kind, "tasks": {"names": [f"task-{number:03d}" for number in range(set_up.tasks)]}},
             "rollout": {"replicas": set_up.replicas},
             "curation": {
                 "rollouts": set_up.rollouts,
@@ -113,12 +121,16 @@ async def _run(
     set_up: SetUp,
     seed: int,
     make_replica: MakeReplica,
+    host_envs: HostEnvs | None,
 ) -> dict[str, Any]:
     run = Run(settings, directory, NoDatabase(), Train(), Start())  # type: ignore[arg-type]
     names = list(settings.environment.tasks.names)
     SimulatedTrainer(run.fleet, timings)
     for number in range(set_up.replicas):
         make_replica(run.fleet, f"rollout-{number}", timings, seed)
+    if host_envs is not None:
+        async with host_envs(run):
+            return await run.work()
     left, number = set_up.environments, 0
     while left:
         SimulatedEnvs(run.fleet, f"env-{number}", min(left, SLOTS_PER_WORKER), timings, names, seed)

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from dart.commands.running import go_on
-from dart.commands.status_text import details, elapsed, headline, plain, stall_lines, worker_lines
+from dart.commands.status_text import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status
@@ -116,6 +116,8 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
     for stall in told.stalls:
         for line in stall_lines(stall):
             click.echo(line)
+    for line in quarantine_lines(told.quarantined):
+        click.echo(line)
     for line in details(told):
         click.echo(f"  {line}")
     for line in worker_lines(told):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dart.core.status import Stall, Status, WorkerStatus
+from dart.core.status import Quarantined, Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
 """Tasks, or workers of one role, that are shown one by one; more are shown together."""
@@ -89,6 +89,17 @@ def stall_lines(stall: Stall) -> Iterator[str]:
         yield f"  its last failure: {plain(stall.failure)}"
     if stall.advice:
         yield f"  what to do: {plain(stall.advice, 400)}"
+
+
+def quarantine_lines(quarantined: Sequence[Quarantined]) -> Iterator[str]:
+    """A line for each task, and for each env worker with environments, that gets no work for a while; no more than fit
+    on a screen."""
+    for one in quarantined[:MOST_ROWS]:
+        rests = f" for {elapsed(one.seconds_left)} more" if one.seconds_left else ""
+        what = "task" if one.kind == "task" else "environments of"
+        yield f"quarantined{rests}: {what} {plain(one.name, 60)}: {plain(one.reason)}"
+    if (more := len(quarantined) - MOST_ROWS) > 0:
+        yield f"quarantined: {more} more"
 
 
 def quiet_line(quiet: Mapping[str, float]) -> str:

@@ -20,7 +20,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.status_text import COLUMNS, MOST_ROWS, counters, elapsed, headline, plain, stall_lines, worker_rows
+from dart.commands.status_text import (
+    COLUMNS,
+    MOST_ROWS,
+    counters,
+    elapsed,
+    headline,
+    plain,
+    quarantine_lines,
+    stall_lines,
+    worker_rows,
+)
 from dart.core.status import Status
 from dart.store.records import RunState
 
@@ -74,6 +84,7 @@ def picture(status: Status) -> Panel:
     """The whole view. Names are `Text`, because a str would be parsed as rich markup."""
     body: list[RenderableType] = [Text(_line(status))]
     body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
+    body += [Text(line, style="yellow") for line in quarantine_lines(status.quarantined)]
     by_task = status.figures.success_by_task
     if status.phase == "evaluating":
         body.append(_bar(status.share_done))

@@ -13,7 +13,7 @@ import click
 
 from dart.commands.running import go_on
 from dart.commands.status import StatusOptions, find
-from dart.commands.status_text import elapsed, headline, plain, quiet_line, stall_lines
+from dart.commands.status_text import elapsed, headline, plain, quarantine_lines, quiet_line, stall_lines
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Stall, Status
 from dart.rundir import RunDirectory
@@ -43,7 +43,9 @@ def why(options: StatusOptions) -> None:
 def _print_live(status: Status, as_json: bool) -> None:
     if as_json:
         stalls: list[JSON] = [asdict(stall) for stall in status.stalls]
-        told: dict[str, JSON] = {"run": status.run_id, "state": status.phase, "stalls": stalls}
+        quarantined: list[JSON] = [asdict(one) for one in status.quarantined]
+        told: dict[str, JSON] = {"run": status.run_id, "state": status.phase, "stalls": stalls,
+                                 "quarantined": quarantined}  # fmt: skip
         click.echo(to_json(told | {"quiet": dict(status.quiet)}))
         return
     click.echo(f"{plain(status.run_id)}, {elapsed(status.elapsed_seconds)}: {headline(status)}")
@@ -52,6 +54,8 @@ def _print_live(status: Status, as_json: bool) -> None:
     for stall in status.stalls:
         for line in stall_lines(stall):
             click.echo(line)
+    for line in quarantine_lines(status.quarantined):
+        click.echo(line)
     if line := quiet_line(status.quiet):
         click.echo(line)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue, model_validator
 
-from dart.config.base import Positive, Section
+from dart.config.base import Positive, Seconds, Section
 from dart.config.tasks import TaskSet
 
 BUILTIN_SUITE = "miniwob"
@@ -25,6 +25,24 @@ class Delay(Section):
         return self
 
 
+class VerbTimeouts(Section):
+    """Time limits of the world's verbs, in seconds; without them, those that the world declares hold."""
+
+    start: Seconds | None = Field(None, description="The world's start; the env worker ends if it takes longer.")
+    lease: Seconds | None = Field(None, description="Booting an environment.")
+    reset: Seconds | None = Field(None, description="Setting up a task.")
+    act: Seconds | None = Field(None, description="One action, with its screenshot.")
+    judge: Seconds | None = Field(None, description="The verdict: an evaluator may need ten minutes.")
+    probe: Seconds | None = Field(None, description="Asking an environment whether it is alive.")
+    renew: Seconds | None = Field(None, description="Making an environment ready for its next episode.")
+    close: Seconds | None = Field(None, description="Disposing of an environment, and closing the world.")
+
+    @property
+    def chosen(self) -> dict[str, float]:
+        """Those that are set, by verb."""
+        return {name: seconds for name in type(self).model_fields if (seconds := getattr(self, name)) is not None}
+
+
 class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
@@ -40,6 +58,7 @@ class Environment(Section):
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
     slots: Positive = Field(16, description="Environments per worker.")
     viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height in pixels.")
+    timeouts: VerbTimeouts = Field(default_factory=VerbTimeouts)
     delay: Delay = Field(default_factory=Delay)
 
     @model_validator(mode="before")

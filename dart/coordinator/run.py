@@ -122,6 +122,7 @@ class Run:
         self._board = StatusBoard(
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.replicas,
             figures=self._training.figures, activity=self._activity, address=self._known_address, watch=self._watch,
+            tasks=self.data.quarantine,
         )  # fmt: skip
         self._guard = guard
         self._housekeeping = self._make_housekeeping(guard)

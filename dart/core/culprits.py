@@ -125,8 +125,8 @@ def _sampling(overdue: Overdue, scene: Scene) -> Stall:
             f"look at the log of {facts.label}, and run `dart doctor` on its machine",
         )  # fmt: skip
     if debtor := _debtor(scene, SAMPLERS):
-        return _unanswered(overdue, what, debtor, "it is restarted when it has owed half of its answers for "
-                           "server.reply_timeout_seconds; end it to restart it now")  # fmt: skip
+        return _unanswered(overdue, what, debtor, "its attempt is given up after server.reply_timeout_seconds, "
+                           "or its world's own time limit; end the worker to restart it now")  # fmt: skip
     doing = scene.status.doing.get("env", "")
     if any(state in doing for state in ("renewing", "booting")) and "queued" not in doing:
         advice = "look at the env workers' logs; an environment that exceeds the world's timeouts is restarted"

@@ -122,6 +122,19 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """What gets no work for a while because it kept failing while others worked. `reason` may be a worker's words."""
+
+    kind: str
+    """ "task", or "environments" of one worker."""
+    name: str
+    """The task, or the worker."""
+    seconds_left: float
+    """0 if only the worker knows; its `reason` then says for how long."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     run_id: str
     phase: str
@@ -144,6 +157,7 @@ class Status:
     quiet: Mapping[str, float] = field(default_factory=dict)
     """Seconds since each kind of progress: "worker" (one became ready), "step", "episode", "update"."""
     stalls: tuple[Stall, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
 
 
 def _number(told: JSON) -> float:

@@ -44,6 +44,10 @@ class EnvState(StrEnum):
     """It is being started, and no episode can begin on it."""
     RENEWING = "renewing"
     """Its last episode is over, and it is being made ready for the next one."""
+    QUARANTINED = "quarantined"
+    """Its episodes failed one after the other while others of its worker ended well."""
+    MISSING = "missing"
+    """There was no room for it, or its boot failed: its worker asks again later."""
     LOST = "lost"
     """Its worker is gone and has not come back."""
 
@@ -81,7 +85,8 @@ def rest_seconds(failures: int, slots: int) -> float:
 
 
 State = EnvState | ReplicaState | TrainerState
-_LOST = (EnvState.LOST, ReplicaState.LOST)
+_LOST = (EnvState.LOST, EnvState.MISSING, ReplicaState.LOST)
+"""What nobody could use: it counts in no utilisation."""
 
 
 @dataclass(slots=True)
@@ -189,7 +194,8 @@ class Ledger:
         return (self._all if worker is None else self._workers.get(worker, _Account())).seconds(now - self._origin)
 
     def utilisation(self, now: float) -> float:
-        """Share of slot-seconds that were busy, without those of lost workers; 0 before there were any."""
+        """Share of slot-seconds that were busy, without those of lost workers and missing environments; 0 before there
+        were any."""
         seconds = {state: spent for state, spent in self.seconds(now).items() if state not in _LOST}
         offered = sum(seconds.values())
         return sum(spent for state, spent in seconds.items() if state in self._busy) / offered if offered else 0.0

@@ -3,7 +3,8 @@
 `Watchdog.look` compares a `Pulse`, cheap enough to take every few seconds, with the earlier ones, and reports what has
 made no progress for longer than its bound. The bounds follow the run's own time scale: `factor` times the slowest
 recent trajectory or update, and at least what `Limits` says, so that a desktop trajectory of eight minutes is not a
-stall. Only then is a `Scene` needed, from which `explain` (`core.culprits`) finds the culprit.
+stall; nor is anything that an environment does for no longer than its world says it may take. Only then is a `Scene`
+needed, from which `explain` (`core.culprits`) finds the culprit.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Pulse:
     """Seconds; estimated from the pace of steps until one has finished."""
     slowest_update: float = 0.0
     seconds_per_step: float = 0.0
+    longest_answer: float = 0.0
+    """The longest that the worlds say a reset or an action may take, in seconds; 0: they do not say."""
+    longest_boot: float = 0.0
+    """The same of a boot or a renewal, while no environment does anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +162,14 @@ class Watchdog:
         failing = pulse.failures >= 2 * max(1, pulse.environments)
         least = min(FAILING_SECONDS, limits.sampling) if failing else limits.sampling
         pace = 0.0 if failing else limits.factor
-        step, episode = max(least, pace * pulse.seconds_per_step), max(least, pace * pulse.slowest_trajectory)
+        answer = 0.0 if failing else pulse.longest_answer + pulse.longest_boot
+        step = max(least, pace * pulse.seconds_per_step, answer)
+        episode = max(least, pace * pulse.slowest_trajectory, answer)
         update = max(limits.update, limits.factor * pulse.slowest_update)
         held = pulse.sampling and bool(pulse.held_back) and not (pulse.paused or pulse.busy or pulse.trainer)
         moves = (pulse.answers, pulse.updates, pulse.trainer, pulse.held_back)
         return [
-            (Kind.START, pulse.ready, limits.start, pulse.phase == "starting"),
+            (Kind.START, pulse.ready, max(limits.start, pulse.longest_boot), pulse.phase == "starting"),
             (Kind.STEP, pulse.answers, step, sampling),
             (Kind.EPISODE, pulse.episodes, episode, sampling),
             (Kind.BATCH, pulse.updates, update, sampling and not pulse.trainer and self._all_dropped(pulse)),

@@ -26,7 +26,7 @@ from dart.v1 import session_pb2 as dart_dot_v1_dot_session__pb2
 from dart.v1 import trajectory_pb2 as dart_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rt/v1/control.proto\x12\x07\x64\x61rt.v1\x1a\x15\x64\x61rt/v1/session.proto\x1a\x18\x64\x61rt/v1/trajectory.proto\"\xae\x01\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1b\n\x04role\x18\x02 \x01(\x0e\x32\r.dart.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0c\n\x04\x62usy\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12\r\n\x05\x64oing\x18\x08 \x01(\t\"\xd1\x02\n\tTimeSpent\x12\x30\n\x07seconds\x18\x01 \x03(\x0b\x32\x1f.dart.v1.TimeSpent.SecondsEntry\x12\x39\n\x0cidle_because\x18\x02 \x03(\x0b\x32#.dart.v1.TimeSpent.IdleBecauseEntry\x12=\n\x0equeued_because\x18\x03 \x03(\x0b\x32%.dart.v1.TimeSpent.QueuedBecauseEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10IdleBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12QueuedBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x03\n\x06\x43ounts\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x14\n\x0cweight_syncs\x18\x05 \x01(\x04\x12\x1f\n\x17infrastructure_failures\x18\x06 \x01(\x04\x12\x12\n\nunparsable\x18\x07 \x01(\x04\x12\x0e\n\x06pooled\x18\x08 \x01(\x04\x12\x15\n\rtrained_steps\x18\t \x01(\x04\x12\x16\n\x0etrained_tokens\x18\n \x01(\x04\x12)\n\x05\x66\x61tes\x18\x0b \x03(\x0b\x32\x1a.dart.v1.Counts.FatesEntry\x12+\n\tstaleness\x18\x0c \x01(\x0b\x32\x18.dart.v1.StalenessCounts\x12\x38\n\rreading_rules\x18\r \x03(\x0b\x32!.dart.v1.Counts.ReadingRulesEntry\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x33\n\x11ReadingRulesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fStalenessCounts\x12\x0b\n\x03sum\x18\x01 \x01(\x04\x12\x0b\n\x03max\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\"\xc5\x01\n\x05Usage\x12\x17\n\x0f\x65nv_utilisation\x18\x01 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\x02 \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\x03 \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x04 \x01(\x01\x12\"\n\x1asampled_actions_per_minute\x18\x05 \x01(\x01\x12!\n\x19trained_tokens_per_minute\x18\x06 \x01(\x01\"\xea\x01\n\x07\x46igures\x12\x1f\n\x06\x63ounts\x18\x01 \x01(\x0b\x32\x0f.dart.v1.Counts\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.dart.v1.Usage\x12\x14\n\x0csuccess_rate\x18\x03 \x01(\x01\x12<\n\x0fsuccess_by_task\x18\x04 \x03(\x0b\x32#.dart.v1.Figures.SuccessByTaskEntry\x12\x15\n\rtrain_seconds\x18\x05 \x01(\x01\x1a\x34\n\x12SuccessByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8e\x01\n\x05Stall\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05waits\x18\x02 \x01(\t\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ulprit\x18\x05 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\x12\x12\n\ndeliberate\x18\x08 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xf9\x06\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x01(\x04\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x07 \x01(\x01\x12\x17\n\x0f\x65nv_utilisation\x18\x08 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\t \x01(\x01\x12\x34\n\x05\x66\x61tes\x18\n \x03(\x0b\x32%.dart.v1.GetStatusResponse.FatesEntry\x12&\n\x07workers\x18\x0b \x03(\x0b\x32\x15.dart.v1.WorkerStatus\x12\x17\n\x0f\x65lapsed_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\r \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x0e \x01(\x01\x12$\n\x08\x65nv_time\x18\x0f \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0crollout_time\x18\x10 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0ctrainer_time\x18\x11 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12!\n\x07\x66igures\x18\x12 \x01(\x0b\x32\x10.dart.v1.Figures\x12\x10\n\x08\x61\x63tivity\x18\x13 \x01(\t\x12\x12\n\nshare_done\x18\x14 \x01(\x01\x12\x34\n\x05\x64oing\x18\x15 \x03(\x0b\x32%.dart.v1.GetStatusResponse.DoingEntry\x12\x17\n\x0f\x63ontrol_address\x18\x16 \x01(\t\x12\x34\n\x05quiet\x18\x17 \x03(\x0b\x32%.dart.v1.GetStatusResponse.QuietEntry\x12\x1e\n\x06stalls\x18\x18 \x03(\x0b\x32\x0e.dart.v1.Stall\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nDoingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nQuietEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"+\n\x12WatchEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Y\n\x13WatchEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"S\n\x17ListTrajectoriesRequest\x12\x11\n\ttask_name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x9f\x01\n\x11TrajectorySummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x01\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x0c\n\x04\x66\x61te\x18\x07 \x01(\t\x12\x1d\n\x15\x66inished_unix_seconds\x18\x08 \x01(\x01\"e\n\x18ListTrajectoriesResponse\x12\x30\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1a.dart.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x14GetTrajectoryRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bwith_images\x18\x02 \x01(\x08\"]\n\x15GetTrajectoryResponse\x12\'\n\ntrajectory\x18\x01 \x01(\x0b\x32\x13.dart.v1.Trajectory\x12\x1b\n\x13screenshots_removed\x18\x02 \x01(\x08\"2\n\x12SubmitTasksRequest\x12\x1c\n\x05tasks\x18\x01 \x03(\x0b\x32\r.dart.v1.Task\"\'\n\x13SubmitTasksResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43heckpointRequest\":\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\x32\x85\x05\n\x0e\x43ontrolService\x12\x42\n\tGetStatus\x12\x19.dart.v1.GetStatusRequest\x1a\x1a.dart.v1.GetStatusResponse\x12J\n\x0bWatchEvents\x12\x1b.dart.v1.WatchEventsRequest\x1a\x1c.dart.v1.WatchEventsResponse0\x01\x12W\n\x10ListTrajectories\x12 .dart.v1.ListTrajectoriesRequest\x1a!.dart.v1.ListTrajectoriesResponse\x12N\n\rGetTrajectory\x12\x1d.dart.v1.GetTrajectoryRequest\x1a\x1e.dart.v1.GetTrajectoryResponse\x12H\n\x0bSubmitTasks\x12\x1b.dart.v1.SubmitTasksRequest\x1a\x1c.dart.v1.SubmitTasksResponse\x12\x36\n\x05Pause\x12\x15.dart.v1.PauseRequest\x1a\x16.dart.v1.PauseResponse\x12\x39\n\x06Resume\x12\x16.dart.v1.ResumeRequest\x1a\x17.dart.v1.ResumeResponse\x12\x36\n\x05\x44rain\x12\x15.dart.v1.DrainRequest\x1a\x16.dart.v1.DrainResponse\x12\x45\n\nCheckpoint\x12\x1a.dart.v1.CheckpointRequest\x1a\x1b.dart.v1.CheckpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rt/v1/control.proto\x12\x07\x64\x61rt.v1\x1a\x15\x64\x61rt/v1/session.proto\x1a\x18\x64\x61rt/v1/trajectory.proto\"\xae\x01\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1b\n\x04role\x18\x02 \x01(\x0e\x32\r.dart.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0c\n\x04\x62usy\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12\r\n\x05\x64oing\x18\x08 \x01(\t\"\xd1\x02\n\tTimeSpent\x12\x30\n\x07seconds\x18\x01 \x03(\x0b\x32\x1f.dart.v1.TimeSpent.SecondsEntry\x12\x39\n\x0cidle_because\x18\x02 \x03(\x0b\x32#.dart.v1.TimeSpent.IdleBecauseEntry\x12=\n\x0equeued_because\x18\x03 \x03(\x0b\x32%.dart.v1.TimeSpent.QueuedBecauseEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10IdleBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12QueuedBecauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x03\n\x06\x43ounts\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x14\n\x0cweight_syncs\x18\x05 \x01(\x04\x12\x1f\n\x17infrastructure_failures\x18\x06 \x01(\x04\x12\x12\n\nunparsable\x18\x07 \x01(\x04\x12\x0e\n\x06pooled\x18\x08 \x01(\x04\x12\x15\n\rtrained_steps\x18\t \x01(\x04\x12\x16\n\x0etrained_tokens\x18\n \x01(\x04\x12)\n\x05\x66\x61tes\x18\x0b \x03(\x0b\x32\x1a.dart.v1.Counts.FatesEntry\x12+\n\tstaleness\x18\x0c \x01(\x0b\x32\x18.dart.v1.StalenessCounts\x12\x38\n\rreading_rules\x18\r \x03(\x0b\x32!.dart.v1.Counts.ReadingRulesEntry\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x33\n\x11ReadingRulesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"A\n\x0fStalenessCounts\x12\x0b\n\x03sum\x18\x01 \x01(\x04\x12\x0b\n\x03max\x18\x02 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x03 \x01(\x04\"\xc5\x01\n\x05Usage\x12\x17\n\x0f\x65nv_utilisation\x18\x01 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\x02 \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\x03 \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x04 \x01(\x01\x12\"\n\x1asampled_actions_per_minute\x18\x05 \x01(\x01\x12!\n\x19trained_tokens_per_minute\x18\x06 \x01(\x01\"\xea\x01\n\x07\x46igures\x12\x1f\n\x06\x63ounts\x18\x01 \x01(\x0b\x32\x0f.dart.v1.Counts\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.dart.v1.Usage\x12\x14\n\x0csuccess_rate\x18\x03 \x01(\x01\x12<\n\x0fsuccess_by_task\x18\x04 \x03(\x0b\x32#.dart.v1.Figures.SuccessByTaskEntry\x12\x15\n\rtrain_seconds\x18\x05 \x01(\x01\x1a\x34\n\x12SuccessByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8e\x01\n\x05Stall\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05waits\x18\x02 \x01(\t\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ulprit\x18\x05 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\x12\x12\n\ndeliberate\x18\x08 \x01(\x08\"O\n\x0bQuarantined\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x12\n\x10GetStatusRequest\"\xa4\x07\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x01(\x04\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x07 \x01(\x01\x12\x17\n\x0f\x65nv_utilisation\x18\x08 \x01(\x01\x12\x1b\n\x13rollout_utilisation\x18\t \x01(\x01\x12\x34\n\x05\x66\x61tes\x18\n \x03(\x0b\x32%.dart.v1.GetStatusResponse.FatesEntry\x12&\n\x07workers\x18\x0b \x03(\x0b\x32\x15.dart.v1.WorkerStatus\x12\x17\n\x0f\x65lapsed_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13trainer_utilisation\x18\r \x01(\x01\x12\"\n\x1atrained_actions_per_minute\x18\x0e \x01(\x01\x12$\n\x08\x65nv_time\x18\x0f \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0crollout_time\x18\x10 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12(\n\x0ctrainer_time\x18\x11 \x01(\x0b\x32\x12.dart.v1.TimeSpent\x12!\n\x07\x66igures\x18\x12 \x01(\x0b\x32\x10.dart.v1.Figures\x12\x10\n\x08\x61\x63tivity\x18\x13 \x01(\t\x12\x12\n\nshare_done\x18\x14 \x01(\x01\x12\x34\n\x05\x64oing\x18\x15 \x03(\x0b\x32%.dart.v1.GetStatusResponse.DoingEntry\x12\x17\n\x0f\x63ontrol_address\x18\x16 \x01(\t\x12\x34\n\x05quiet\x18\x17 \x03(\x0b\x32%.dart.v1.GetStatusResponse.QuietEntry\x12\x1e\n\x06stalls\x18\x18 \x03(\x0b\x32\x0e.dart.v1.Stall\x12)\n\x0bquarantined\x18\x19 \x03(\x0b\x32\x14.dart.v1.Quarantined\x1a,\n\nFatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nDoingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nQuietEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"+\n\x12WatchEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Y\n\x13WatchEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04json\x18\x04 \x01(\t\"S\n\x17ListTrajectoriesRequest\x12\x11\n\ttask_name\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x9f\x01\n\x11TrajectorySummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x01\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x0c\n\x04\x66\x61te\x18\x07 \x01(\t\x12\x1d\n\x15\x66inished_unix_seconds\x18\x08 \x01(\x01\"e\n\x18ListTrajectoriesResponse\x12\x30\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1a.dart.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x14GetTrajectoryRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bwith_images\x18\x02 \x01(\x08\"]\n\x15GetTrajectoryResponse\x12\'\n\ntrajectory\x18\x01 \x01(\x0b\x32\x13.dart.v1.Trajectory\x12\x1b\n\x13screenshots_removed\x18\x02 \x01(\x08\"2\n\x12SubmitTasksRequest\x12\x1c\n\x05tasks\x18\x01 \x03(\x0b\x32\r.dart.v1.Task\"\'\n\x13SubmitTasksResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43heckpointRequest\":\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\x32\x85\x05\n\x0e\x43ontrolService\x12\x42\n\tGetStatus\x12\x19.dart.v1.GetStatusRequest\x1a\x1a.dart.v1.GetStatusResponse\x12J\n\x0bWatchEvents\x12\x1b.dart.v1.WatchEventsRequest\x1a\x1c.dart.v1.WatchEventsResponse0\x01\x12W\n\x10ListTrajectories\x12 .dart.v1.ListTrajectoriesRequest\x1a!.dart.v1.ListTrajectoriesResponse\x12N\n\rGetTrajectory\x12\x1d.dart.v1.GetTrajectoryRequest\x1a\x1e.dart.v1.GetTrajectoryResponse\x12H\n\x0bSubmitTasks\x12\x1b.dart.v1.SubmitTasksRequest\x1a\x1c.dart.v1.SubmitTasksResponse\x12\x36\n\x05Pause\x12\x15.dart.v1.PauseRequest\x1a\x16.dart.v1.PauseResponse\x12\x39\n\x06Resume\x12\x16.dart.v1.ResumeRequest\x1a\x17.dart.v1.ResumeResponse\x12\x36\n\x05\x44rain\x12\x15.dart.v1.DrainRequest\x1a\x16.dart.v1.DrainResponse\x12\x45\n\nCheckpoint\x12\x1a.dart.v1.CheckpointRequest\x1a\x1b.dart.v1.CheckpointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -77,50 +77,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FIGURES_SUCCESSBYTASKENTRY']._serialized_end=1571
   _globals['_STALL']._serialized_start=1574
   _globals['_STALL']._serialized_end=1716
-  _globals['_GETSTATUSREQUEST']._serialized_start=1718
-  _globals['_GETSTATUSREQUEST']._serialized_end=1736
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1739
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2628
+  _globals['_QUARANTINED']._serialized_start=1718
+  _globals['_QUARANTINED']._serialized_end=1797
+  _globals['_GETSTATUSREQUEST']._serialized_start=1799
+  _globals['_GETSTATUSREQUEST']._serialized_end=1817
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1820
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2752
   _globals['_GETSTATUSRESPONSE_FATESENTRY']._serialized_start=970
   _globals['_GETSTATUSRESPONSE_FATESENTRY']._serialized_end=1014
-  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_start=2538
-  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_end=2582
-  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_start=2584
-  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_end=2628
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=2630
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=2673
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2675
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2764
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=2766
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2849
-  _globals['_TRAJECTORYSUMMARY']._serialized_start=2852
-  _globals['_TRAJECTORYSUMMARY']._serialized_end=3011
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=3013
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=3114
-  _globals['_GETTRAJECTORYREQUEST']._serialized_start=3116
-  _globals['_GETTRAJECTORYREQUEST']._serialized_end=3171
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=3173
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=3266
-  _globals['_SUBMITTASKSREQUEST']._serialized_start=3268
-  _globals['_SUBMITTASKSREQUEST']._serialized_end=3318
-  _globals['_SUBMITTASKSRESPONSE']._serialized_start=3320
-  _globals['_SUBMITTASKSRESPONSE']._serialized_end=3359
-  _globals['_PAUSEREQUEST']._serialized_start=3361
-  _globals['_PAUSEREQUEST']._serialized_end=3375
-  _globals['_PAUSERESPONSE']._serialized_start=3377
-  _globals['_PAUSERESPONSE']._serialized_end=3392
-  _globals['_RESUMEREQUEST']._serialized_start=3394
-  _globals['_RESUMEREQUEST']._serialized_end=3409
-  _globals['_RESUMERESPONSE']._serialized_start=3411
-  _globals['_RESUMERESPONSE']._serialized_end=3427
-  _globals['_DRAINREQUEST']._serialized_start=3429
-  _globals['_DRAINREQUEST']._serialized_end=3443
-  _globals['_DRAINRESPONSE']._serialized_start=3445
-  _globals['_DRAINRESPONSE']._serialized_end=3460
-  _globals['_CHECKPOINTREQUEST']._serialized_start=3462
-  _globals['_CHECKPOINTREQUEST']._serialized_end=3481
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=3483
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=3541
-  _globals['_CONTROLSERVICE']._serialized_start=3544
-  _globals['_CONTROLSERVICE']._serialized_end=4189
+  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_start=2662
+  _globals['_GETSTATUSRESPONSE_DOINGENTRY']._serialized_end=2706
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_start=2708
+  _globals['_GETSTATUSRESPONSE_QUIETENTRY']._serialized_end=2752
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2754
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2797
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2799
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2888
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=2890
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2973
+  _globals['_TRAJECTORYSUMMARY']._serialized_start=2976
+  _globals['_TRAJECTORYSUMMARY']._serialized_end=3135
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=3137
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=3238
+  _globals['_GETTRAJECTORYREQUEST']._serialized_start=3240
+  _globals['_GETTRAJECTORYREQUEST']._serialized_end=3295
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=3297
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=3390
+  _globals['_SUBMITTASKSREQUEST']._serialized_start=3392
+  _globals['_SUBMITTASKSREQUEST']._serialized_end=3442
+  _globals['_SUBMITTASKSRESPONSE']._serialized_start=3444
+  _globals['_SUBMITTASKSRESPONSE']._serialized_end=3483
+  _globals['_PAUSEREQUEST']._serialized_start=3485
+  _globals['_PAUSEREQUEST']._serialized_end=3499
+  _globals['_PAUSERESPONSE']._serialized_start=3501
+  _globals['_PAUSERESPONSE']._serialized_end=3516
+  _globals['_RESUMEREQUEST']._serialized_start=3518
+  _globals['_RESUMEREQUEST']._serialized_end=3533
+  _globals['_RESUMERESPONSE']._serialized_start=3535
+  _globals['_RESUMERESPONSE']._serialized_end=3551
+  _globals['_DRAINREQUEST']._serialized_start=3553
+  _globals['_DRAINREQUEST']._serialized_end=3567
+  _globals['_DRAINRESPONSE']._serialized_start=3569
+  _globals['_DRAINRESPONSE']._serialized_end=3584
+  _globals['_CHECKPOINTREQUEST']._serialized_start=3586
+  _globals['_CHECKPOINTREQUEST']._serialized_end=3605
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=3607
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=3665
+  _globals['_CONTROLSERVICE']._serialized_start=3668
+  _globals['_CONTROLSERVICE']._serialized_end=4313
 # @@protoc_insertion_point(module_scope)

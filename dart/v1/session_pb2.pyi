@@ -191,7 +191,7 @@ class Reject(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., remedy: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions", "shares_blobs")
+    __slots__ = ("slots", "weight_version", "engine_ranks", "image_cache_entries", "transfer_host", "versions", "shares_blobs", "longest_seconds")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,13 @@ class Ready(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LongestSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +213,7 @@ class Ready(_message.Message):
     TRANSFER_HOST_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SHARES_BLOBS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     slots: int
     weight_version: int
     engine_ranks: int
@@ -213,19 +221,22 @@ class Ready(_message.Message):
     transfer_host: str
     versions: _containers.ScalarMap[str, str]
     shares_blobs: bool
-    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: _Optional[bool] = ...) -> None: ...
+    longest_seconds: _containers.ScalarMap[str, float]
+    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: _Optional[bool] = ..., longest_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Slots(_message.Message):
-    __slots__ = ("count", "granted", "booting", "reason")
+    __slots__ = ("count", "granted", "booting", "reason", "quarantined")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     BOOTING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     count: int
     granted: int
     booting: int
     reason: str
-    def __init__(self, count: _Optional[int] = ..., granted: _Optional[int] = ..., booting: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    quarantined: int
+    def __init__(self, count: _Optional[int] = ..., granted: _Optional[int] = ..., booting: _Optional[int] = ..., reason: _Optional[str] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sent_unix_seconds",)

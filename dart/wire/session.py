@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, TypeAlias, TypeVar
 
 from dart.v1 import session_pb2 as pb
@@ -39,6 +40,8 @@ Key: TypeAlias = tuple[str, int, int]
 
 BOUNDED = frozenset({"reset", "act", "suggest", "generate", "hold_screenshots", "release"})
 """Commands with a time limit for the answer. Updates have no limit, and transfers have a timeout of their own."""
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 Sent_contra = TypeVar("Sent_contra", contravariant=True)
 
@@ -139,6 +142,8 @@ class CoordinatorEnd:
     """Replies from another epoch, or to a command that is not open."""
     _work: dict[Work, _Work] = field(default_factory=dict)
     _sent: int = 0
+    _late_in_a_row: int = 0
+    """Commands that were not answered in time since the last answer to any."""
 
     @property
     def unanswered(self) -> int:
@@ -205,6 +210,7 @@ class CoordinatorEnd:
 
     def settle(self, owed: Owed) -> None:
         """The reply has come: close the command."""
+        self._late_in_a_row = 0
         work = owed.key[:2]
         state = self._work[work]
         if state.held or state.finished:
@@ -256,18 +262,32 @@ class CoordinatorEnd:
             else:
                 self._close(work, state)
 
-    def overdue(self, now: float, seconds: float) -> Overdue:
-        """Commands without an answer for `seconds` have failed, and are closed.
+    def overdue(
+        self, now: float, seconds: float, longer: Mapping[str, float] = NOTHING, environments: int = 0
+    ) -> Overdue:
+        """Commands without an answer for `seconds`, or for what `longer` says of their kind, have failed, and are
+        closed.
 
-        If they are at least half of the worker's commands, its engine or its browser hangs although heartbeats
-        continue; then nothing is closed, because the worker is to be given up.
+        If they are at least half of the worker's commands, its engine hangs although heartbeats continue; then nothing
+        is closed, because the worker is to be given up. A worker with `environments` is judged by all of its answers
+        instead, because one environment that hangs may be the only one that was asked anything: it hangs if it has
+        answered nothing while commands for half of its environments, and at least two, became late, or a Release,
+        which waits for no environment.
         """
         waiting = [command for command in self._open() if command.kind in BOUNDED]
-        late = [command for command in waiting if now - command.since >= seconds]
+        limits = {kind: max(seconds, longer.get(kind, 0.0)) for kind in BOUNDED}
+        late = [command for command in waiting if now - command.since >= limits[command.kind]]
         if not late:
             return Overdue()
-        why = f"no answer to {', '.join(sorted({command.kind for command in late}))} for {seconds:.0f} s"
-        if 2 * len(late) >= len(waiting):
+        self._late_in_a_row += len(late)
+        kinds = sorted({command.kind for command in late})
+        why = f"no answer to {', '.join(kinds)} for {min(limits[kind] for kind in kinds):.0f} s"
+        if environments:
+            enough = "release" in kinds or 2 * self._late_in_a_row >= environments
+            hangs = self._late_in_a_row >= 2 and enough
+        else:
+            hangs = 2 * len(late) >= len(waiting)
+        if hangs:
             return Overdue(why, hangs=True)
         for command in late:
             work = command.key[:2]

@@ -84,20 +84,44 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """The time limit of each call, in seconds. A call that takes longer has failed, and its environment is renewed or
-    replaced."""
+    replaced. `environment.timeouts` in the config overrides them one by one.
 
+    A world that knows how long its verbs take should say so: what it declares is also how long the coordinator waits
+    for an answer, and how long a run may be silent before it counts as stalled.
+    """
+
+    start: float = 1800.0
+    """Of `World.start`; the worker ends if it takes longer."""
     lease: float = 900.0
     reset: float = 300.0
     act: float = 120.0
     judge: float = 300.0
     probe: float = 30.0
     renew: float = 600.0
+    close: float = 600.0
+    """Of disposing of one environment, and of closing the world."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             seconds = getattr(self, name)
             if not (seconds > 0 and math.isfinite(seconds)):
                 raise ValueError(f"the timeout of {name} is {seconds}: a timeout is a positive number of seconds")
+
+    def longest(self, around_reset: float = 0.0, around_act: float = 0.0) -> dict[str, float]:
+        """What the env worker tells the coordinator (`Ready.longest_seconds`), in seconds; nothing if no limit was
+        chosen.
+
+        An action that ends its episode is several calls. `around_reset` and `around_act`: what the worker itself adds.
+        """
+        if self == Timeouts():
+            return {}
+        return {
+            "reset": around_reset + self.reset,
+            "act": around_act + self.act + self.judge + self.probe,
+            "suggest": self.act,
+            "boot": self.lease + self.probe,
+            "renew": self.renew + self.probe,
+        }
 
 
 class Plug:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ class Rig:
         self.fleet.receive(worker, pb.SessionRequest(ready=pb.Ready(slots=slots)))
         return worker
 
-    def say(self, count: int, granted: int, booting: int = 0, reason: str = "") -> None:
-        slots = pb.Slots(count=count, granted=granted, booting=booting, reason=reason)
+    def say(self, count: int, granted: int, booting: int = 0, reason: str = "", quarantined: int = 0) -> None:
+        slots = pb.Slots(count=count, granted=granted, booting=booting, reason=reason, quarantined=quarantined)
         self.fleet.receive(self.worker, pb.SessionRequest(slots=slots))
 
     async def begin(self, number: int = 1) -> EnvSession:
@@ -78,7 +79,7 @@ async def test_nothing_is_free_before_the_worker_says_so() -> None:
 
 
 async def test_an_episode_withdraws_the_credit_until_the_environment_is_renewed() -> None:
-    rig = Rig("slots")
+    rig = Rig("slots", slots=1)
     rig.say(count=1, granted=1)
     session = await rig.begin()
     assert rig.counts == {"resetting": 1}
@@ -92,15 +93,30 @@ async def test_an_episode_withdraws_the_credit_until_the_environment_is_renewed(
     assert await acquired(rig.pool) is rig.worker
 
 
-async def test_one_that_cannot_be_renewed_is_gone_with_a_reason() -> None:
-    rig = Rig("slots")
+async def test_one_that_cannot_be_renewed_is_gone() -> None:
+    rig = Rig("slots", slots=2)
     rig.say(count=2, granted=2)
     (await rig.begin()).close()
     rig.say(count=1, granted=2, booting=1, reason="the snapshot is gone")
     assert (rig.pool.slots, rig.counts) == (1, {"idle": 1, "booting": 1})
-    assert rig.pool.usage.cause(EnvState.BOOTING) == "the snapshot is gone"
     rig.say(count=2, granted=3)
-    assert (rig.pool.slots, rig.counts, rig.pool.usage.cause(EnvState.BOOTING)) == (2, {"idle": 2}, "")
+    assert (rig.pool.slots, rig.counts) == (2, {"idle": 2})
+
+
+async def test_what_is_missing_or_quarantined_is_in_the_ledger_and_counts_as_no_failure() -> None:
+    """A quota of two machines for four environments, and one of the two quarantined."""
+    now = time.monotonic()
+    rig = Rig("slots")
+    rig.say(count=2, granted=2, reason="429: 2 of 2 in use")
+    assert (rig.pool.slots, rig.counts, rig.pool.failures()) == (2, {"idle": 2, "missing": 2}, 0)
+    (await rig.begin()).close()
+    rig.say(count=1, granted=2, quarantined=1, reason="environment 0 is quarantined for 10 s")
+    assert rig.counts == {"idle": 1, "missing": 2, "quarantined": 1}
+    offered = {state: seconds for state, seconds in rig.pool.usage.seconds(now + 1000).items() if state != "missing"}
+    busy = sum(offered.get(state, 0.0) for state in (EnvState.RESETTING, EnvState.ACTING))
+    assert rig.pool.usage.utilisation(now + 1000) == pytest.approx(busy / sum(offered.values()))
+    rig.say(count=1, granted=2, booting=2, quarantined=2)
+    assert rig.worker.state == "lost", "five of four"
 
 
 async def test_what_is_taken_back_is_not_given_out() -> None:
@@ -115,7 +131,7 @@ async def test_what_is_taken_back_is_not_given_out() -> None:
 
 
 async def test_saying_it_twice_changes_nothing() -> None:
-    rig = Rig("slots")
+    rig = Rig("slots", slots=2)
     for _ in range(3):
         rig.say(count=2, granted=2)
     assert rig.counts == {"idle": 2}
@@ -161,7 +177,7 @@ async def test_a_worker_that_comes_back_has_none_until_it_says_so() -> None:
     rig.say(count=3, granted=3, booting=1)
     rig.fleet.lose(rig.worker, "silent")
     assert (rig.pool.slots, rig.counts) == (0, {"lost": 4})
-    rig.worker = rig.join("env-0", "slots")
+    rig.worker = rig.join("env-0", "slots", slots=2)
     assert (rig.pool.slots, rig.counts) == (0, {})
     rig.say(count=2, granted=2)
     assert (rig.pool.slots, rig.counts) == (2, {"idle": 2})

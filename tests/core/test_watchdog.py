@@ -69,6 +69,18 @@ def test_before_any_trajectory_the_pace_of_steps_says_how_long_one_may_take() ->
     assert stalls(history) == [(2400.0, Kind.EPISODE, "")]
 
 
+def test_what_the_world_says_may_take_long_is_no_stall() -> None:
+    """An evaluator of fifteen minutes, and boots of twenty while there is nothing else."""
+    judging = replace(TRAINING, longest_answer=900.0)
+    assert stalls((now, judging) for now in every(10, 1000)) == [(900.0, Kind.STEP, "")]
+    booting = replace(TRAINING, busy=False, longest_answer=900.0, longest_boot=1200.0)
+    assert stalls((now, booting) for now in every(10, 3000)) == [(2100.0, Kind.STEP, "")]
+    starting = Pulse("starting", longest_boot=1200.0)
+    assert stalls((now, starting) for now in every(10, 1300)) == [(1200.0, Kind.START, "")]
+    failing = replace(judging, failures=8)
+    assert stalls((now, failing) for now in every(10, 1000)) == [(FAILING_SECONDS, Kind.STEP, "")]
+
+
 def test_a_world_whose_every_attempt_fails_is_told_sooner() -> None:
     history = [(now, replace(TRAINING, failures=int(now))) for now in every(1, 120)]
     (first, *rest) = stalls(history)

@@ -341,3 +341,35 @@ def test_whatever_happens_each_command_is_carried_out_once_and_answered(seed: in
 @pytest.mark.parametrize("message", [pb.SessionResponse(), pb.SessionResponse(bye=pb.Bye())])
 def test_what_is_no_command_has_no_assignment(message: pb.SessionResponse) -> None:
     assert assignment_of(message) is None
+
+
+def late(end: CoordinatorEnd, now: float, environments: int = 8) -> Overdue:
+    return end.overdue(now, 30.0, {"act": 1200.0}, environments)
+
+
+def test_one_environment_that_hangs_is_no_worker_that_hangs() -> None:
+    """It is the only one that was asked anything; its Release is answered."""
+    end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
+    for number in range(5):
+        asked = end.issue([pb.Act(assignment=work(f"a{number}"))], 2000.0 * number)
+        assert late(end, 2000.0 * number + 1199.0) == Overdue(), "the world says that it may take so long"
+        found = late(end, 2000.0 * number + 1200.0)
+        assert (found.failed, found.hangs, found.why) == ([asked], False, "no answer to act for 1200 s")
+        end.issue([pb.Release(assignment=work(f"a{number}"))], 2000.0 * number + 1200.0, awaited=False)
+        assert answered(end, pb.Assignment(assignment_id=f"a{number}", attempt=1, sequence=2, epoch=7))
+
+
+def test_a_worker_hangs_when_half_of_its_environments_are_late_and_none_has_answered() -> None:
+    end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
+    for number in range(8):
+        end.issue([pb.Reset(assignment=work(f"a{number}"))], float(number))
+    assert [late(end, 30.0 + number).hangs for number in range(4)] == [False, False, False, True]
+
+
+def test_a_worker_hangs_when_it_does_not_even_answer_a_release() -> None:
+    end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
+    end.issue([pb.Act(assignment=work("a"))], 0.0)
+    assert not late(end, 1200.0).hangs
+    end.issue([pb.Release(assignment=work("a"))], 1200.0, awaited=False)
+    assert not late(end, 1229.0).hangs
+    assert late(end, 1230.0).hangs

@@ -8,6 +8,7 @@ wrong command is answered with `FAILURE_CODE_INVALID`. Suggest asks the world's 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -28,8 +29,10 @@ from dart.wire.convert import action_from_proto, action_to_proto, observation_to
 from dart.wire.role import Command, CommandError, Reply
 from dart.wire.rules.table import ERROR_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
 from dart.workers.env.places import Lease, Places
-from dart.worlds import EnvironmentFailure, World
+from dart.worlds import EnvironmentFailure, Timeouts, World
 from dart.worlds.plugs import find, make, read_options
+
+log = logging.getLogger(__name__)
 
 Key = tuple[str, int]
 """(assignment id, attempt), which identify an episode."""
@@ -51,6 +54,7 @@ class EnvRole:
         self._places: Places
         self._actions: frozenset[str] = frozenset()
         self._held: dict[Key, Lease] = {}
+        self._timeouts = Timeouts()
         self._begun: set[Key] = set()
         """The held episodes whose Reset succeeded."""
         self._suite = ""
@@ -69,11 +73,27 @@ class EnvRole:
         options = read_options(plug, config.options)
         plug.check_tasks(options, config.tasks.all)
         self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
-        self._world = make(plug)
-        await self._world.start(options, config.viewport)
-        self._places = Places(self._world, config.slots)
+        self._world = world = make(plug)
+        self._timeouts = replace(world.timeouts, **config.timeouts.chosen)
+        limit = self._timeouts.start
+        try:
+            async with asyncio.timeout(limit) as bound:
+                await world.start(options, config.viewport)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise UserError(
+                f"environment.kind {config.kind}: the world did not start within {limit:g} s: look at this worker's "
+                "log, or set environment.timeouts.start to more"
+            ) from None
+        self._timeouts = replace(world.timeouts, **config.timeouts.chosen)  # a world may know them only now
+        self._places = Places(world, config.slots, self._timeouts)
         self._shared = SharedScreenshots.seen(section.shared_blobs, writes=True)
-        return pb.Ready(slots=config.slots, versions=self._world.versions, shares_blobs=self._shared is not None)
+        delay = config.delay
+        longest = self._timeouts.longest(self.patience + delay.reset_seconds[1], delay.step_seconds[1])
+        return pb.Ready(
+            slots=config.slots, versions=world.versions, shares_blobs=self._shared is not None, longest_seconds=longest
+        )
 
     async def run(self, say: Callable[[pb.Slots], None]) -> None:
         """Boot and renew environments, and report how many there are, until cancelled."""
@@ -123,7 +143,11 @@ class EnvRole:
         self._begun.clear()
         if self._world is not None:
             world, self._world = self._world, None
-            await world.close()
+            try:
+                async with asyncio.timeout(self._timeouts.close):
+                    await world.close()
+            except TimeoutError:
+                log.warning("the world was not closed within %g s", self._timeouts.close)
 
     async def _reset(self, key: Key, command: pb.Reset) -> Observation:
         task = task_from_proto(command.task)
@@ -168,7 +192,9 @@ class EnvRole:
         """The verdict, as a final observation. A 0 from a dead environment counts as its failure, not as a verdict."""
         verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
         if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
-            raise EnvironmentFailure("the environment does not answer its probe, so its verdict of 0 is discarded")
+            why = "the environment does not answer its probe, so its verdict of 0 is discarded"
+            self._places.failed(lease, why)
+            raise EnvironmentFailure(why)
         return Observation(NO_IMAGE, "", True, verdict.reward, verdict.evidence_json())
 
     async def _suggest(self, key: Key) -> pb.Suggested:

@@ -39,7 +39,7 @@ from dart.wire.rules import Violation
 
 log = logging.getLogger(__name__)
 
-NOT_BUSY = {EnvState.IDLE, EnvState.RESTING, EnvState.LOST, EnvState.BOOTING, EnvState.RENEWING}
+NOT_BUSY = set(EnvState) - {EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING}
 
 
 class Underway:
@@ -226,9 +226,10 @@ class EnvPool:
             return
         before = credits.count
         try:
-            more = credits.offered(slots.count, slots.granted, slots.booting)
+            more = credits.offered(slots.count, slots.granted, slots.booting, slots.quarantined)
         except ValueError as error:
             shown = f"count {slots.count}, granted {slots.granted}, booting {slots.booting}"
+            shown += f", quarantined {slots.quarantined}"
             self._fleet.broke(worker, Violation("Slots", shown, str(error)))
             return
         self.slots += credits.count - before
@@ -236,11 +237,12 @@ class EnvPool:
         if slots.reason and credits.count < before:
             log.warning("worker %s has %d of %d environments: %s", worker.id, slots.count, worker.slots, slots.reason)
         now = time.monotonic()
-        self.usage.blame(EnvState.BOOTING, slots.reason, now)
         for state, number in (
             (EnvState.IDLE, max(0, credits.idle - self._resting[worker.id])),
             (EnvState.RENEWING, credits.renewing),
             (EnvState.BOOTING, credits.booting),
+            (EnvState.QUARANTINED, credits.quarantined),
+            (EnvState.MISSING, credits.missing),
         ):
             self.usage.resize(worker.id, state, number, now)
         for _ in range(more):

@@ -38,6 +38,8 @@ STALLED_SECONDS = 2.0
 LOOKS = 4
 """How often the fleet looks for silent workers in the time after which one counts as lost."""
 STALLS_KEPT = 64
+BEYOND_SECONDS = 60.0
+"""How much longer than a worker's own time limit to wait for its answer, which may be a large one on a slow line."""
 
 
 class InfrastructureError(Exception):
@@ -198,8 +200,12 @@ class Worker:
             self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}", self.id))
 
     def fail_overdue(self, now: float, seconds: float) -> str:
-        """Fail commands without an answer for `seconds`. Returns why the worker itself failed, or ""."""
-        overdue = self.end.overdue(now, seconds)
+        """Fail commands without an answer for `seconds`, or for as long as the worker said that they may take.
+
+        Returns why the worker itself failed, or "".
+        """
+        longest = {kind: told + BEYOND_SECONDS for kind, told in self.ready.longest_seconds.items()}
+        overdue = self.end.overdue(now, seconds, longest, self.ready.slots if self.role == pb.ROLE_ENV else 0)
         for key in overdue.failed:
             self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}", self.id))
         return overdue.why if overdue.hangs else ""

@@ -76,9 +76,10 @@ def _hosted(environment: Environment) -> Environment:
 
 def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
     """An older worker refuses fields that it does not know."""
-    unknown: dict[str, bool | dict[str, set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
+    unknown: dict[str, bool | dict[str, bool | set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
     if isinstance(told, EnvWorkerConfig):
-        unknown["environment"] = {"tasks": TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}}
+        tasks = TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}
+        unknown["environment"] = {"tasks": tasks} | ({} if told.environment.timeouts.chosen else {"timeouts": True})
     return told.model_dump_json(exclude=unknown)
 
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
-from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.coordinator.sampling.sources import copy_sources
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup
@@ -33,6 +33,7 @@ from dart.core.curation.lifecycle import Lifecycle, Rules
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.curation.planning import LengthRule, NumberRule, Plan, Planner, spread
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
+from dart.core.curation.quarantine import TaskQuarantine
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Schedule
 from dart.core.curation.usable import usable
@@ -82,7 +83,11 @@ class DataManager:
         self._planner = Planner(number, length, tasks.step_limits)
         self._pool = ExperiencePool(curation.pool.per_task, curation.pool.max_age)
         rng = random.Random(config.run.seed + first_group)
-        sampler = TaskSampler(suite, tasks.training, tasks.train_seeds, rng, self._weight, tasks.single_instance)
+        self.quarantine = TaskQuarantine()
+        """Tasks whose set-ups keep failing while others work."""
+        sampler = TaskSampler(
+            suite, tasks.training, tasks.train_seeds, rng, self._weight, tasks.single_instance, self._rests
+        )
         self._failures = failures or Failures()
         self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group, self._failures)
         self._resumed = first_group > 1
@@ -138,6 +143,7 @@ class DataManager:
         await self._database.add_trajectory(trajectory, order.attempt)
         failpoint("trajectory-stored")
         self._lifecycle.finished(trajectory)
+        self.quarantine.finished(trajectory.task.name)
         self._progress.trajectory_finished(trajectory)
         self._planner.record(trajectory)
         if trajectory.success:
@@ -148,7 +154,9 @@ class DataManager:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works any more."""
-        attempt = self._lifecycle.failed(order, time.monotonic(), error.certain)
+        self._note_set_up(order, error)
+        certain = error.certain or (isinstance(error, SetUpFailed) and self._rests(order.task.name))
+        attempt = self._lifecycle.failed(order, time.monotonic(), certain)
         self._progress.attempt_failed()
         self._journal.event("attempt_failed", trajectory=order.trajectory_id, attempt=order.attempt, why=str(error))
         if attempt is Attempt.NOTHING_WORKS:
@@ -159,6 +167,17 @@ class DataManager:
         if attempt is Attempt.GIVEN_UP:
             self._journal.event("given_up", trajectory=order.trajectory_id, attempts=order.attempt, why=str(error))
         self._notify()
+
+    def _note_set_up(self, order: Order, error: InfrastructureError) -> None:
+        """A task whose set-ups keep failing is quarantined."""
+        if not isinstance(error, SetUpFailed):
+            return
+        name, why = order.task.name, str(error)
+        if seconds := self.quarantine.failed(name, why, time.monotonic(), certain=error.certain):
+            self._journal.event("task_quarantined", task=name, seconds=seconds, why=why)
+
+    def _rests(self, name: str) -> bool:
+        return self.quarantine.rests(name, time.monotonic())
 
     def _plan(self, task: Task) -> Plan:
         plan = self._planner.plan(task.name)

@@ -17,6 +17,7 @@ from dart.coordinator.sampling.sources import SFT, check_sources, fitting_succes
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.pool import unscored_copy
+from dart.core.curation.quarantine import TaskQuarantine
 from dart.core.progress import Progress
 from dart.core.types import Task
 from dart.errors import UserError
@@ -28,6 +29,8 @@ class Demonstrations:
 
     def __init__(self, config: Config, progress: Progress, journal: Journal) -> None:
         self._config, self._progress, self._journal = config, progress, journal
+        self.quarantine = TaskQuarantine()
+        """Empty: it gives out no tasks."""
         self._open = AsyncExitStack()
         self._all: list[tuple[Reader, str]] = []
         self._order: list[int] = []

@@ -11,10 +11,11 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.watching import Watch
+from dart.core.curation.quarantine import TaskQuarantine
 from dart.core.fleet.health import Condition
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
-from dart.core.status import Figures, Status, WorkerStatus
+from dart.core.status import Figures, Quarantined, Status, WorkerStatus
 from dart.v1 import session_pb2 as pb
 from dart.wire.role import ROLE_NAMES
 
@@ -44,11 +45,12 @@ class StatusBoard:
         activity: Callable[[], Activity],
         address: Callable[[], str],
         watch: Watch,
+        tasks: TaskQuarantine,
     ) -> None:
         self._run_id, self._stop, self._progress, self._accounting = run_id, stop, progress, accounting
         self._fleet, self._envs, self._replicas = fleet, envs, replicas
         self._figures, self._activity, self._address = figures, activity, address
-        self._watch = watch
+        self._watch, self._tasks = watch, tasks
         self._began = time.monotonic()
 
     def status(self) -> Status:
@@ -69,7 +71,13 @@ class StatusBoard:
             control_address=self._address(),
             quiet=self._watch.quiet(),
             stalls=self._watch.stalls,
+            quarantined=self._quarantined(now),
         )
+
+    def _quarantined(self, now: float) -> tuple[Quarantined, ...]:
+        tasks = [Quarantined("task", one.name, one.seconds_left, one.why) for one in self._tasks.resting(now)]
+        slots = [(worker.id, worker.offered) for worker in self._fleet.of_role(pb.ROLE_ENV) if worker.offered]
+        return *tasks, *(Quarantined("environments", name, 0.0, one.reason) for name, one in slots if one.quarantined)
 
     def _way(self, figures: Figures) -> float:
         """The share of the way to the nearest stop condition, from 0 to 1."""
@@ -107,6 +115,8 @@ class StatusBoard:
 
     def _doing(self, worker: Worker) -> str:
         doing, failed, replica = self._accounting.doing(worker), worker.last_failure, self._replicas.get(worker.id)
+        if worker.offered is not None and worker.offered.count < worker.ready.slots and worker.offered.reason:
+            doing = f"{doing}; {worker.offered.reason}"
         if conduct := self._fleet.boundary.told(worker.role_and_id):
             return f"{doing}; {conduct}"
         resting = worker.role == pb.ROLE_ENV and failed and self._envs.failures(worker.id)

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 LOOKS_PER_BOUND = 4
+PREPARING = {EnvState.BOOTING, EnvState.RENEWING, EnvState.LOST}
+"""If these are the states of all environments, there is none on which an episode could be under way."""
 BUSY = (EnvState.RESETTING, EnvState.ACTING, EnvState.QUEUED, EnvState.GENERATING)
 
 
@@ -128,6 +130,8 @@ class Watch:
         progress, sampled, pace = self._progress, self._sampled(), self._envs.pace
         states = self._envs.usage.counts()
         trainer = self._accounting.trainer.counts(TRAINER)
+        failed = any(one.offered is not None and one.offered.reason for one in self._fleet.of_role(pb.ROLE_ENV))
+        boots = not failed and states.keys() <= PREPARING
         return Pulse(
             phase=progress.phase,
             ready=self._ready,
@@ -147,7 +151,14 @@ class Watch:
             slowest_trajectory=progress.slowest_trajectory or pace.mean * self._settings.curation.step_limit,
             slowest_update=progress.slowest_update,
             seconds_per_step=pace.slowest,
+            longest_answer=self._longest("reset", "act"),
+            longest_boot=self._longest("boot", "renew") if boots else 0.0,
         )
+
+    def _longest(self, *verbs: str) -> float:
+        """How long one of these may take, as the env workers say of their worlds; 0 if none says it."""
+        workers = self._fleet.of_role(pb.ROLE_ENV)
+        return max((worker.ready.longest_seconds.get(verb, 0.0) for worker in workers for verb in verbs), default=0.0)
 
     def _scene(self, now: float) -> Scene:
         owed = {worker.id: self._owed(worker, now) for worker in self._fleet.workers.values()}

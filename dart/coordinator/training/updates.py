@@ -267,6 +267,7 @@ class Training:
             replica_versions=self._policy.replicas.versions,
             waiting_groups=self._data.waiting_groups,
             trainer=self._last_update,
+            env_seconds=dict(self._accounting.times(time.monotonic()).env.seconds),
         )
 
 

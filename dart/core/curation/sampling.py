@@ -3,7 +3,8 @@
 Stride scheduling (Waldspurger and Weihl, 1995): each task has a position on a line, the one furthest behind is next,
 and it then advances by 1/weight. So every task recurs in proportion to its weight: with weights in [w, 1], no other
 task comes more than 1/w + 1 times between two visits to one task. Equal weights give rounds in shuffled order. A
-decision takes time logarithmic in the number of tasks.
+decision takes time logarithmic in the number of tasks. A task that `rests` is passed over, as if it had been visited,
+unless all of them rest.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class TaskSampler:
         rng: random.Random,
         weight: Callable[[str], float] = lambda name: 1.0,
         single: Collection[str] = (),
+        rests: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """`single`: the tasks with one instance alone, whose seed is 0."""
-        self._single = frozenset(single)
+        self._single, self._rests = frozenset(single), rests
         self._suite, self._seeds, self._rng, self._weight = suite, seeds, rng, weight
         # The random number orders tasks at the same position.
         self._line = [(0.0, rng.random(), name) for name in names]
@@ -47,7 +49,10 @@ class TaskSampler:
     def next(self) -> Task:
         if self._submitted:
             return self._submitted.popleft()
-        place, _, name = self._line[0]
-        heapq.heapreplace(self._line, (place + 1 / self._weight(name), self._rng.random(), name))
+        for _ in self._line:
+            place, _, name = self._line[0]
+            heapq.heapreplace(self._line, (place + 1 / self._weight(name), self._rng.random(), name))
+            if not self._rests(name):
+                break
         seed = self._rng.randrange(*self._seeds)
         return Task(self._suite, name, 0 if name in self._single else seed)

@@ -39,6 +39,8 @@ class Credits:
     count: int = 0
     """Environments that have booted: free, given out, or being renewed."""
     booting: int = 0
+    quarantined: int = 0
+    """Environments that get no episode because theirs kept failing."""
     granted: int = 0
     taken: int = 0
     begun: int = 0
@@ -58,20 +60,25 @@ class Credits:
     def renewing(self) -> int:
         return max(0, self.count - (self.granted - self.ended))
 
-    def offered(self, count: int, granted: int, booting: int) -> int:
+    @property
+    def missing(self) -> int:
+        """Environments that found no room, or whose boot failed: their worker asks again later."""
+        return self.most - self.count - self.booting - self.quarantined if self.elastic else 0
+
+    def offered(self, count: int, granted: int, booting: int, quarantined: int = 0) -> int:
         """Take the worker's new totals. Returns the change in the number of free credits, which may be negative.
 
         Raises ValueError, and changes nothing, if it reports more environments than its Ready or grants more than it
         has.
         """
-        if count + booting > self.most:
-            raise ValueError(f"in all no more than the {self.most} environments of its Ready, those that boot included")
+        if count + booting + quarantined > self.most:
+            raise ValueError(f"in all no more than the {self.most} environments of its Ready, in whatever state")
         if granted - self.ended > count:
             raise ValueError(
                 f"one episode for each of its {count} environments at most, besides the {self.ended} that are over"
             )
         more = granted - self.granted
-        self.count, self.granted, self.booting = count, granted, booting
+        self.count, self.granted, self.booting, self.quarantined = count, granted, booting, quarantined
         return more
 
     def take(self) -> None:

@@ -95,6 +95,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "transfer_host": Name(253, 0),
         "versions": Table(64, Text(64, 1), Text(128)),
         "shares_blobs": Yes(),
+        "longest_seconds": Table(16, Text(32, 1), SECONDS),
     },
     # The env pool counts them against Ready.slots and the resets that it has sent.
     "Slots": {
@@ -102,6 +103,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "granted": STORED,
         "booting": Whole(0, MOST_SLOTS),
         "reason": Note(NOTE_CHARACTERS),
+        "quarantined": Whole(0, MOST_SLOTS),
     },
     "Heartbeat": {"sent_unix_seconds": Real(-1e12, 1e12)},
     "Bye": {"reason": Note(NOTE_CHARACTERS)},

@@ -20,6 +20,7 @@ from dart import config
 from dart.coordinator.job import Collect, Evaluate, Job, Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
+from dart.core.curation.quarantine import FIRST_SECONDS
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
@@ -164,6 +165,17 @@ def test_a_task_that_never_works_is_not_evaluated(job: str, code: int, broken: s
         document = json.loads((tmp_path / "evaluation.json").read_text())
         assert {each["task"] for each in document["instances"] if not each["samples"]} == {broken}
         assert document["pass_at_k"]["1"]["mean"] == pytest.approx(success["mean"])
+
+
+@pytest.mark.parametrize("code", [pb.FAILURE_CODE_ENVIRONMENT, pb.FAILURE_CODE_TASK])
+def test_a_task_that_never_works_is_quarantined_in_training(code: int, tmp_path: Path) -> None:
+    worked(JOBS["train"], tmp_path, broken="task-1", code=code)
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    quarantines = [event for event in events if event["event"] == "task_quarantined"]
+    assert quarantines and {event["task"] for event in quarantines} == {"task-1"}
+    assert all("the cloud is gone" in event["why"] for event in quarantines)
+    seconds = [event["seconds"] for event in quarantines]
+    assert seconds == [FIRST_SECONDS * 2**number for number in range(len(seconds))]
 
 
 def test_an_evaluation_of_which_every_task_is_wrong_ends_without_a_mean(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Tasks that rest because their set-ups keep failing while others work."""
+
+from __future__ import annotations
+
+import random
+
+from dart.core.curation.quarantine import CERTAIN, FIRST_SECONDS, MOST_SECONDS, SET_UPS, TaskQuarantine
+from dart.core.curation.sampling import TaskSampler
+
+
+def failing(quarantine: TaskQuarantine, times: int, now: float, *, certain: bool = False) -> list[float]:
+    return [quarantine.failed("broken", "no such page", now, certain=certain) for _ in range(times)]
+
+
+def test_a_task_rests_when_its_set_ups_fail_in_a_row_while_others_finish() -> None:
+    quarantine = TaskQuarantine()
+    assert failing(quarantine, SET_UPS - 1, 5.0) == [0.0] * (SET_UPS - 1)
+    quarantine.finished("other")
+    assert failing(quarantine, 1, 10.0) == [FIRST_SECONDS]
+    (resting,) = quarantine.resting(20.0)
+    assert (resting.name, resting.seconds_left, resting.why) == ("broken", FIRST_SECONDS - 10.0, "no such page")
+    assert quarantine.rests("broken", 10.0 + FIRST_SECONDS - 0.1)
+    assert not quarantine.rests("broken", 10.0 + FIRST_SECONDS) and not quarantine.rests("other", 20.0)
+
+
+def test_nothing_rests_in_an_outage() -> None:
+    quarantine = TaskQuarantine()
+    quarantine.finished("other")
+    assert not any(failing(quarantine, 10 * SET_UPS, 0.0, certain=True))
+    assert not quarantine.resting(1.0)
+
+
+def test_the_worlds_word_that_a_task_is_wrong_needs_less() -> None:
+    quarantine = TaskQuarantine()
+    assert failing(quarantine, CERTAIN - 1, 0.0, certain=True) == [0.0] * (CERTAIN - 1)
+    quarantine.finished("other")
+    assert failing(quarantine, 1, 0.0, certain=True) == [FIRST_SECONDS]
+
+
+def test_each_rest_is_twice_as_long_and_one_good_attempt_ends_the_row() -> None:
+    quarantine, now, rests = TaskQuarantine(), 0.0, list[float]()
+    failing(quarantine, SET_UPS - 1, now)
+    for _ in range(6):
+        quarantine.finished("other")
+        rests += failing(quarantine, 1, now)
+        assert failing(quarantine, 3, now + 1.0) == [0.0] * 3, "attempts from before it began to rest"
+        now += rests[-1]
+    assert rests == [min(MOST_SECONDS, FIRST_SECONDS * 2**row) for row in range(6)]
+    assert rests[-1] == MOST_SECONDS
+    quarantine.finished("broken")
+    quarantine.finished("other")
+    assert not any(failing(quarantine, SET_UPS - 1, now))
+
+
+def test_a_task_that_rests_is_passed_over_unless_all_do() -> None:
+    resting: set[str] = {"b"}
+    sampler = TaskSampler("s", ["a", "b", "c"], (0, 9), random.Random(0), rests=lambda name: name in resting)
+    assert {sampler.next().name for _ in range(30)} == {"a", "c"}
+    resting.clear()
+    assert {sampler.next().name for _ in range(4)} == {"a", "b", "c"}, "it is soon tried when it comes back"
+    resting |= {"a", "b", "c"}
+    assert sampler.next().name in resting
