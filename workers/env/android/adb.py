@@ -49,7 +49,7 @@ class Adb:
         said = (await self.run("shell", line, seconds=seconds)).decode(errors="replace").replace("\r\n", "\n")
         output, found, status = said.rpartition(f"\n{MARK}")
         if not found or not status.strip().isdigit():
-            raise DeviceError(f"{self.device.serial}: {command[:80]!r} was cut off: {said[-MOST_SAID:]!r}")
+            raise DeviceError(f"{self.device.name}: {command[:80]!r} was cut off: {said[-MOST_SAID:]!r}")
         return Ran(output.rstrip("\n"), int(status))
 
     async def bytes_of(self, command: str) -> bytes:
@@ -62,10 +62,24 @@ class Adb:
 
     async def connect(self) -> None:
         """Connect a device of the network; others are there or not. Raises DeviceError."""
-        if self.device.network:
-            said = (await self._call(("connect", self.device.serial), self.seconds)).decode(errors="replace").strip()
-            if "connected to" not in said:  # adb's exit status is 0 either way in many versions
-                raise DeviceError(f"{self.device.serial} cannot be connected: {said[-MOST_SAID:]}")
+        if not self.device.network:
+            return
+        said = await self._connected()
+        if said.startswith("already") and not await self._online():
+            # adb keeps a connection that has broken, and calls it one.
+            await self._call(("disconnect", self.device.serial), self.seconds)
+            said = await self._connected()
+        if "connected to" not in said:  # adb's exit status is 0 either way in many versions
+            raise DeviceError(f"{self.device.name} cannot be connected: {said[-MOST_SAID:]}")
+
+    async def _connected(self) -> str:
+        return (await self._call(("connect", self.device.serial), self.seconds)).decode(errors="replace").strip()
+
+    async def _online(self) -> bool:
+        try:
+            return (await self.run("get-state")).strip() == b"device"
+        except DeviceError:
+            return False
 
     async def wait(self, seconds: float) -> None:
         """Return once the device is there. Raises DeviceError after `seconds`."""
@@ -103,8 +117,8 @@ class Adb:
                 raise DeviceError(f"adb {what} took longer than {seconds:g} s") from None
             undo.pop_all()
         if process.returncode:
-            said = (errors or output).decode(errors="replace").strip()[-MOST_SAID:]
-            raise DeviceError(f"{self.device.serial}: adb ended with {process.returncode}: {said}")
+            lines = (errors or output).decode(errors="replace").strip().splitlines() or [""]
+            raise DeviceError(f"{self.device.name}: adb ended with {process.returncode}: {lines[-1][-MOST_SAID:]}")
         return output
 
 

@@ -38,8 +38,8 @@ class Phone:
         self._place = MIDDLE
 
     @property
-    def serial(self) -> str:
-        return self.adb.device.serial
+    def name(self) -> str:
+        return self.adb.device.name
 
     # ---- its life ----
 
@@ -56,7 +56,7 @@ class Phone:
     def wrong_screen(self, screen: tuple[int, int]) -> str:
         width, height = self.size
         return (
-            f"environment.viewport is {list(screen)}, but the screen of {self.serial} has {width} x {height} pixels: "
+            f"environment.viewport is {list(screen)}, but the screen of {self.name} has {width} x {height} pixels: "
             f"write viewport: [{width}, {height}], or change the device's with `adb shell wm size`"
         )
 
@@ -66,20 +66,23 @@ class Phone:
         await self.adb.wait(self._options.boot_seconds)
         while not await self._runs():
             if time.monotonic() > until:
-                raise DeviceError(f"{self.serial} did not finish booting within {self._options.boot_seconds:g} s")
+                raise DeviceError(f"{self.name} did not finish booting within {self._options.boot_seconds:g} s")
             await asyncio.sleep(BOOT_TICK_SECONDS)
 
     async def alive(self) -> bool:
         """Whether Android runs on it and its screen can be seen."""
         try:
-            if not await self._runs():
-                await self.adb.connect()  # a connection over the network may have been lost and come back
-                return False
-            await self.screenshot()
+            await self.check()
         except DeviceError as error:
             log.warning("%s", error)
             return False
         return True
+
+    async def check(self) -> None:
+        """Raises DeviceError unless Android runs on it and its screen can be seen."""
+        if not await self._runs():
+            raise DeviceError(f"Android does not run on {self.name}, or is still booting")
+        await self.screenshot()
 
     async def _runs(self) -> bool:
         said = await self.adb.shell("getprop sys.boot_completed; pidof system_server")
@@ -100,7 +103,7 @@ class Phone:
                 raise DeviceError(f"environment.options.renew: {how}: {said.decode(errors='replace').strip()[-300:]}")
             await self.wait()
         else:
-            await run_here(how, {"serial": self.serial}, limit, "environment.options.renew")
+            await run_here(how, {"serial": self.adb.device.serial}, limit, "environment.options.renew")
             await self.adb.connect()
             await self.wait()
         self._place = MIDDLE
@@ -115,14 +118,14 @@ class Phone:
         sizes = {kind: (int(width), int(height)) for kind, width, height in _SIZE.findall(said)}
         size = sizes.get("Override") or sizes.get("Physical")
         if size is None:
-            raise DeviceError(f"{self.serial} does not say how large its screen is: {said[:200]!r}")
+            raise DeviceError(f"{self.name} does not say how large its screen is: {said[:200]!r}")
         self.size = size
 
     async def _choose_keyboard(self) -> None:
         ran = await self.adb.shell(f"ime enable {KEYBOARD} && ime set {KEYBOARD}")
         if ran.status or "cannot be" in ran.output or "Unknown" in ran.output:
             raise UserError(
-                f"environment.options.typing is adb_keyboard, but {self.serial} does not have {KEYBOARD} "
+                f"environment.options.typing is adb_keyboard, but {self.name} does not have {KEYBOARD} "
                 f"({ran.output.strip()[-200:]}): install the ADBKeyBoard app there, or write typing: input"
             )
 
@@ -135,7 +138,7 @@ class Phone:
             if size_of(data) is None:
                 raise BadHeader(f"is no PNG: {data[:80]!r}")
         except BadHeader as error:
-            raise DeviceError(f"{self.serial}: its screenshot {error}") from None
+            raise DeviceError(f"{self.name}: its screenshot {error}") from None
         image = from_png(data)
         self._shown = (image.width, image.height)
         return image

@@ -85,7 +85,7 @@ class AndroidEnv(Env):
         try:
             await self._tasks.end()
         except DeviceError as error:
-            log.warning("%s: its last task was not torn down: %s", self.phone.serial, error)
+            log.warning("%s: its last task was not torn down: %s", self.phone.name, error)
 
     async def _carry_out(self, action: Action) -> str:
         """Returns why the action could not be carried out; empty if it was."""

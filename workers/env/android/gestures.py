@@ -23,7 +23,7 @@ Typing = Literal["input", "adb_keyboard"]
 ACTIONS = frozenset({"move", "click", "drag", "scroll", "keys", "type_text", "wait", "observe", "system"})
 """A touch screen has no buttons that are held apart from a place, and runs no programs."""
 SWIPE_MS, SCROLL_MS = 300, 500
-"""A drag that names no time takes as long as Android's own `input swipe`; a scroll is slower, so that it flings less."""
+"""A drag that names no time takes as long as Android's own `input swipe`; a slower scroll flings less."""
 EDGE = 0.05
 """Scrolling keeps this far from the screen's edges, where a finger opens shades or goes back."""
 MOST_LINE = 3000

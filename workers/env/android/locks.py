@@ -1,4 +1,4 @@
-"""A lock for each device, so that no two env workers of a machine use one. The kernel frees the locks of a dead worker."""
+"""A lock for each device, so that no two env workers of a machine use it. A worker that dies loses its locks."""
 
 from __future__ import annotations
 

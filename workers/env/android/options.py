@@ -41,6 +41,11 @@ class Device(BaseModel):
         """What tells it from any other device that this machine can reach."""
         return f"{self.adb_server or 'local'}/{self.serial}"
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.serial} of adb server {self.adb_server}" if self.adb_server else self.serial
+
     @field_validator("android_world")
     @classmethod
     def _url(cls, url: str) -> str:

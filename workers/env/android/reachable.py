@@ -46,11 +46,10 @@ async def _device(options: AndroidOptions, device: Device, screen: tuple[int, in
     phone = Phone(Adb(options.adb, device, SECONDS), options)
     try:
         await phone.adb.connect()
-        if not await phone.alive():
-            raise DeviceError(f"{device.serial} does not answer, or Android does not run on it")
+        await phone.check()
         await phone.measure()
     except DeviceError as error:
-        return f"environment.options.devices: {error}: start it, allow debugging on it, or leave it out"
+        return f"environment.options.devices: {error}: start the device, allow debugging there, or leave it out"
     return phone.wrong_screen(screen) if screen is not None and sorted(phone.size) != sorted(screen) else ""
 
 
