@@ -64,10 +64,17 @@ class Phone:
         """Return once it is there and Android runs, within `boot_seconds`."""
         until = time.monotonic() + self._options.boot_seconds
         await self.adb.wait(self._options.boot_seconds)
-        while not await self._runs():
+        while not await self._booted():
             if time.monotonic() > until:
                 raise DeviceError(f"{self.name} did not finish booting within {self._options.boot_seconds:g} s")
             await asyncio.sleep(BOOT_TICK_SECONDS)
+
+    async def _booted(self) -> bool:
+        """As `_runs`; a device that comes up may go away once more before it stays."""
+        try:
+            return await self._runs()
+        except DeviceError:
+            return False
 
     async def alive(self) -> bool:
         """Whether Android runs on it and its screen can be seen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from dart.worlds import Env, Verdict
 
 log = logging.getLogger(__name__)
 SUITE = "android"
+CLOSE_SECONDS = 60.0
+"""How long the last task's tear-down may take when the environment is given up."""
 NO_IMAGE = Image(b"", "", 0, 0)
 
 
@@ -83,9 +86,10 @@ class AndroidEnv(Env):
     async def close(self) -> None:
         """Leave no task behind, if the device still answers."""
         try:
-            await self._tasks.end()
-        except DeviceError as error:
-            log.warning("%s: its last task was not torn down: %s", self.phone.name, error)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._tasks.end()
+        except (DeviceError, TimeoutError) as error:
+            log.warning("%s: its last task was not torn down: %s", self.phone.name, error or "it took too long")
 
     async def _carry_out(self, action: Action) -> str:
         """Returns why the action could not be carried out; empty if it was."""

@@ -26,8 +26,8 @@ SWIPE_MS, SCROLL_MS = 300, 500
 """A drag that names no time takes as long as Android's own `input swipe`; a slower scroll flings less."""
 EDGE = 0.05
 """Scrolling keeps this far from the screen's edges, where a finger opens shades or goes back."""
-MOST_LINE = 3000
-"""Characters of one command line: old devices take 4,096."""
+MOST_LINE = 1000
+"""Characters of one command line, about 40 words: `input` takes up to half a second for each on old devices."""
 MOST_CLICKS = 5
 ROUNDING = 1e-6
 """A pixel divided by the width and multiplied by it again may be a trifle less than it was."""
@@ -156,9 +156,8 @@ def place_after(action: Action, last: Point) -> Point:
 
 def failed(command: str, output: str, status: int) -> str:
     """Why a command line of `Hands.commands` did nothing, in the device's words; empty if it worked."""
-    wrong = status != 0 or (
-        command.startswith(("am ", "monkey ")) and re.search(r"^Error|aborted", output, re.MULTILINE)
-    )
+    # Programs of many Android versions report errors with status 0.
+    wrong = status != 0 or re.search(r"^Error|Exception|monkey aborted", output, re.MULTILINE)
     return f"{command[:80]}: {output.strip()[-300:] or f'status {status}'}" if wrong else ""
 
 
