@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from android.daemon import Device
 from android.phone import SWITCH
-from android.programs import SCREEN, leased, options
+from android.programs import leased, options
 from android.server import AndroidWorld
 
 from dart.core.action import Action, Click, Finish, Point, System
 from dart.core.types import Task
 from dart.errors import UserError
-from dart.testing import conform
 from dart.workers.env.android.adb import DeviceError
 from dart.workers.env.android.environment import AndroidEnv
 from dart.workers.env.android.options import AndroidOptions
@@ -71,17 +70,17 @@ async def test_an_episode_asks_what_the_benchmarks_own_runner_does(place: Place)
 
 
 async def test_the_seed_is_the_instance(place: Place) -> None:
-    goals = [await place.begin("SwitchOn", seed) for seed in range(6)]
-    assert len(set(goals)) > 2
-    assert [await place.begin("SwitchOn", seed) for seed in range(6)] == goals
+    goals = [await place.begin("SwitchOn", seed) for seed in range(4)]
+    assert len(set(goals)) > 1
+    assert [await place.begin("SwitchOn", seed) for seed in range(4)] == goals
 
 
-@pytest.mark.parametrize("status", ["success", "fail", "infeasible", "call_user"])
-async def test_a_declared_end_counts_whatever_its_status(place: Place, status: str) -> None:
+async def test_a_declared_end_counts_whatever_its_status(place: Place) -> None:
+    statuses: tuple[FinishStatus, ...] = ("success", "fail", "infeasible", "call_user")
     await place.begin("SwitchOn")
-    assert await place.score(Finish(status)) == 0.0  # type: ignore[arg-type]
+    assert [await place.score(Finish(status)) for status in statuses] == [0.0] * 4
     await place.env.act(Click(SWITCH_AT))
-    assert await place.score(Finish(status)) == 1.0  # type: ignore[arg-type]
+    assert [await place.score(Finish(status)) for status in statuses] == [1.0] * 4
 
 
 async def test_at_the_step_limit_a_task_that_is_done_counts_nothing(place: Place) -> None:
@@ -146,17 +145,6 @@ async def test_apps_are_opened_by_the_benchmarks_names(place: Place) -> None:
     assert not (await place.env.act(System("open_app", "Notes"))).last_action_error
     assert ["/execute_action", {}, {"action_type": "open_app", "app_name": "Notes"}] in place.server.requests()
     assert ["monkey", "-p", "com.example.notes", "1"] in place.phone.events()
-
-
-def test_the_world_keeps_to_its_contract_with_servers_too(adb: None, tmp_path: Path) -> None:
-    with Device(tmp_path / "a", SCREEN) as a, Device(tmp_path / "b", SCREEN) as b:
-        for one in (a, b):
-            subprocess.run(["adb", "connect", one.serial], check=True, capture_output=True)
-        with AndroidWorld(tmp_path / "sa", a.serial) as first, AndroidWorld(tmp_path / "sb", b.serial) as second:
-            devices: list[object] = [
-                {"serial": a.serial, "android_world": first.url}, {"serial": b.serial, "android_world": second.url},
-            ]  # fmt: skip
-            conform("android", "SwitchOn", options=options(tmp_path, devices), screen=SCREEN)
 
 
 def test_servers_and_names_are_checked_before_a_run(server: AndroidWorld, phone: Device, tmp_path: Path) -> None:
