@@ -13,7 +13,7 @@ from android.phone import SWITCH
 from android.programs import leased, options
 from android.server import AndroidWorld
 
-from dart.core.action import Action, Click, Finish, Point, System
+from dart.core.action import Click, Finish, FinishStatus, Point, System
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.workers.env.android.adb import DeviceError
@@ -34,7 +34,7 @@ class Place:
     async def begin(self, name: str, seed: int = 1) -> str:
         return (await self.env.reset(Task("android", name, seed))).instruction
 
-    async def score(self, last: Action, at_limit: bool = False) -> float:
+    async def score(self, last: Finish, at_limit: bool = False) -> float:
         return (await self.env.judge(last, at_limit)).reward
 
 
