@@ -98,8 +98,10 @@ class Android(World):
         else:
             import httpx
 
-            # No proxies from the environment: servers are on a network of one's own.
-            client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
+            # No proxies from the environment: servers are on a network of one's own. A connection for each request:
+            # after an error 500 the server closes the connection, which a next request may notice too late.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            client = httpx.AsyncClient(trust_env=False, limits=limits)
             self._client = await self._resources.enter_async_context(client)
         for device in {device.adb_server: device for device in options.devices}.values():
             self._version = await Adb(options.adb, device, options.command_seconds).start_server()
