@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from dart.errors import UserError
 from dart.testing import conform
 from dart.workers.env.android.adb import DeviceError
 from dart.workers.env.android.options import AndroidOptions
-from dart.workers.env.android.tasks import Folder
+from dart.workers.env.android.tasks import Folder, TaskFile
 from dart.workers.env.android.world import Android
 from dart.worlds import Full
 from dart.worlds.plugs import check, find, read_options
@@ -221,9 +222,7 @@ def test_folders_and_files_that_cannot_be_read_are_named(tmp_path: Path) -> None
 
 def test_the_documented_task_is_valid() -> None:
     text = (Path(__file__).parents[4] / "docs" / "android.md").read_text(encoding="utf-8")
-    example = text.split("```yaml\n# tasks/airplane.yaml\n")[1].split("```")[0]
-    from dart.workers.env.android.tasks import TaskFile
-
+    example = textwrap.dedent(text.split("# tasks/airplane.yaml\n")[1].split("   ```")[0])
     assert TaskFile.model_validate(yaml.safe_load(example)).check.done("1\n")
 
 
