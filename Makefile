@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop desktop-apps demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ browser:
 
 desktop: ## Install what desktops and their light tasks need (some 390 MB on a bare Debian).
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends $(DESKTOP)
+
+android: ## Install adb, which the world android and its tests need.
+	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends adb
 
 desktop-apps: desktop ## Install Chromium, LibreOffice and GIMP for the other desktop tasks (some 950 MB).
 	$(SUDO) apt-get install -y -q --no-install-recommends $(LARGE)

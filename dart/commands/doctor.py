@@ -156,7 +156,8 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
     try:
         world = find(kind)
         read = read_options(world, options)
-        machine = list(world.checks(read).items())
+        asked = world.checks_with_screen(read, environment.viewport) if environment else world.checks(read)
+        machine = list(asked.items())
     except UserError as error:
         problem = str(error)
         return [("world", lambda: problem)]

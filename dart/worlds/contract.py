@@ -7,8 +7,8 @@ A world of your own is one file with one class in it, which `environment.kind: m
 - a subclass of `World`, if environments share something (a browser, a pool of machines) or take minutes to boot.
 
 The class also answers questions before anything runs: `Options` (a pydantic model for `environment.options`),
-`check_task`, `check_tasks`, `checks`, `oracle_tasks`, `actions`. So its module must import without the heavy parts, on
-any machine.
+`check_task`, `check_tasks`, `checks`, `checks_with_screen`, `oracle_tasks`, `actions`. So its module must import
+without the heavy parts, on any machine.
 
 The env worker calls `reset`, then `act` repeatedly; `judge` once, when `act` returned `done`, when the policy finished,
 or at the step limit; `renew` after every episode, however it ended. Calls to one environment never overlap. An
@@ -146,6 +146,11 @@ class Plug:
     def checks(cls, options: BaseModel) -> Mapping[str, Callable[[], str | None]]:
         """Checks of this machine for `dart doctor`: name → a check that says what is missing and how to get it."""
         return {}
+
+    @classmethod
+    def checks_with_screen(cls, options: BaseModel, screen: tuple[int, int]) -> Mapping[str, Callable[[], str | None]]:
+        """Like `checks`, for a world whose machines have screens of their own: `screen` is environment.viewport."""
+        return cls.checks(options)
 
     @classmethod
     def oracle_tasks(cls) -> Collection[str]:

@@ -28,6 +28,7 @@ BUILT_IN = {
     "gym": "dart.workers.env.gym.world:Gym",
     "openenv": "dart.workers.env.openenv.world:OpenEnv",
     "osworld": "dart.workers.env.osworld.world:OSWorld",
+    "android": "dart.workers.env.android.world:Android",
     "desktop": "dart.workers.env.desktop.world:Desktop",
 }
 """Kinds that ship with dart."""
