@@ -29,6 +29,7 @@ BUILT_IN = {
     "openenv": "dart.workers.env.openenv.world:OpenEnv",
     "osworld": "dart.workers.env.osworld.world:OSWorld",
     "desktop": "dart.workers.env.desktop.world:Desktop",
+    "webapps": "dart.workers.env.webapps.world:WebApps",
 }
 """Kinds that ship with dart."""
 
