@@ -50,7 +50,10 @@ class WebAppsOptions(WebOptions):
     )
     max_rest_seconds: float = Field(5.0, gt=0.0, description="…or after this long, if it does not come to rest.")
     save_seconds: float = Field(
-        1.0, ge=0.0, description="Waited before the verdict: pages send changes to their server up to 0.5 s later."
+        1.0,
+        ge=0.0,
+        le=5.0,
+        description="Waited before the verdict: published pages send changes to their servers up to 0.5 s later.",
     )
 
     @field_validator("command")
