@@ -24,7 +24,7 @@ SID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 """Published servers drop all other characters from a session's id."""
 MOST_DIFFERENCE = 24_000
 MOST_SAID = 4000
-_NOT_FETCHED = re.compile(r"cannot (fetch|read)", re.IGNORECASE)
+_NOT_FETCHED = re.compile(r"CRITICAL: *Cannot (fetch|read)")
 """Published rewards print "CRITICAL: Cannot fetch state …" and then a reward of 0 if their request fails."""
 
 
@@ -73,10 +73,15 @@ class Session:
         finish = last if isinstance(last, Finish) else Finish("fail")
         variables = {"CUA_GYM_AGENT_ANSWER": finish.answer, "CUA_GYM_AGENT_STATUS": finish.status} if last else {}
         options = self._shared.options
+        filled_in = fill_in(program, self.server.host, self._sid_file)
         return await programs.run(
-            fill_in(program, self.server.host, self._sid_file), self._folder, options.python, options.program_seconds,
-            options.program_megabytes, variables,
-        )  # fmt: skip
+            filled_in,
+            self._folder,
+            options.interpreter,
+            options.program_seconds,
+            options.program_megabytes,
+            variables,
+        )
 
     async def judge(self, last: Action) -> Verdict:
         """Run the reward. A reward of 0 is believed only if the application answered throughout."""
@@ -109,7 +114,7 @@ class Session:
 
     @property
     def _python(self) -> str:
-        return f"environment.options.python {self._shared.options.python}"
+        return f"environment.options.python {self._shared.options.interpreter}"
 
     async def _set_up(self) -> None:
         opened: tuple[str, ...] = ()

@@ -39,8 +39,10 @@ class WebAppsOptions(WebOptions):
     )
     start_seconds: float = Field(60.0, gt=0.0, description="How long an application may take to start.")
     answer_seconds: float = Field(15.0, gt=0.0, description="How long it may take to answer; later it counts as dead.")
-    python: str = Field(
-        sys.executable, description="The interpreter of tasks' programs; the published ones need `requests`."
+    python: str | None = Field(
+        None,
+        description="The interpreter of tasks' programs; none: the env worker's own. The published ones need "
+        "`requests`.",
     )
     program_seconds: float = Field(120.0, gt=0.0, description="How long one of these programs may take.")
     program_megabytes: int = Field(2048, ge=64, description="How much address space it may have.")
@@ -55,6 +57,10 @@ class WebAppsOptions(WebOptions):
         le=5.0,
         description="Waited before the verdict: published pages send changes to their servers up to 0.5 s later.",
     )
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
 
     @field_validator("command")
     @classmethod

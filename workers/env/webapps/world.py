@@ -50,7 +50,7 @@ class WebApps(WebWorld):
         return {
             "webapps folders": lambda: problem(lambda: Tasks(options)),
             "webapps server": lambda: problem(lambda: check_command(options.command[0])),
-            "webapps python": lambda: problem(lambda: check_python(options.python)),
+            "webapps python": lambda: problem(lambda: check_python(options.interpreter)),
             **super().checks(options),
         }
 
