@@ -47,16 +47,21 @@ class WebAppEnv(WebEnv):
         return await super().reset(task)
 
     async def _start_twice(self, task: Task) -> Observation:
-        """`begin` makes a new page in any case, and another if that breaks."""
+        """`begin` makes a new page in any case; if that breaks, all of it is tried once more."""
+        try:
+            return await self._start(task)
+        except EnvironmentFailure:
+            if self._session is None or not self.page.broken:  # it was the application's failure, not the page's
+                raise
+        await self._leave()
         return await self._start(task)
 
     async def begin(self, task: Task) -> str:
         found = await asyncio.to_thread(self._shared.tasks.load, task.name)
         self._session = await Session.begin(self._shared, found)
-        try:
-            await self._show(self._session.page)
-        except EnvironmentFailure:
-            await self._show(self._session.page)
+        await self._replace_page()
+        await self.page.navigate(self._session.page)
+        await self._come_to_rest()
         return found.instruction
 
     async def grade(self) -> tuple[bool, Verdict]:
@@ -101,11 +106,6 @@ class WebAppEnv(WebEnv):
             session, self._session = self._session, None
             await self.page.close()
             await session.end()
-
-    async def _show(self, address: str) -> None:
-        await self._replace_page()
-        await self.page.navigate(address)
-        await self._come_to_rest()
 
     async def _replace_page(self) -> None:
         await self.page.close()
