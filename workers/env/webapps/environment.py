@@ -7,7 +7,7 @@ import asyncio
 from dart.core.action import Action
 from dart.core.types import Observation, Task
 from dart.errors import UserError
-from dart.workers.env.browser import Page
+from dart.workers.env.browser import Page, ProtocolError
 from dart.workers.env.oracle import Plan
 from dart.workers.env.web import WebEnv
 from dart.workers.env.webapps.episodes import Session, Shared
@@ -17,9 +17,9 @@ from dart.worlds import EnvironmentFailure, Verdict
 
 SUITE = "webapps"
 LOOK_SECONDS = 0.1
-# Timers of the page's own that were to run before have run then, however busy the machine is, and what they sent has
-# arrived before what is fetched here. A server that does not answer is found by asking it directly, not here.
-_SAVED = f"""new Promise(done => setTimeout(() =>
+# Timers of the page's own that were to run before have run then, however busy the machine is, and what the page has
+# asked its server before has been answered. A server that does not answer is found by asking it directly, not here.
+_SETTLED = f"""new Promise(done => setTimeout(() =>
   fetch('/state?sid={ASKING}', {{signal: AbortSignal.timeout(2000)}}).catch(() => 0).then(() => done()), %d))"""
 
 
@@ -72,7 +72,7 @@ class WebAppEnv(WebEnv):
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The task's own reward for the session's state, however the episode ended."""
-        await self.page.evaluate(_SAVED % round(1000 * self._shared.options.save_seconds), wait=True)
+        await self._settle(self._shared.options.save_seconds)
         return await self._of_episode.judge(last)
 
     @classmethod
@@ -113,6 +113,14 @@ class WebAppEnv(WebEnv):
         self._page = await _new_page(self._shared, self.screen, reached)
         self.pages_replaced += 1
 
+    async def _settle(self, seconds: float) -> None:
+        """Let the page run for so long by its own clock, and until its server has dealt with what it sent."""
+        waiting = _SETTLED % round(1000 * seconds)
+        try:
+            await self.page.evaluate(waiting, wait=True)
+        except ProtocolError:  # the page has gone to another address meanwhile
+            await self.page.evaluate(waiting, wait=True)
+
     async def _come_to_rest(self) -> None:
         """Wait until the page has fetched and drawn its state: until it looks the same for `rest_seconds`."""
         options: WebAppsOptions = self._shared.options
@@ -120,7 +128,7 @@ class WebAppEnv(WebEnv):
         began = since = loop.time()
         last = b""
         while since + options.rest_seconds > (now := loop.time()) and now < began + options.max_rest_seconds:
-            await self.page.pass_time(LOOK_SECONDS)
+            await self._settle(LOOK_SECONDS)
             seen = (await self._look()).sha256
             if seen != last:
                 last, since = seen, loop.time()
