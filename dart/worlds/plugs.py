@@ -30,6 +30,7 @@ BUILT_IN = {
     "osworld": "dart.workers.env.osworld.world:OSWorld",
     "android": "dart.workers.env.android.world:Android",
     "desktop": "dart.workers.env.desktop.world:Desktop",
+    "webapps": "dart.workers.env.webapps.world:WebApps",
 }
 """Kinds that ship with dart."""
 

@@ -40,6 +40,7 @@ _CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, 
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # while one page draws, all others wait
 INPUT_FRAME_SECONDS = 0.005  # between two frames until the page has handled an input: a scroll takes two or three
+NO_PROXY = "http://127.0.0.1:1"  # nothing listens on port 1
 SCREENSHOT_TRIES = 5  # just after a page has loaded, a frame may come without a picture
 
 
@@ -72,8 +73,11 @@ class Browser:
         """For example "HeadlessChrome/156.0.8078.79"."""
         return self._connection.version
 
-    async def new_page(self, viewport: tuple[int, int], timeout: float) -> Page:
-        """An empty page in a context of its own, in a new Chromium if the old one has died."""
+    async def new_page(self, viewport: tuple[int, int], timeout: float, only: str | None = None) -> Page:
+        """An empty page in a context of its own, in a new Chromium if the old one has died.
+
+        `only`: the one server that its pages may reach, as in "127.0.0.1:8000", or "" for none at all.
+        """
         async with self._starting:
             if self._connection.lost.is_set():
                 await self._connection.close()
@@ -81,7 +85,7 @@ class Browser:
                     self._connection = await Connection.launch(self._executable)
                 except UserError as error:  # it started before, so the cause may be temporary
                     raise PageCrashed(str(error)) from error
-        return await Page.open(self._connection, viewport, timeout)
+        return await Page.open(self._connection, viewport, timeout, only)
 
 
 class Page:
@@ -98,12 +102,14 @@ class Page:
         connection.listen(session, self._on_event)
 
     @classmethod
-    async def open(cls, connection: Connection, viewport: tuple[int, int], timeout: float) -> Page:
+    async def open(
+        cls, connection: Connection, viewport: tuple[int, int], timeout: float, only: str | None = None
+    ) -> Page:
         width, height = viewport
         context: str | None = None
         try:
             async with asyncio.timeout(timeout):
-                context = (await connection.send("Target.createBrowserContext", {}))["browserContextId"]
+                context = (await connection.send("Target.createBrowserContext", _network(only)))["browserContextId"]
                 parameters = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
                 if connection.frames_on_demand:
                     parameters["enableBeginFrameControl"] = True
@@ -272,6 +278,14 @@ class Page:
                 if self._loaded is not None and not self._loaded.done():
                     self._loaded.set_exception(self.failure)
                     self._loaded.exception()
+
+
+def _network(only: str | None) -> dict[str, object]:
+    """What a context must be made with to reach `only` that server: everything else goes to a proxy that is not there.
+
+    Without <-loopback> every server on this machine would be reached without the proxy.
+    """
+    return {} if only is None else {"proxyServer": NO_PROXY, "proxyBypassList": f"<-loopback>;{only}"}
 
 
 def _batches(calls: Sequence[Call]) -> list[list[Call]]:

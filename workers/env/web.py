@@ -181,7 +181,7 @@ class WebEnv(Env):
 class WebWorld(World):
     """One Chromium for all environments of the worker, each a page of class `environment`."""
 
-    Options = WebOptions
+    Options: ClassVar[type[BaseModel]] = WebOptions
     actions = frozenset({"move", "click", "button", "drag", "scroll", "keys", "type_text", "wait", "observe"})
     environment: ClassVar[type[WebEnv]]
 

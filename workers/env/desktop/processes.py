@@ -1,7 +1,7 @@
 """The processes of one desktop, as the worker sees them: started and ended through a `keeper`.
 
 A desktop's folder is locked while its keeper lives. `sweep` ends what a killed keeper left behind: folders without a
-lock, and the processes whose environment names such a folder.
+lock, and the processes whose environment names such a folder. The world webapps keeps its servers so, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dart.errors import UserError
 from dart.workers.env.desktop import keeper
 from dart.worlds import EnvironmentFailure
 
-PREFIX, LOCK, MARKER = "dart-desktop-", "owner", "DART_DESKTOP"
+LOCK, MARKER = "owner", "DART_DESKTOP"
 END_SECONDS = 15.0
 MOST_PATH = 80
 """Names of Unix sockets, which lie in the folder, are at most 107 bytes."""
@@ -34,8 +34,10 @@ MOST_PATH = 80
 class Processes:
     """One keeper, its folder, and the processes that it started. For one thread, except `kill`."""
 
-    def __init__(self) -> None:
-        self.folder, lock = _new_folder()
+    def __init__(self, what: str = "desktop") -> None:
+        """`what` is in the folder's name and in messages."""
+        self._what = what
+        self.folder, lock = _new_folder(what)
         self._numbers = itertools.count(1)
         self._codes: dict[int, int] = {}
         self._unread = b""
@@ -60,7 +62,7 @@ class Processes:
         try:
             self._keeper.stdin.write(json.dumps(request).encode() + b"\n")
         except (OSError, ValueError):
-            raise EnvironmentFailure("the desktop's keeper has ended") from None
+            raise EnvironmentFailure(f"the {self._what}'s keeper has ended") from None
         while True:
             for answer in self._read(10.0):
                 if answer.get("id") == number:
@@ -96,11 +98,11 @@ class Processes:
         output = self._keeper.stdout.fileno()
         if not select.select([output], [], [], seconds)[0]:
             if seconds and patient:
-                raise EnvironmentFailure(f"the desktop's keeper was silent for {seconds:g} s")
+                raise EnvironmentFailure(f"the {self._what}'s keeper was silent for {seconds:g} s")
             return []
         data = os.read(output, 1 << 16)
         if not data:
-            raise EnvironmentFailure("the desktop's keeper has ended")
+            raise EnvironmentFailure(f"the {self._what}'s keeper has ended")
         *lines, self._unread = (self._unread + data).split(b"\n")
         messages: list[dict[str, object]] = [json.loads(line) for line in lines]
         for message in messages:
@@ -128,9 +130,9 @@ class Processes:
             _end_left(self.folder)
 
 
-def sweep() -> None:
+def sweep(what: str = "desktop") -> None:
     """End what desktops of killed keepers left in the temporary folder; those that live are not touched."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"dart-{what}-*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR)
         except OSError:
@@ -165,9 +167,9 @@ def _end_left(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _new_folder() -> tuple[Path, int]:
+def _new_folder(what: str) -> tuple[Path, int]:
     """A folder and a descriptor of its locked file."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=f"dart-{what}-"))
     if len(str(folder)) > MOST_PATH:
         folder.rmdir()
         raise UserError(f"TMPDIR {folder.parent} is too long for Unix sockets below it: set TMPDIR to a shorter path")

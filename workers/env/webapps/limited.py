@@ -1,0 +1,36 @@
+"""Runs a program with limits: `python -I -S limited.py PARENT CPU_SECONDS MEGABYTES PROGRAM ...`.
+
+It uses the standard library alone.
+The program is killed when the thread that started it ends, as it does when the worker dies in any way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+MOST_FILE_BYTES = 64 << 20
+
+
+def main() -> None:
+    parent, cpu_seconds, megabytes = (int(word) for word in sys.argv[1:4])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before this was asked for
+        sys.exit(1)
+    limits = {
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_AS: megabytes << 20,
+        resource.RLIMIT_FSIZE: MOST_FILE_BYTES,
+        resource.RLIMIT_CORE: 0,
+    }
+    for limit, most in limits.items():
+        resource.setrlimit(limit, (most, most))
+    os.execvp(sys.argv[4], sys.argv[4:])
+
+
+if __name__ == "__main__":
+    main()
