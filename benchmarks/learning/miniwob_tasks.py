@@ -22,7 +22,8 @@ import psutil
 import uvloop
 from pydantic import BaseModel
 
-from benchmarks.learning.miniwob_attempts import ATTEMPTS, Outcome, attempt
+from benchmarks.learning.miniwob_attempts import ATTEMPTS, attempt
+from benchmarks.learning.miniwob_pages import RESULT, Results, Row
 from dart.coordinator.summary import machine, software, write_json
 from dart.core.action import Action, Click, Drag, Finish, Keys, Point, Scroll, TypeText
 from dart.core.types import Task
@@ -30,11 +31,10 @@ from dart.workers.env.browser import Browser, EnvironmentFailure
 from dart.workers.env.miniwob import SUITE, MiniWobEnv, MiniWobOptions, pages_folder, task_names
 from dart.worlds import from_png
 
-RESULT = Path(__file__).parent.parent / "results" / "miniwob_tasks.json"
 SCREEN = (160, 210)
 MOST_STEPS = 10
-CHANGE_SECONDS = 1.5
-"""How long a page is left alone to see whether it changes by itself."""
+CHANGE_LOOKS, CHANGE_SECONDS = 8, 0.4
+"""How often a page is looked at, and how far apart, to see whether it changes by itself."""
 _DRAGS = re.compile(r"draggable|sortable|d3\.drag|behavior\.drag|slider\(|resizable|mousemove|jscolor|getSelection")
 _FOUND = """(() => {
   const typed = 'input:not([type]), input[type=text], input[type=password], input[type=number], input[type=date],' +
@@ -55,34 +55,6 @@ class Found(BaseModel):
     types: bool
     chooses: bool
     scrolls: bool
-
-
-class Row(BaseModel):
-    """What was seen of one task."""
-
-    task: str
-    starts: bool = False
-    problem: str = ""
-    instruction_characters: tuple[int, int] = (0, 0)
-    """The least and the most."""
-    start_ms: float = 0.0
-    """Median."""
-    own_limit_seconds: float = 0.0
-    """After which MiniWoB's own harness ends the episode; dart does not."""
-    changes_alone: bool = False
-    ends_alone_seconds: float | None = None
-    """None: not within the time given."""
-    actions: list[str] = []
-    """Beyond clicks, as far as the page's controls and scripts show."""
-    ended_by_random_steps: int = 0
-    episodes: int = 0
-    rewards: list[float] = []
-    """MiniWoB's own, -1 to 1, of the random episodes that ended by themselves, sorted."""
-
-
-class Results(BaseModel):
-    rows: list[Row]
-    attempts: list[Outcome]
 
 
 async def examine(env: MiniWobEnv, name: str, seeds: Sequence[int], idle_seconds: float) -> Row:
@@ -117,8 +89,9 @@ async def _alone(env: MiniWobEnv, row: Row, first: str, idle_seconds: float) -> 
     named = {"type": found.types, "drag": drags, "scroll": found.scrolls, "choose": found.chooses}
     row.actions = [kind for kind, there in named.items() if there]
     began = time.perf_counter()
-    await env.page.pass_time(CHANGE_SECONDS)
-    row.changes_alone = from_png(await env.page.screenshot()).sha256 != first
+    for _ in range(CHANGE_LOOKS):
+        await env.page.pass_time(CHANGE_SECONDS)
+        row.changes_alone = row.changes_alone or from_png(await env.page.screenshot()).sha256 != first
     while not (over := (await env.grade())[0]) and time.perf_counter() < began + idle_seconds:
         await env.page.pass_time(0.25)
     if over:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -122,6 +122,11 @@ class Plug:
     def checks(cls, options: BaseModel) -> Mapping[str, Callable[[], str | None]]:
         """Checks of this machine for `dart doctor`: name → a check that says what is missing and how to get it."""
         return {}
+
+    @classmethod
+    def warnings(cls, options: BaseModel, names: Collection[str]) -> Sequence[str]:
+        """What `dart doctor` warns of: why tasks of a config, which exist, are unlike what one would expect."""
+        return ()
 
     @classmethod
     def oracle_tasks(cls) -> Collection[str]:

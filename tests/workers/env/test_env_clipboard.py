@@ -135,7 +135,9 @@ async def test_a_page_that_handles_the_events_itself_is_asked(hands: Hands) -> N
           event.clipboardData.setData('text/plain', 'mine'); event.clipboardData.setData('x/own', 'too');
           event.preventDefault();
         });
-        addEventListener('paste', event => { window.got = ['text/plain', 'x/own'].map(t => event.clipboardData.getData(t)) });"""
+        addEventListener('paste', event => {
+          window.got = ['text/plain', 'x/own'].map(type => event.clipboardData.getData(type));
+        });"""
     )
     await hands.copy("not this")
     assert await hands.pasted() == "mine"
