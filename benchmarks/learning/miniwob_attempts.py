@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, TypeText, Wait
 from dart.core.types import Task
+from dart.workers.env.browser import EnvironmentFailure
 from dart.workers.env.miniwob import SUITE, MiniWobEnv
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ class Outcome(BaseModel):
     full: int
     """How many were exactly 1."""
     without_verdict: int
+    failed: int = 0
+    """Episodes in which the environment failed."""
 
 
 class Hands:
@@ -53,9 +56,12 @@ class Hands:
     def over(self) -> bool:
         return self.done or time.monotonic() > self._end
 
+    async def read(self, expression: str, shape: TypeAdapter[T]) -> T:
+        return shape.validate_python(await self._env.page.evaluate(expression))
+
     async def look(self, expression: str, shape: TypeAdapter[T]) -> T:
         """What the page has; what is done about it comes after the pause."""
-        seen = shape.validate_python(await self._env.page.evaluate(expression))
+        seen = await self.read(expression, shape)
         await self._env.page.pass_time(self.pause)
         return seen
 
@@ -92,9 +98,13 @@ async def attempt(env: MiniWobEnv, one: Attempt, seeds: Sequence[int]) -> Outcom
     """The script's outcome on these seeds of its task."""
     outcome = Outcome(task=one.task, how=one.how, rewards=[], full=0, without_verdict=0)
     for seed in seeds:
-        observation = await env.reset(Task(SUITE, one.task, seed))
-        await one.play(Hands(env, one.pause, observation.instruction))
-        raw = (await env.judge(Finish(), at_limit=True)).evidence["raw"]
+        try:
+            observation = await env.reset(Task(SUITE, one.task, seed))
+            await one.play(Hands(env, one.pause, observation.instruction))
+            raw = (await env.judge(Finish(), at_limit=True)).evidence["raw"]
+        except EnvironmentFailure:
+            outcome.failed += 1
+            continue
         if isinstance(raw, float):
             outcome.rewards.append(round(raw, 4))
             outcome.full += raw >= 1.0
@@ -169,33 +179,47 @@ async def button_delay(hands: Hands) -> None:
 
 
 async def best_pixel(hands: Hands) -> None:
-    """Tries every pixel with the page's own marking, takes the marks away, and clicks where it gave most."""
-    await hands.click(await _search(hands))
+    """Tries the pixels around the right ones with the page's own marking, and clicks where it gave most."""
+    x, y, _ = await hands.read(_BEST_PIXEL, _MARK)
+    await hands.click((x, y))
     await hands.click("#subbtn")
 
 
-_TRY_ROW = """(y => {
+# Right is a point, or every point of a line, from `from` on in both directions; a click is 50 pixels below the drawing's
+# own zero. A click that does not bubble is not seen by MiniWoB's own marker of clicks.
+_BEST_PIXEL = """(() => {
+  const at = selector => Array.from(document.querySelectorAll(selector),
+    e => [+e.getAttribute('cx'), +e.getAttribute('cy')]);
+  const unit = ([x, y]) => [x / Math.hypot(x, y), y / Math.hypot(x, y)], minus = (p, q) => [p[0] - q[0], p[1] - q[1]];
+  const vertex = at('.init-blue, #init-blue')[0], ends = at('.init-black, #init-black');
+  let from = vertex, along = [0, 0];
+  if (!vertex) {
+    const centres = at('.black-circle');
+    from = [0, 1].map(axis => centres.reduce((sum, centre) => sum + centre[axis], 0) / centres.length);
+  } else if (ends.length === 1) {
+    const [x, y] = unit(minus(ends[0], vertex));
+    along = [-y, x];
+  } else {
+    const [one, other] = ends.map(end => unit(minus(end, vertex)));
+    along = [one[0] + other[0], one[1] + other[1]];
+  }
+  const pixels = new Map();
+  for (let far = -200; far <= 200; far++) for (const right of [-1, 0, 1]) for (const down of [-1, 0, 1]) {
+    const x = Math.round(from[0] + far * along[0]) + right, y = Math.round(from[1] + far * along[1]) + down + 50;
+    if (x > 0 && x < 159 && y > 50 && y < 179) pixels.set(`${x} ${y}`, [x, y]);
+  }
   const end = core.endEpisode, marks = [];
-  for (let x = 1; x < 159; x++) {
+  for (const [x, y] of pixels.values()) {
     graphClicked({ pageX: x, pageY: y });
-    core.endEpisode = score => marks.push([x, score]);
-    document.querySelector('#subbtn').click();
+    core.endEpisode = score => marks.push([x, y, score]);
+    document.querySelector('#subbtn').dispatchEvent(new MouseEvent('click'));
     core.endEpisode = end;
     document.querySelectorAll('svg .green, svg [fill=green], svg [stroke=green]').forEach(e => e.remove());
   }
   document.querySelectorAll('svg .blue').forEach(e => e.remove());
-  return marks.filter(([, score]) => Number.isFinite(score)).sort((p, q) => q[1] - p[1])[0] ?? [0, -1];
-})(%d)"""
-_ROW = TypeAdapter(tuple[int, float])
-
-
-async def _search(hands: Hands) -> Place:
-    best, most = (0.0, 0.0), -math.inf
-    for y in range(51, 179):
-        x, score = await hands.look(_TRY_ROW % y, _ROW)
-        if score > most:
-            best, most = (float(x), float(y)), score
-    return best
+  return marks.filter(mark => Number.isFinite(mark[2])).sort((p, q) => q[2] - p[2])[0];
+})()"""
+_MARK = TypeAdapter(tuple[float, float, float])
 
 
 async def type_colour(hands: Hands) -> None:
@@ -261,7 +285,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
     *_both("simon-says", "push what lit up", simon_says),
     *_both("button-delay", "click, wait as told, click", button_delay),
     *(
-        Attempt(task, "click on the best of all pixels", best_pixel)
+        Attempt(task, "click on the best pixel", best_pixel)
         for task in ("bisect-angle", "circle-center", "find-midpoint", "right-angle")
     ),
     *(

@@ -59,8 +59,8 @@ def cautions(found: Results) -> Table:
 
 def attempts(found: Results) -> Table:
     rows = [
-        (f"`{one.task}`", one.how, str(len(one.rewards) + one.without_verdict), _range(one.rewards),
-         str(one.full), str(one.without_verdict))
+        (f"`{one.task}`", one.how, str(len(one.rewards) + one.without_verdict + one.failed), _range(one.rewards),
+         str(one.full), str(one.without_verdict + one.failed))
         for one in found.attempts
     ]  # fmt: skip
     return ("task", "script", "episodes", "reward", "of exactly 1", "without a verdict"), rows
