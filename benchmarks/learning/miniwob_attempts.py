@@ -185,8 +185,8 @@ async def best_pixel(hands: Hands) -> None:
     await hands.click("#subbtn")
 
 
-# Right is a point, or every point of a line, from `from` on in both directions; a click is 50 pixels below the drawing's
-# own zero. A click that does not bubble is not seen by MiniWoB's own marker of clicks.
+# What is right is a point, or a line through it. The drawing begins 50 pixels below the top of the page. A click that
+# does not bubble is not seen by MiniWoB's own marker of clicks.
 _BEST_PIXEL = """(() => {
   const at = selector => Array.from(document.querySelectorAll(selector),
     e => [+e.getAttribute('cx'), +e.getAttribute('cy')]);
@@ -208,15 +208,14 @@ _BEST_PIXEL = """(() => {
     const x = Math.round(from[0] + far * along[0]) + right, y = Math.round(from[1] + far * along[1]) + down + 50;
     if (x > 0 && x < 159 && y > 50 && y < 179) pixels.set(`${x} ${y}`, [x, y]);
   }
-  const end = core.endEpisode, marks = [];
+  const end = core.endEpisode, marks = [], drawing = document.querySelector('svg'), kept = new Set(drawing.children);
   for (const [x, y] of pixels.values()) {
     graphClicked({ pageX: x, pageY: y });
     core.endEpisode = score => marks.push([x, y, score]);
     document.querySelector('#subbtn').dispatchEvent(new MouseEvent('click'));
     core.endEpisode = end;
-    document.querySelectorAll('svg .green, svg [fill=green], svg [stroke=green]').forEach(e => e.remove());
+    for (const element of [...drawing.children]) if (!kept.has(element)) element.remove();
   }
-  document.querySelectorAll('svg .blue').forEach(e => e.remove());
   return marks.filter(mark => Number.isFinite(mark[2])).sort((p, q) => q[2] - p[2])[0];
 })()"""
 _MARK = TypeAdapter(tuple[float, float, float])

@@ -44,11 +44,11 @@ class Results(BaseModel):
     attempts: list[Outcome]
 
 
-def read() -> Results | None:
+def read(path: Path = RESULT) -> Results | None:
     """None if the tasks have not been examined yet."""
-    if not RESULT.exists():
+    if not path.exists():
         return None
-    return Results.model_validate(json.loads(RESULT.read_text(encoding="utf-8"))["results"])
+    return Results.model_validate(json.loads(path.read_text(encoding="utf-8"))["results"])
 
 
 def cautions(found: Results) -> Table:

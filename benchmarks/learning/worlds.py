@@ -199,7 +199,7 @@ def _megabytes() -> float:
     total = 0
     for one in _processes():
         try:
-            total += one.memory_full_info().pss
+            total += int(one.memory_full_info().pss)
         except psutil.Error:
             continue
     return total / 1e6
