@@ -213,7 +213,7 @@ def _megabytes() -> float:
 
 def summarise(world: str, environments: int, rounds: Sequence[Round], load: float) -> Row:
     def median(name: str) -> float:
-        return round(statistics.median(getattr(one, name) for one in rounds), 2)
+        return round(float(statistics.median(getattr(one, name) for one in rounds)), 2)
 
     def ends(name: str) -> tuple[float, float]:
         values = [round(getattr(one, name), 2) for one in rounds]
