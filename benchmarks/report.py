@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning import miniwob_pages
 from benchmarks.pool import results as pool_runs
 from benchmarks.trials import pages
 
@@ -26,6 +27,7 @@ PAGES = (
     ROOT / "docs" / "ablation.md",
     ROOT / "docs" / "learning.md",
     ROOT / "docs" / "worlds.md",
+    ROOT / "docs" / "miniwob.md",
     ROOT / "docs" / "robustness.md",
 )
 HARD = 0.1
@@ -230,16 +232,26 @@ def relay() -> str | None:
 
 
 def worlds() -> str | None:
-    """What one env worker does with the worlds that ship with dart."""
+    """What one env worker does with worlds, and what their environments cost."""
     if (found := results("worlds")) is None:
         return None
     rows = [
-        [kind, *(f"{row[name]:,.0f} ({row[f'{name}_range'][0]:,.0f} to {row[f'{name}_range'][1]:,.0f})"
-                 for name in ("resets_per_second", "steps_per_second")),
-         *(f"{row[name]:.1f}" for name in ("processor_ms_per_reset", "processor_ms_per_step"))]
-        for kind, row in found.items()
+        [row["world"], str(row["environments"]), f"{row['boot_seconds']:.1f}",
+         *(f"{row[f'{name}s_per_second']:,.1f} ({row[f'{name}s_range'][0]:,.1f} to {row[f'{name}s_range'][1]:,.1f})"
+           for name in ("start", "step")),
+         *(f"{row[name]:,.1f}" for name in ("processor_ms_per_start", "processor_ms_per_step")),
+         f"{row['mb_per_environment']:,.0f}", f"{row['load_average']:.0f}"]
+        for row in found
     ]  # fmt: skip
-    return table(("world", "resets per second", "steps per second", "processor ms per reset", "per step"), rows)
+    head = ("world", "environments", "s until all have booted", "episodes begun per second", "steps per second",
+            "processor ms per beginning", "per step", "MB each", "load average before")  # fmt: skip
+    return table(head, rows)
+
+
+def _miniwob(rows: Callable[[miniwob_pages.Results], miniwob_pages.Table]) -> str | None:
+    """What MiniWoB's tasks are like (docs/miniwob.md)."""
+    found = miniwob_pages.read()
+    return None if found is None else table(*rows(found))
 
 
 def desktops() -> str | None:
@@ -362,6 +374,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "relay": relay,
     "worlds": worlds,
     "desktops": desktops,
+    **{f"miniwob_{name}": partial(_miniwob, rows) for name, rows in miniwob_pages.TABLES.items()},
     "storm": storm,
     "soak": soak,
     "faults": faults,

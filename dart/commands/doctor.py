@@ -82,7 +82,7 @@ def warnings(config: Config) -> list[str]:
         )
     if twice := [name for name, times in Counter((*tasks.names, *tasks.train_names)).items() if times > 1]:
         found.append(f"task names: {_some(twice)} is listed more than once, which has no effect: list it once")
-    return found
+    return [*found, *_world_warnings(config.environment)]
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
@@ -170,6 +170,16 @@ def _world(environment: Environment | None) -> list[tuple[str, Callable[[], str 
         return wrong[0] + (f" ({len(wrong) - 1} more names are wrong)" if len(wrong) > 1 else "") if wrong else None
 
     return [*machine, ("task names", tasks)] if environment else machine
+
+
+def _world_warnings(environment: Environment) -> list[str]:
+    """The world's own warnings; none if it is not here or its options are wrong, which the checks report."""
+    try:
+        world = find(environment.kind)
+        options = read_options(world, environment.options)
+    except UserError:
+        return []
+    return [f"{environment.kind} tasks: {warning}" for warning in world.warnings(options, environment.tasks.all)]
 
 
 def _told(check: Callable[[], None]) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -151,6 +151,11 @@ class Plug:
     def checks_with_screen(cls, options: BaseModel, screen: tuple[int, int]) -> Mapping[str, Callable[[], str | None]]:
         """Like `checks`, for a world whose machines have screens of their own: `screen` is environment.viewport."""
         return cls.checks(options)
+
+    @classmethod
+    def warnings(cls, options: BaseModel, names: Collection[str]) -> Sequence[str]:
+        """What `dart doctor` warns of: why tasks of a config, which exist, are unlike what one would expect."""
+        return ()
 
     @classmethod
     def oracle_tasks(cls) -> Collection[str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from dart.cli import main
 from dart.commands.doctor import checks, warnings
 from dart.commands.evaluate import EvaluateOptions, _chosen
 from dart.config import Config, ConfigError, load, parse
@@ -172,3 +174,42 @@ def test_choosing_tasks_keeps_what_is_known_about_them(tmp_path: Path) -> None:
     assert trained.step_limit("os/1") == 18
     assert trained.evaluation.episodes == 200
     assert chosen(config, tasks="os/1,page", seeds="2000000:2000003").evaluation.episodes == 4
+
+
+def test_doctor_warns_of_miniwobs_unusual_tasks_and_says_why(tmp_path: Path) -> None:
+    raw = yaml.safe_load(MINIWOB.read_text())
+    raw["environment"]["tasks"] = {"names": ["click-test", "chase-circle"], "eval_names": ["hover-shape"]}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    said = [line for line in CliRunner().invoke(main, ["doctor", str(path)]).output.splitlines() if "warning" in line]
+    assert [line.partition(": ")[2].partition(": ")[0] for line in said] == ["hover-shape", "chase-circle"]
+    assert "never gives a verdict" in said[0] and "after 10 s" in said[1]
+    assert all("docs/miniwob.md" in line for line in said)
+    raw["environment"]["tasks"] = {"names": ["click-test"]}
+    assert not warnings(parse(raw))
+
+
+def test_a_world_of_ones_own_may_warn_and_one_that_is_not_here_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "warning_world.py").write_text(
+        "from dart.worlds import SyncEnv, WorldOptions\n"
+        "class Warned(SyncEnv):\n"
+        "    class Options(WorldOptions):\n"
+        "        level: int = 1\n"
+        "    def reset(self, task): ...\n"
+        "    def act(self, action): ...\n"
+        "    def judge(self, last, at_limit): ...\n"
+        "    @classmethod\n"
+        "    def warnings(cls, options, names):\n"
+        "        return [f'{name} is hard at level {options.level}' for name in names]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    raw = yaml.safe_load(MINIWOB.read_text())
+    raw["environment"] = {"kind": "warning_world:Warned", "options": {"level": 3}, "tasks": {"names": ["a", "b"]}}
+    expected = [f"warning_world:Warned tasks: {name} is hard at level 3" for name in "ab"]
+    assert warnings(parse(raw)) == expected
+    raw["environment"]["options"] = {"lvl": 3}
+    assert not warnings(parse(raw)), "the checks report that"
+    raw["environment"] |= {"kind": "nowhere:World", "options": {}}
+    assert not warnings(parse(raw))

@@ -80,6 +80,8 @@ def settings(**environment: object) -> dict[str, Any]:
 
 def test_it_is_as_short_as_promised() -> None:
     assert len(WORLD.strip().splitlines()) <= 25
+    example = (ROOT / "examples" / "own_world.py").read_text(encoding="utf-8")
+    assert len(example.splitlines()) < 40
 
 
 def test_it_conforms(folder: Path) -> None:
@@ -88,8 +90,8 @@ def test_it_conforms(folder: Path) -> None:
 
 def test_the_example_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    monkeypatch.delitem(sys.modules, "counter_world", raising=False)
-    conform("counter_world:Counter", "count", screen=(32, 16))
+    monkeypatch.delitem(sys.modules, "own_world", raising=False)
+    conform("own_world:Counter", "count", screen=(32, 16))
 
 
 def test_what_the_docs_tell_works(folder: Path) -> None:

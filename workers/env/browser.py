@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from dart import assets
 from dart.errors import UserError
 from dart.workers.env.devtools import (
     Connection,
@@ -37,6 +40,9 @@ _CLOSE_POPUPS = """for (const element of document.querySelectorAll(':is(select, 
   element.offsetHeight;
   element.style.display = display;
 }"""
+_CLIPBOARD = Path(assets.__file__).parent / "web" / "clipboard.js"
+_CLIPBOARD_WORLD, _COPIED = "dart-clipboard", "dartCopied"
+NOTHING_COPIED = "{}"
 FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # while one page draws, all others wait
 INPUT_FRAME_SECONDS = 0.005  # between two frames until the page has handled an input: a scroll takes two or three
@@ -99,6 +105,10 @@ class Page:
         self._target = target
         self._session = session
         self._loaded: asyncio.Future[None] | None = None
+        self._copied = NOTHING_COPIED
+        """What is on the page's own clipboard, in the form that clipboard.js gives it."""
+        self._offered, self._offer = "", ""
+        """What its documents paste, and the script by which they know it."""
         connection.listen(session, self._on_event)
 
     @classmethod
@@ -123,8 +133,11 @@ class Page:
                         ("Page.enable", {}),
                         ("Emulation.setDeviceMetricsOverride", metrics),
                         ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
+                        ("Runtime.enable", {}),  # without it the binding is not made
+                        ("Runtime.addBinding", {"name": _COPIED, "executionContextName": _CLIPBOARD_WORLD}),
                     ]
                 )
+                await page._offer_copied()
         except (TimeoutError, EnvironmentFailure) as error:
             if context is not None:
                 connection.send("Target.disposeBrowserContext", {"browserContextId": context})
@@ -156,6 +169,7 @@ class Page:
 
     async def navigate(self, url: str) -> None:
         """Load `url` and wait for its load event."""
+        await self._offer_copied()
         self._loaded = asyncio.get_running_loop().create_future()
         loaded = self._loaded
         result = await self.call("Page.navigate", url=url)
@@ -165,6 +179,7 @@ class Page:
 
     async def input(self, calls: Sequence[Call]) -> None:
         """Input commands, carried out in order; the page has handled them when this returns."""
+        await self._offer_copied()
         if not self._connection.frames_on_demand:
             await self.calls(calls)
             return
@@ -175,6 +190,22 @@ class Page:
                 await self._bounded(self._frames_until_done(futures, last == "mouseWheel"), batch[-1][0])
             await self._bounded(asyncio.gather(*futures), batch[-1][0])
         await self._close_popups()
+
+    async def clear_clipboard(self) -> None:
+        """Forget what was copied on this page. Every page has a clipboard of its own (dart/assets/web/clipboard.js)."""
+        self._copied = NOTHING_COPIED
+        await self._offer_copied()
+
+    async def _offer_copied(self) -> None:
+        """Let all documents of the page, and those that it loads later, paste what was copied last."""
+        if self._copied == self._offered:
+            return
+        offered, old = self._copied, self._offer
+        script = {"source": f"{_clipboard()}({offered})", "worldName": _CLIPBOARD_WORLD, "runImmediately": True}
+        self._offer = (await self.call("Page.addScriptToEvaluateOnNewDocument", **script))["identifier"]
+        self._offered = offered
+        if old:
+            await self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=old)
 
     async def _frames_until_done(self, futures: Sequence[asyncio.Future[Message]], scrolls: bool) -> None:
         await self._close_popups()
@@ -269,6 +300,9 @@ class Page:
             case "Page.loadEventFired":
                 if self._loaded is not None and not self._loaded.done():
                     self._loaded.set_result(None)
+            case "Runtime.bindingCalled":
+                if event["params"]["name"] == _COPIED:
+                    self._copied = event["params"]["payload"]
             case "Page.javascriptDialogOpening":
                 # Nobody can see or answer the dialog, and the page is blocked until it is answered.
                 self._connection.send("Page.handleJavaScriptDialog", {"accept": True}, self._session)
@@ -286,6 +320,11 @@ def _network(only: str | None) -> dict[str, object]:
     Without <-loopback> every server on this machine would be reached without the proxy.
     """
     return {} if only is None else {"proxyServer": NO_PROXY, "proxyBypassList": f"<-loopback>;{only}"}
+
+
+@functools.cache
+def _clipboard() -> str:
+    return _CLIPBOARD.read_text(encoding="utf-8").strip()
 
 
 def _batches(calls: Sequence[Call]) -> list[list[Call]]:

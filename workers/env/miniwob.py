@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import json
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -54,6 +55,46 @@ _START = """(async () => {
 })()"""
 # A page that has navigated elsewhere will never give a verdict: the episode is over, with reward 0.
 _VERDICT = "typeof WOB_DONE_GLOBAL === 'undefined' ? [true, 0] : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """Why one should know these tasks before training on them."""
+
+    tasks: tuple[str, ...]
+    why: str
+
+
+CAUTIONS = (
+    Caution(("hover-shape",), "never gives a verdict, so its reward is always 0"),
+    Caution(
+        ("chase-circle", "moving-items"),
+        "end by themselves after 10 s, and pay for what is hit meanwhile: a policy that thinks for seconds has lost",
+    ),
+    Caution(("simon-says",), "shows what to push once, in the first seconds, whether or not a screenshot is taken"),
+    Caution(("stock-market",), "changes its price ten times a second, and after 10 s nothing can be bought any more"),
+    Caution(
+        ("button-delay",),
+        "measures 1 to 3 s between two clicks, the policy's own time included, and needs "
+        "environment.options.max_wait_seconds of 3 or more",
+    ),
+    Caution(
+        ("bisect-angle", "circle-center", "find-midpoint", "right-angle"),
+        "pay by how close a click is, and a full 1 is often out of reach of any pixel: set curation.success_threshold "
+        "below 1",
+    ),
+    Caution(
+        ("use-colorwheel", "use-colorwheel-2"),
+        "pay by how close a colour is, even a wrong one, and a full 1 needs it exact, typed as a number: set "
+        "curation.success_threshold to what you call close",
+    ),
+    Caution(
+        ("draw-circle",),
+        "cannot be done as meant, because no grammar writes a drag along a curve; a straight stroke beside the dot is "
+        "paid like a circle",
+    ),
+)
+"""The tasks of which `dart doctor` warns. docs/miniwob.md has this table, with what was measured."""
 
 
 @functools.cache
@@ -122,6 +163,12 @@ class MiniWob(WebWorld):
     @classmethod
     def checks(cls, options: BaseModel) -> dict[str, Callable[[], str | None]]:
         return {"miniwob tasks": lambda: problem(pages_folder), **super().checks(options)}
+
+    @classmethod
+    def warnings(cls, options: BaseModel, names: Collection[str]) -> list[str]:
+        """One for each caution that concerns any of the names."""
+        concerned = [(caution, [name for name in caution.tasks if name in names]) for caution in CAUTIONS]
+        return [f"{', '.join(some)}: {caution.why} (docs/miniwob.md)" for caution, some in concerned if some]
 
     @property
     def versions(self) -> dict[str, str]:

@@ -109,6 +109,7 @@ class WebEnv(Env):
         return await self._start(task)
 
     async def _start(self, task: Task) -> Observation:
+        await self._page.clear_clipboard()
         instruction = await self.begin(task)
         return Observation(await self._look(), instruction)
 

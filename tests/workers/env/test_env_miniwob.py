@@ -14,7 +14,7 @@ from dart.core import action as a
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, PageCrashed, PageTimeout
-from dart.workers.env.miniwob import MiniWobEnv, MiniWobOptions, check_task, task_names
+from dart.workers.env.miniwob import CAUTIONS, MiniWobEnv, MiniWobOptions, check_task, task_names
 
 pytestmark = pytest.mark.browser
 OPTIONS, SCREEN = MiniWobOptions(), (160, 210)
@@ -213,3 +213,9 @@ async def test_all_tasks_start_with_an_instruction_and_a_picture(
     record_property("seconds", seconds)
     print(f"260 resets of 130 tasks in {seconds:.1f} s")
     assert wrong == []
+
+
+def test_every_caution_is_about_tasks_that_exist_and_none_is_in_two() -> None:
+    named = [name for caution in CAUTIONS for name in caution.tasks]
+    assert set(named) <= set(task_names())
+    assert len(named) == len(set(named)) == 13, "docs/worlds.md and docs/miniwob.md say how many"

@@ -1,4 +1,4 @@
-"""A world of your own in one file: `environment.kind: counter_world:Counter`, started in this folder.
+"""A world of your own in one file: `environment.kind: own_world:Counter`, started in this folder.
 
 A click on the left half of the screen counts up, one on the right half counts down; the policy says when it is done.
 """
