@@ -63,10 +63,10 @@ def desktop(folder: Path) -> Iterator[Desktop]:
         }  # fmt: skip
         (home / ".Xauthority").write_bytes(_authority(display))
         environment |= _bus(stack, environment)
-        _child(stack, ["openbox"], environment, home)
+        child(stack, ["openbox"], environment, home)
         port = free_port()
         command = [PYTHON, "-m", "flask", "--app", "main", "run", "-h", "127.0.0.1", "-p", str(port)]
-        process = _child(stack, command, environment, server)
+        process = child(stack, command, environment, server)
         _wait(f"http://127.0.0.1:{port}/screenshot", process)
         yield Desktop(port, home, process)
 
@@ -81,7 +81,7 @@ def _authority(display: str) -> bytes:
 def _xvfb(stack: contextlib.ExitStack) -> str:
     read, write = os.pipe()
     command = ["Xvfb", "-displayfd", str(write), "-screen", "0", f"{WIDTH}x{HEIGHT}x24", "-nolisten", "tcp"]
-    _child(stack, command, dict(os.environ), Path("/"), pass_fds=(write,))
+    child(stack, command, dict(os.environ), Path("/"), pass_fds=(write,))
     os.close(write)
     with os.fdopen(read) as told:
         return told.readline().strip()
@@ -91,13 +91,13 @@ def _bus(stack: contextlib.ExitStack, environment: dict[str, str]) -> dict[str, 
     """A session bus for the accessibility tree, which each desktop must have for itself."""
     read, write = os.pipe()
     command = ["dbus-daemon", "--session", "--nofork", f"--print-address={write}"]
-    _child(stack, command, environment, Path("/"), pass_fds=(write,))
+    child(stack, command, environment, Path("/"), pass_fds=(write,))
     os.close(write)
     with os.fdopen(read) as told:
         return {"DBUS_SESSION_BUS_ADDRESS": told.readline().strip()}
 
 
-def _child(
+def child(
     stack: contextlib.ExitStack,
     command: list[str],
     environment: dict[str, str],
