@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from urllib.request import urlopen
 
 import pytest
@@ -49,8 +50,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def desktop(folder: Path) -> Iterator[Desktop]:
-    """A desktop with a home of its own in `folder`, and OSWorld's server in it."""
+def desktop(folder: Path, port: int = 0) -> Iterator[Desktop]:
+    """A desktop with a home of its own in `folder`, and OSWorld's server in it, on a free port if none is named."""
     home, server = folder / "home", folder / "server"
     home.mkdir(parents=True)
     shutil.copytree(SERVER, server)  # it writes its screenshots beside itself
@@ -64,7 +65,7 @@ def desktop(folder: Path) -> Iterator[Desktop]:
         (home / ".Xauthority").write_bytes(_authority(display))
         environment |= _bus(stack, environment)
         child(stack, ["openbox"], environment, home)
-        port = free_port()
+        port = port or free_port()
         command = [PYTHON, "-m", "flask", "--app", "main", "run", "-h", "127.0.0.1", "-p", str(port)]
         process = child(stack, command, environment, server)
         _wait(f"http://127.0.0.1:{port}/screenshot", process)
@@ -103,10 +104,11 @@ def child(
     environment: dict[str, str],
     folder: Path,
     pass_fds: tuple[int, ...] = (),
+    output: int | IO[bytes] = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         command, env=environment, cwd=folder, pass_fds=pass_fds, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
     )  # fmt: skip
 
     def end() -> None:

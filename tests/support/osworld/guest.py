@@ -61,7 +61,7 @@ class Guest:
         command = [*alone, "bash", str(INIT), str(self._folder), SERVER, PYTHON, f"{WIDTH}x{HEIGHT}"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
 
     def kill(self) -> None:
