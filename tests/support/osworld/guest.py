@@ -60,9 +60,7 @@ class Guest:
         alone = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc"]
         command = [*alone, "bash", str(INIT), str(self._folder), SERVER, PYTHON, f"{WIDTH}x{HEIGHT}"]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
 
     def kill(self) -> None:
         """See what a dead machine does."""

@@ -7,7 +7,7 @@ evaluator work together, not that a policy can use the applications.
 
 from __future__ import annotations
 
-WINDOW = '''
+WINDOW = """
 import json, os, pathlib, re, subprocess, time
 HOME = pathlib.Path.home()
 def run(*words):
@@ -24,7 +24,7 @@ def gone(name):
 def end(name):
     run("pkill", name)
     gone(name)
-'''
+"""
 """What comes before every program: it waits for windows and processes, because this machine may be slow."""
 _PLAYER = """
 there = HOME / ".local/share/applications/vlc.desktop"
@@ -37,7 +37,8 @@ _AUTOSAVE = """
 window("Impress")
 end("soffice.bin")
 xcu = HOME / ".config/libreoffice/4/user/registrymodifications.xcu"
-item = '<item oor:path="/org.openoffice.Office.Common/Save/Document"><prop oor:name="{}" oor:op="fuse"><value>{}</value></prop></item>'
+prop = '<prop oor:name="{}" oor:op="fuse"><value>{}</value></prop>'
+item = '<item oor:path="/org.openoffice.Office.Common/Save/Document">' + prop + '</item>'
 items = item.format("AutoSave", "true") + item.format("AutoSaveTimeIntervall", 3)
 xcu.write_text(xcu.read_text().replace("</oor:items>", items + "</oor:items>"))
 """

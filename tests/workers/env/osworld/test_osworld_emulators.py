@@ -15,7 +15,6 @@ from dart.errors import UserError
 from dart.workers.env.osworld import emulators
 from dart.workers.env.osworld.emulators import Emulators
 from dart.workers.env.osworld.journal import Journal, JournalInUse
-from dart.workers.env.osworld.machine import Address
 from dart.workers.env.osworld.options import EmulatorPool
 from dart.worlds import Full
 

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -184,10 +183,11 @@ async def test_a_worker_that_is_killed(url: str, tmp_path: Path) -> None:
         await server.order_for_somebody_else()
         await server.faults(boot=3.0)
         command = [sys.executable, "-c", HOLDING, url, str(tmp_path / "state")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
-            assert worker.stdout is not None
-            assert await asyncio.to_thread(worker.stdout.readline) == b"holds\n"
-            worker.send_signal(signal.SIGKILL)
+        worker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        assert worker.stdout is not None
+        assert await worker.stdout.readline() == b"holds\n"
+        worker.kill()
+        await worker.wait()
         assert await server.counted(OURS) == 3
         pool = server.pool(tmp_path / "state", boot_seconds=5.0)
         await pool.start()
