@@ -109,11 +109,17 @@ FEASIBLE: dict[str, str] = {
         "['chrome-refresh-2023@2', 'chrome-webui-refresh-2023@2']",
         "Local State",
     ),
+    "chrome/9656a811-9b5b-4ddf-99c7-5117bcef0626": _chrome("found['safebrowsing'] = {'enabled': True}"),
     "chrome/99146c54-4f37-4ab8-9327-5f3291665e1e": _chrome(
         "found.setdefault('profile', {}).setdefault('default_content_setting_values', {})['cookies'] = 4"
     ),
     "chrome/af630914-714e-4a24-a7bb-f9af687d3b91": _chrome(
         "found.setdefault('webkit', {}).setdefault('webprefs', {})['default_font_size'] = 72"
+    ),
+    "chrome/bb5e4c0d-f964-439c-97b6-bdb9747de3f4": _chrome(
+        "bing = {'short_name': 'Microsoft Bing', 'keyword': 'bing.com', 'prepopulate_id': 3, 'id': '3',\n"
+        "        'url': 'https://www.bing.com/search?q={searchTerms}'}\n"
+        "found['default_search_provider_data'] = {'template_url_data': bing}"
     ),
     "gimp/7767eef2-56a3-4cea-8c9f-48c070c7d65b": _gimp('(theme "Light")'),
     "gimp/7b7617bd-57cc-468e-9c91-40c4ec2bcb3d": _gimp("(undo-levels 100)"),

@@ -40,7 +40,7 @@ LAUNCHER = Path(__file__).parents[3] / "support/osworld/emulator_launcher.py"
 pytestmark = pytest.mark.skipif(
     not FOLDER or shutil.which("Xvfb") is None, reason="DART_OSWORLD_EMULATORS is not set, or Xvfb is missing"
 )
-OURS, FOREIGN, QUOTA = "ours", "somebody-else", 4
+OURS, FOREIGN, QUOTA = "ours", "somebody-else", 6
 CONFIG = f"""
 remote_docker_server: {{port: 0, path_to_vm: /none.qcow2}}
 tokens: {{{OURS}: {QUOTA}, {FOREIGN}: 40}}
