@@ -21,7 +21,7 @@ import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,6 @@ class Controls:
 class Place:
     env: OSWorldEnv
     guest: Guest
-    done: list[Controls] = field(default_factory=list)
 
     async def episode(self, name: str, last: Action, *before: Action) -> Verdict:
         seen = await self.env.reset(Task("osworld", name))
@@ -100,10 +99,7 @@ async def place(machine: tuple[Guest, str], tmp_path_factory: pytest.TempPathFac
         await world.start(options, (WIDTH, HEIGHT))
         env = await world.lease()
         assert isinstance(env, OSWorldEnv)
-        made = Place(env, running)
-        yield made
-        if RESULTS:
-            write_report(Path(RESULTS), made.done)
+        yield Place(env, running)
     finally:
         await world.close()
 
@@ -111,7 +107,6 @@ async def place(machine: tuple[Guest, str], tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("name", [*FEASIBLE, *INFEASIBLE])
 async def test_published_task(place: Place, name: str) -> None:
     got, began = Controls(name, name in FEASIBLE), time.monotonic()
-    place.done.append(got)
     nothing = await place.episode(name, Finish())
     got.no_action, got.raised = nothing.reward, str(nothing.evidence["evaluator_error"])
     if got.feasible:
@@ -123,6 +118,8 @@ async def test_published_task(place: Place, name: str) -> None:
     got.seconds = round(time.monotonic() - began, 1)
     rewards = (got.no_action, got.oracle, got.fail)
     got.passed = rewards == (0.0, 1.0, 0.0 if got.feasible else 1.0)
+    if RESULTS:
+        write_report(Path(RESULTS), got)
     assert got.passed, rewards
 
 
@@ -149,12 +146,12 @@ async def test_a_machine_that_dies_before_the_verdict_has_no_reward(place: Place
         assert await place.env.probe()
 
 
-def write_report(path: Path, done: list[Controls]) -> None:
+def write_report(path: Path, got: Controls) -> None:
     """What the controls gave, and on what."""
     asked = ["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *PACKAGES]
     versions = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     before = json.loads(path.read_text(encoding="utf-8"))["tasks"] if path.exists() else []
-    tasks = {one["task"]: one for one in (*before, *map(asdict, done))}
+    tasks = {one["task"]: one for one in (*before, asdict(got))}
     passed = [one["feasible"] for one in tasks.values() if one["passed"]]
     report = {
         "what": "OSWorld's tasks as published, on its published server and evaluators, on one Debian machine; written "
