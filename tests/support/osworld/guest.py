@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -85,7 +84,6 @@ class _Revert(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.server.guest.host.startswith(f"{asked['host']}:{asked['server']}:")
         self.server.guest.restart()
-        time.sleep(0.5)
         self.send_response(204)
         self.end_headers()
 
