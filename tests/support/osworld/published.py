@@ -94,6 +94,30 @@ path.write_text(json.dumps(found))
 
 
 FEASIBLE: dict[str, str] = {
+    "multi_apps/3c8f201a-009d-4bbe-8b65-a6f8b35bb57f": (
+        "pyautogui.screenshot().convert('RGB').save(HOME / 'Desktop/compressed.jpeg', quality=80)"
+    ),
+    "multi_apps/f8369178-fafe-40c2-adc4-b9b08a125456": _settings("org.gnome.desktop.interface", "gtk-theme", "Orchis"),
+    "os/28cc3b7e-b194-4bc9-8353-d04c0f4d56d2": "assert not run('pactl', 'set-sink-volume', '0', '100%').returncode",
+    "os/3ce045a0-877b-42aa-8d2c-b4a863336ab8": _settings("org.gnome.desktop.interface", "text-scaling-factor", "1.25"),
+    "os/a4d98375-215b-4a4d-aee9-3d4370fccc41": _settings("org.gnome.desktop.screensaver", "lock-enabled", "true"),
+    "os/bedcedc4-4d72-425e-ad62-21960b11fe0d": _settings("org.gnome.desktop.session", "idle-delay", "0"),
+    "os/e0df059f-28a6-4169-924f-b9623e7184cc": (
+        "ran = subprocess.run(['sudo', '-S', 'mv', 'Desktop/todo_list_Jan_1', 'Desktop/todo_list_Jan_2'],\n"
+        "                     input='password\\n', text=True, cwd=HOME, check=True)"
+    ),
+    "os/ec4e3f68-9ea4-4c18-a5c9-69f89d1178b3": _settings(
+        "org.gnome.shell", "favorite-apps", "['thunderbird.desktop', 'google-chrome.desktop']"
+    ),
+    "os/f9be0997-4b7c-45c5-b05c-4612b44a6118": _settings("org.gnome.desktop.notifications", "show-banners", "false"),
+    "vlc/215dfd39-f493-4bc3-a027-8a97d72c61bf": _vlc("qt-bgcone=0"),
+    "vlc/9195653c-f4aa-453d-aa95-787f6ccfaae9": _vlc("qt-max-volume=200"),
+    "vlc/a5bbbcd5-b398-4c91-83d4-55e1e31bbb81": _vlc("qt-minimal-view=1"),
+    "vlc/d06f0d4d-2cd5-4ede-8de9-598629438c6e": _vlc("qt-slider-colours=0;0;0;20;20;20;40;40;40;60;60;60"),
+}
+"""By task: the program that does it, after `WINDOW`."""
+
+DRAFTS: dict[str, str] = {
     "chrome/030eeff7-b492-4218-b312-701ec99ee0cc": _chrome("found['enable_do_not_track'] = True"),
     "chrome/2ad9387a-65d8-4e33-ad5b-7580065a27ca": _chrome(
         "folder = {'children': [], 'id': '4', 'name': 'Favorites', 'type': 'folder'}\n"
@@ -132,12 +156,7 @@ FEASIBLE: dict[str, str] = {
         "with (HOME / 'Desktop/System_Resources_Report.txt').open('w') as report:\n"
         "    subprocess.run(['sar', '1', '30'], stdout=report, check=True)"
     ),
-    "multi_apps/3c8f201a-009d-4bbe-8b65-a6f8b35bb57f": (
-        "pyautogui.screenshot().convert('RGB').save(HOME / 'Desktop/compressed.jpeg', quality=80)"
-    ),
     "multi_apps/48d05431-6cd5-4e76-82eb-12b60d823f7d": _CONDA,
-    "multi_apps/937087b6-f668-4ba6-9110-60682ee33441": _PLAYER,
-    "multi_apps/f8369178-fafe-40c2-adc4-b9b08a125456": _settings("org.gnome.desktop.interface", "gtk-theme", "Orchis"),
     "os/13584542-872b-42d8-b299-866967b5c3ef": (
         "profile = run('gsettings', 'get', 'org.gnome.Terminal.ProfilesList', 'default').stdout.strip().strip(\"'\")\n"
         "path = f'org.gnome.Terminal.Legacy.Profile:/org/gnome/terminal/legacy/profiles:/:{profile}/'\n"
@@ -145,26 +164,10 @@ FEASIBLE: dict[str, str] = {
         "    assert not run('gsettings', 'set', path, key, value).returncode\n"
         "pyautogui.hotkey('ctrl', 'alt', 't')\nwindow('user@')"  # the evaluator gives the next one only a second
     ),
-    "os/28cc3b7e-b194-4bc9-8353-d04c0f4d56d2": "assert not run('pactl', 'set-sink-volume', '0', '100%').returncode",
-    "os/3ce045a0-877b-42aa-8d2c-b4a863336ab8": _settings("org.gnome.desktop.interface", "text-scaling-factor", "1.25"),
-    "os/a4d98375-215b-4a4d-aee9-3d4370fccc41": _settings("org.gnome.desktop.screensaver", "lock-enabled", "true"),
-    "os/bedcedc4-4d72-425e-ad62-21960b11fe0d": _settings("org.gnome.desktop.session", "idle-delay", "0"),
-    "os/e0df059f-28a6-4169-924f-b9623e7184cc": (
-        "ran = subprocess.run(['sudo', '-S', 'mv', 'Desktop/todo_list_Jan_1', 'Desktop/todo_list_Jan_2'],\n"
-        "                     input='password\\n', text=True, cwd=HOME, check=True)"
-    ),
-    "os/ec4e3f68-9ea4-4c18-a5c9-69f89d1178b3": _settings(
-        "org.gnome.shell", "favorite-apps", "['thunderbird.desktop', 'google-chrome.desktop']"
-    ),
-    "os/f9be0997-4b7c-45c5-b05c-4612b44a6118": _settings("org.gnome.desktop.notifications", "show-banners", "false"),
-    "vlc/215dfd39-f493-4bc3-a027-8a97d72c61bf": _vlc("qt-bgcone=0"),
     "vlc/8ba5ae7a-5ae5-4eab-9fcc-5dd4fe3abf89": _vlc("input-record-path=/home/user/Desktop"),
-    "vlc/9195653c-f4aa-453d-aa95-787f6ccfaae9": _vlc("qt-max-volume=200"),
-    "vlc/a5bbbcd5-b398-4c91-83d4-55e1e31bbb81": _vlc("qt-minimal-view=1"),
-    "vlc/d06f0d4d-2cd5-4ede-8de9-598629438c6e": _vlc("qt-slider-colours=0;0;0;20;20;20;40;40;40;60;60;60"),
     "vlc/f3977615-2b45-4ac5-8bba-80c17dbe2a37": _vlc("one-instance-when-started-from-file=0"),
 }
-"""By task: the program that does it, after `WINDOW`."""
+"""Programs that have not yet been seen to be rewarded three times out of three; run if DART_OSWORLD_DRAFTS is set."""
 
 INFEASIBLE = (
     "chrome/3720f614-37fd-4d04-8a6b-76f54f8c222d", "chrome/93eabf48-6a27-4cb6-b963-7d5fe1e0d3a9",
