@@ -26,13 +26,6 @@ def end(name):
     gone(name)
 """
 """What comes before every program: it waits for windows and processes, because this machine may be slow."""
-_PLAYER = """
-there = HOME / ".local/share/applications/vlc.desktop"
-there.parent.mkdir(parents=True, exist_ok=True)
-there.write_text("[Desktop Entry]\\nType=Application\\nName=VLC\\nExec=vlc\\nMimeType=video/mp4;\\n")
-for kind in ("mp4", "mpeg", "ogg", "webm", "x-matroska", "x-msvideo", "quicktime", "x-flv"):
-    subprocess.run(["xdg-mime", "default", "vlc.desktop", f"video/{kind}"], check=True)
-"""
 _AUTOSAVE = """
 window("Impress")
 end("soffice.bin")
