@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from urllib.request import urlopen
 
 import pytest
@@ -49,8 +50,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def desktop(folder: Path) -> Iterator[Desktop]:
-    """A desktop with a home of its own in `folder`, and OSWorld's server in it."""
+def desktop(folder: Path, port: int = 0) -> Iterator[Desktop]:
+    """A desktop with a home of its own in `folder`, and OSWorld's server in it, on a free port if none is named."""
     home, server = folder / "home", folder / "server"
     home.mkdir(parents=True)
     shutil.copytree(SERVER, server)  # it writes its screenshots beside itself
@@ -63,10 +64,10 @@ def desktop(folder: Path) -> Iterator[Desktop]:
         }  # fmt: skip
         (home / ".Xauthority").write_bytes(_authority(display))
         environment |= _bus(stack, environment)
-        _child(stack, ["openbox"], environment, home)
-        port = free_port()
+        child(stack, ["openbox"], environment, home)
+        port = port or free_port()
         command = [PYTHON, "-m", "flask", "--app", "main", "run", "-h", "127.0.0.1", "-p", str(port)]
-        process = _child(stack, command, environment, server)
+        process = child(stack, command, environment, server)
         _wait(f"http://127.0.0.1:{port}/screenshot", process)
         yield Desktop(port, home, process)
 
@@ -81,7 +82,7 @@ def _authority(display: str) -> bytes:
 def _xvfb(stack: contextlib.ExitStack) -> str:
     read, write = os.pipe()
     command = ["Xvfb", "-displayfd", str(write), "-screen", "0", f"{WIDTH}x{HEIGHT}x24", "-nolisten", "tcp"]
-    _child(stack, command, dict(os.environ), Path("/"), pass_fds=(write,))
+    child(stack, command, dict(os.environ), Path("/"), pass_fds=(write,))
     os.close(write)
     with os.fdopen(read) as told:
         return told.readline().strip()
@@ -91,22 +92,23 @@ def _bus(stack: contextlib.ExitStack, environment: dict[str, str]) -> dict[str, 
     """A session bus for the accessibility tree, which each desktop must have for itself."""
     read, write = os.pipe()
     command = ["dbus-daemon", "--session", "--nofork", f"--print-address={write}"]
-    _child(stack, command, environment, Path("/"), pass_fds=(write,))
+    child(stack, command, environment, Path("/"), pass_fds=(write,))
     os.close(write)
     with os.fdopen(read) as told:
         return {"DBUS_SESSION_BUS_ADDRESS": told.readline().strip()}
 
 
-def _child(
+def child(
     stack: contextlib.ExitStack,
     command: list[str],
     environment: dict[str, str],
     folder: Path,
     pass_fds: tuple[int, ...] = (),
+    output: int | IO[bytes] = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         command, env=environment, cwd=folder, pass_fds=pass_fds, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
     )  # fmt: skip
 
     def end() -> None:

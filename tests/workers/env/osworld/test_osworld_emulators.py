@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 from osworld.emulators import FOREIGN, EmulatorServer
+from osworld.operations import killed, operate, settled
 
 from dart.errors import UserError
 from dart.workers.env.osworld import emulators
 from dart.workers.env.osworld.emulators import Emulators
 from dart.workers.env.osworld.journal import Journal, JournalInUse
-from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.options import EmulatorPool
 from dart.worlds import Full
 
@@ -36,63 +36,18 @@ def pool_of(server: EmulatorServer, folder: Path, client: httpx.AsyncClient, boo
     return Emulators(options, folder, client)
 
 
-def killed(pool: Emulators) -> None:
-    """What SIGKILL leaves: no task runs any more, and the system has released the lock."""
-    assert pool._always is not None
-    for task in (*pool._orders, *pool._tasks, *pool._deletions.values(), pool._always):
-        task.cancel()
-    pool._journal.close()
-
-
-async def settled(pool: Emulators) -> None:
-    """Let the background work of deletions end."""
-    while pool._tasks or pool._deletions:
-        await asyncio.gather(*pool._tasks, *pool._deletions.values(), return_exceptions=True)
-
-
 async def test_a_thousand_random_operations(tmp_path: Path) -> None:
-    chance = random.Random(7)
     with EmulatorServer({TOKEN: QUOTA, FOREIGN: 100}, seed=3) as server:
         foreign = {server.add_foreign() for _ in range(5)}
+
+        async def add() -> None:
+            foreign.add(server.add_foreign())
+
         async with httpx.AsyncClient(trust_env=False) as client:
-            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
-            await pool.start()
-            held: list[Address] = []
-            counts: dict[str, int] = {}
             server.boots, server.faults, server.forbidden = (0.0, 0.08), 0.05, 0.05
-            for _ in range(1000):
-                operation = chance.choices(
-                    ("take", "give_up", "give_back", "revert", "twice", "kill", "reconcile", "foreign"),
-                    (30, 10, 25, 10, 5, 2, 10, 1),
-                )[0]
-                counts[operation] = counts.get(operation, 0) + 1
-                try:
-                    match operation:
-                        case "take":
-                            held.append(await pool.take())
-                        case "give_up":  # whoever ordered goes away before the machine is there
-                            async with asyncio.timeout(chance.uniform(0, 0.03)):
-                                held.append(await pool.take())
-                        case "give_back" if held:
-                            await pool.give_back(held.pop(chance.randrange(len(held))))
-                        case "revert" if held:
-                            held.append(await pool.revert(held.pop()))
-                        case "twice" if held:
-                            address = held.pop()
-                            await asyncio.gather(pool.give_back(address), pool.give_back(address))
-                        case "kill":
-                            killed(pool)
-                            held.clear()
-                            pool = pool_of(server, tmp_path, client, boot_seconds=0.05)
-                            await pool.start()
-                        case "reconcile":
-                            await pool.reconcile()
-                        case "foreign":
-                            foreign.add(server.add_foreign())
-                except (Full, MachineError, TimeoutError) as error:
-                    counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
-                assert len({address.id for address in held}) == len(held), "a machine was given out twice"
-                assert {address.id for address in held} <= pool.held
+            pool, held, counts = await operate(
+                1000, random.Random(7), lambda: pool_of(server, tmp_path, client, boot_seconds=0.05), add, 0.03
+            )
             server.boots, server.faults, server.forbidden = (0.0, 0.0), 0.0, 0.0
             await settled(pool)
             for address in held:
