@@ -1,4 +1,4 @@
-"""Success in the real browser, greedy or at temperature 1, with transformers' generation, in lockstep over pages."""
+"""Success in the real world, greedy or at temperature 1, with transformers' generation, in lockstep over environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from dart.agent.parsing import ParseError
 from dart.agent.prompt import Turn
 from dart.core.types import Observation, Task
-from dart.workers.env.web import WebEnv
+from dart.worlds import Env
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
 from examples.base_policy.demos import Move, environments
@@ -38,10 +38,10 @@ def success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episod
 
 
 async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episodes: int, greedy: bool) -> Rates:
-    suite, seeds = recipe.world.environment.suite, range(VALIDATED, VALIDATED + episodes)
-    tasks = iter([Task(suite, name, seed) for seed in seeds for name in names])
+    seeds = range(VALIDATED, VALIDATED + episodes)
+    tasks = iter([Task(recipe.kind, name, seed) for seed in seeds for name in names])
     rewards: dict[str, list[float]] = {name: [] for name in names}
-    async with environments(recipe.world, recipe.viewport, SLOTS) as leased:
+    async with environments(recipe, SLOTS) as leased:
         active: dict[int, Episode] = {}
         while True:
             idle = [number for number in range(len(leased)) if number not in active]
@@ -61,13 +61,13 @@ async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str],
     return {name: sum(got) / len(got) for name, got in rewards.items()}
 
 
-async def _start(env: WebEnv, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
+async def _start(env: Env, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
     task = next(tasks, None)
     if task is not None:
         active[number] = Episode(task, await env.reset(task))
 
 
-async def _act(env: WebEnv, chat: Chat, episode: Episode, ids: list[int]) -> None:
+async def _act(env: Env, chat: Chat, episode: Episode, ids: list[int]) -> None:
     image = episode.observation.image
     episode.turns.append(Turn(image, tuple(ids), ids[-1] != chat.end))
     try:
