@@ -2,8 +2,8 @@
 
 `record` fills `folder/TASK/FIRST_SEED.npz` with SHARD episodes each, and leaves existing files alone, so it can be
 stopped and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only
-episodes that the task's own verdict called a success are kept. The oracle reads the page, or the accessibility tree; the
-policy will see only pixels.
+episodes that the task's own verdict called a success are kept. The oracle reads the page, or the accessibility tree;
+the policy will see only pixels.
 """
 
 from __future__ import annotations

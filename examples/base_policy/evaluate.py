@@ -1,4 +1,4 @@
-"""Success in the real world, greedy or at temperature 1, with transformers' generation, in lockstep over environments."""
+"""Success in the real world, greedy or at temperature 1, with transformers' generation; its environments in lockstep."""
 
 from __future__ import annotations
 

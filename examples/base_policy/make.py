@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 
 from dart.agent.grammar import make_grammar
+from dart.config.policy import BUILTIN_MODELS
 from dart.core.action import Action, Click, Finish, Point, TypeText
 from examples.base_policy import demos
 from examples.base_policy.chat import AGENT, Chat, agent_of
 from examples.base_policy.data import Pool
 from examples.base_policy.evaluate import success
 from examples.base_policy.fast import speed_up
-from examples.base_policy.model import build, load, save
+from examples.base_policy.model import build, inherit, load, save
 from examples.base_policy.recipes import RECIPES, Recipe
 from examples.base_policy.train import Trainer
 
@@ -48,9 +49,11 @@ def make(recipe: Recipe, work: Path, out: Path, every: int) -> None:
     demos.record(work / "demos", recipe)
     pool = Pool(work / "demos", recipe.taught)
     pool.refresh()
-    start = work / "random"
+    start = work / "start"
     if not (start / "config.json").exists():
         build(start, _texts(recipe, work / "instructions.json"))
+        if recipe.ancestor:
+            inherit(start, BUILTIN_MODELS / recipe.ancestor)
     model, tokenizer = load(start)
     trainer = Trainer(model, Chat(tokenizer, agent_of(recipe)), pool, recipe)
     state = work / "state.pt"

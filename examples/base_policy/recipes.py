@@ -39,7 +39,11 @@ class Recipe:
     """Of validation episodes."""
     history_screenshots: int = 2
     """As in `agent.history_screenshots` of the configs that use the policy."""
+    ancestor: str = ""
+    """The policy that ships with dart whose weights it begins with; empty: random ones."""
     learning_rate: float = 1.5e-3
+    warm_up: int = 100
+    """The first training steps, over which the learning rate rises."""
     cool_down: int = 0
     """The last training steps, over which the learning rate falls to its least; all if 0."""
     decisions: Mapping[str, int] = field(default_factory=dict)
@@ -115,12 +119,15 @@ RECIPES = {
     "desktop": Recipe(
         kind="desktop",
         viewport=(160, 96),
-        taught={"colour-grid": 24, "colour-next": 8, "colour-type": 4},
+        taught={"colour-grid": 16, "colour-next": 6, "colour-type": 3},
         tasks=(
             "colour-grid", "colour-next", "colour-type", "colour-check", "colour-list", "colour-confirm", "colour-two",
         ),
-        demonstrations=1000,
-        steps=600,
+        demonstrations=500,
+        steps=150,
+        ancestor="tiny-qwen3vl",
+        learning_rate=8e-4,
+        warm_up=20,
         step_limit=4,
         history_screenshots=4,
         texts=40,
