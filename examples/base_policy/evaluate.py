@@ -1,4 +1,4 @@
-"""Success in the real world, greedy or at temperature 1, with transformers' generation; its environments in lockstep."""
+"""Success in the real world, greedy or at temperature 1, with transformers' generation, in lockstep."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from dart.agent.parsing import ParseError
 from dart.agent.prompt import Turn
+from dart.core.action import Finish
 from dart.core.types import Observation, Task
 from dart.worlds import Env
 from examples.base_policy.chat import Chat
@@ -51,11 +52,14 @@ async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str],
             numbers = list(active)
             sampled = await asyncio.to_thread(sample, model, chat, [active[number] for number in numbers], greedy)
             await asyncio.gather(
-                *(_act(leased[n], chat, active[n], ids) for n, ids in zip(numbers, sampled, strict=True))
+                *(
+                    _act(leased[n], chat, active[n], ids, recipe.step_limit)
+                    for n, ids in zip(numbers, sampled, strict=True)
+                )
             )
             for number in numbers:
                 episode = active[number]
-                if episode.observation.done or episode.failure or len(episode.turns) >= recipe.step_limit:
+                if episode.observation.done or episode.failure:
                     rewards[episode.task.name].append(float(episode.observation.reward >= 1.0))
                     del active[number]
     return {name: sum(got) / len(got) for name, got in rewards.items()}
@@ -67,7 +71,7 @@ async def _start(env: Env, number: int, active: dict[int, Episode], tasks: Itera
         active[number] = Episode(task, await env.reset(task))
 
 
-async def _act(env: Env, chat: Chat, episode: Episode, ids: list[int]) -> None:
+async def _act(env: Env, chat: Chat, episode: Episode, ids: list[int], step_limit: int) -> None:
     image = episode.observation.image
     episode.turns.append(Turn(image, tuple(ids), ids[-1] != chat.end))
     try:
@@ -75,7 +79,13 @@ async def _act(env: Env, chat: Chat, episode: Episode, ids: list[int]) -> None:
     except ParseError as error:
         episode.failure = str(error)
         return
-    instruction = episode.observation.instruction
+    instruction, at_limit = episode.observation.instruction, len(episode.turns) >= step_limit
+    if isinstance(action, Finish) or at_limit:
+        if not isinstance(action, Finish):
+            await env.conclude(action)
+        verdict = await env.judge(action, at_limit)
+        episode.observation = Observation(image, instruction, True, verdict.reward)
+        return
     seen = await env.act(action)
     episode.observation = Observation(seen.image, instruction, seen.done, seen.reward)
 
