@@ -58,9 +58,10 @@ class DesktopEnv(SyncEnv):
         """Carry out the action; once the episode is over, change nothing."""
         if self._verdict is not None:
             return Observation(NO_IMAGE, "", True, self._verdict.reward)
+        before = self._desktop.windows.all()
         self._carry_out(action)
         image = self._look(self._settings.settle_seconds)
-        if self._current.ends == "when_closed" and not self._desktop.windows.all():
+        if self._current.ends == "when_closed" and self._desktop.windows.all() != before:
             if setup.closed(self._desktop, self._launched):
                 self._verdict = self._grade(Observe())
                 return Observation(NO_IMAGE, "", True, self._verdict.reward)

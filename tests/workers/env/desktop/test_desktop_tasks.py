@@ -131,7 +131,7 @@ def test_what_follows_a_dialog_is_seen() -> None:
     from dart.workers.env.desktop.session import BACKGROUND
     from dart.workers.env.desktop.world import DesktopOptions
 
-    env = DesktopEnv(DesktopOptions(settle_seconds=0.0), TINY)
+    env = DesktopEnv(DesktopOptions(), TINY)
     try:
         for seed in range(4):
             env.reset(Task("desktop", "colour-confirm", seed))
