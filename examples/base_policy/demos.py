@@ -1,9 +1,9 @@
-"""Oracle demonstrations from the real browser, in a few big files.
+"""Oracle demonstrations from the real browser or desktop, in a few big files.
 
 `record` fills `folder/TASK/FIRST_SEED.npz` with SHARD episodes each, and leaves existing files alone, so it can be
 stopped and started again. A shard holds the screenshots as PNG, one after the other, and the episodes as JSON. Only
-episodes that the task's own verdict called a success are kept. The oracle (`workers/env/oracle.py`) reads the page; the
-policy will see only pixels.
+episodes that the task's own verdict called a success are kept. The oracle reads the page, or the accessibility tree;
+the policy will see only pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,15 @@ from dart.core.action import Action, Click, Point, TypeText
 from dart.core.types import Task
 from dart.workers.env import oracle
 from dart.workers.env.browser import Page
+from dart.workers.env.desktop import tasks
+from dart.workers.env.desktop.world import SUITE
 from dart.workers.env.miniwob import MiniWob, MiniWobEnv
 from dart.workers.env.oracle import Target
-from dart.workers.env.web import WebEnv, WebWorld
+from dart.workers.env.web import WebEnv
+from dart.worlds import Env, World
 from examples.base_policy.recipes import DEMONSTRATED, Recipe
 
 SHARD = 250
-PAGES = 4
 
 _AGAIN = """(async () => {
   if (document.activeElement) document.activeElement.blur();
@@ -107,11 +109,11 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 @contextlib.asynccontextmanager
-async def environments(world_of: type[WebWorld], viewport: tuple[int, int], count: int) -> AsyncIterator[list[WebEnv]]:
-    """Environments of a world, in one browser."""
-    world = world_of()
+async def environments(recipe: Recipe, count: int, world_of: type[World] | None = None) -> AsyncIterator[list[Env]]:
+    """Environments of the recipe's world, or of another one like it."""
+    world = (world_of or recipe.world)()
     try:
-        await world.start(world.Options(), viewport)
+        await world.start(world.Options(), recipe.viewport)
         yield [await world.lease() for _ in range(count)]
     finally:
         await world.close()
@@ -134,21 +136,23 @@ class _QuickMiniWob(MiniWob):
     environment = _Again
 
 
-_QUICK: dict[type[WebWorld], type[WebWorld]] = {MiniWob: _QuickMiniWob}
+_QUICK: dict[str, type[World]] = {"miniwob": _QuickMiniWob}
 
 
 def instructions(recipe: Recipe) -> list[str]:
     """The instructions of `recipe.texts` episodes of each of its tasks."""
+    if recipe.kind == SUITE:
+        episodes = range(DEMONSTRATED, DEMONSTRATED + recipe.texts)
+        return [tasks.load(name).instance(seed).instruction for name in recipe.tasks for seed in episodes]
     return asyncio.run(_instructions(recipe))
 
 
 async def _instructions(recipe: Recipe) -> list[str]:
     said = []
-    world = _QUICK.get(recipe.world, recipe.world)
-    async with environments(world, recipe.viewport, 1) as (env,):
+    async with environments(recipe, 1, _QUICK.get(recipe.kind)) as (env,):
         for name in recipe.tasks:
             for seed in range(DEMONSTRATED, DEMONSTRATED + recipe.texts):
-                said.append((await env.reset(Task(env.suite, name, seed))).instruction)
+                said.append((await env.reset(Task(recipe.kind, name, seed))).instruction)
     return said
 
 
@@ -165,23 +169,31 @@ def record(folder: Path, recipe: Recipe) -> None:
 
 
 async def _record(folder: Path, recipe: Recipe, missing: Sequence[tuple[str, int]]) -> None:
-    world = _QUICK.get(recipe.world, recipe.world)
-    async with environments(world, recipe.viewport, PAGES) as leased:
+    async with environments(recipe, recipe.at_once, _QUICK.get(recipe.kind)) as leased:
         for name, first in missing:
             seeds = iter(range(first, first + SHARD))
             kept: list[Demonstration] = []
             async with asyncio.TaskGroup() as group:
                 for env in leased:
-                    group.create_task(_worker(env, name, seeds, kept))
+                    group.create_task(_worker(env, Task(recipe.kind, name, 0), seeds, kept))
             await asyncio.to_thread(_write, folder / name / f"{first}.npz", kept)
             print(f"recorded {name} from seed {first}: {len(kept)} of {SHARD} episodes", flush=True)
 
 
-async def _worker(env: WebEnv, name: str, seeds: Iterator[int], kept: list[Demonstration]) -> None:
+async def _worker(env: Env, task: Task, seeds: Iterator[int], kept: list[Demonstration]) -> None:
     for seed in seeds:
-        shown = await oracle.demonstrate(env, Task(env.suite, name, seed))
+        shown = await demonstrate(env, replace(task, seed=seed))
         if shown.reward >= 1.0:
             kept.append(Demonstration.of(shown))
+
+
+async def demonstrate(env: Env, task: Task) -> oracle.Demonstration:
+    """The oracle's episode. Raises EnvironmentFailure if the environment fails."""
+    if isinstance(env, WebEnv):
+        return await oracle.demonstrate(env, task)
+    from examples.base_policy import desktops  # needs the desktop's packages
+
+    return await desktops.demonstrate(env, task)
 
 
 def _write(path: Path, demonstrations: Sequence[Demonstration]) -> None:

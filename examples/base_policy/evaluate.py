@@ -1,4 +1,4 @@
-"""Success in the real browser, greedy or at temperature 1, with transformers' generation, in lockstep over pages."""
+"""Success in the real world, greedy or at temperature 1, with transformers' generation, in lockstep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from dart.agent.parsing import ParseError
 from dart.agent.prompt import Turn
+from dart.core.action import Finish
 from dart.core.types import Observation, Task
-from dart.workers.env.web import WebEnv
+from dart.worlds import Env
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate
 from examples.base_policy.demos import Move, environments
@@ -38,10 +39,10 @@ def success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episod
 
 
 async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str], episodes: int, greedy: bool) -> Rates:
-    suite, seeds = recipe.world.environment.suite, range(VALIDATED, VALIDATED + episodes)
-    tasks = iter([Task(suite, name, seed) for seed in seeds for name in names])
+    seeds = range(VALIDATED, VALIDATED + episodes)
+    tasks = iter([Task(recipe.kind, name, seed) for seed in seeds for name in names])
     rewards: dict[str, list[float]] = {name: [] for name in names}
-    async with environments(recipe.world, recipe.viewport, SLOTS) as leased:
+    async with environments(recipe, SLOTS) as leased:
         active: dict[int, Episode] = {}
         while True:
             idle = [number for number in range(len(leased)) if number not in active]
@@ -51,23 +52,26 @@ async def _success(model: Any, chat: Chat, recipe: Recipe, names: Sequence[str],
             numbers = list(active)
             sampled = await asyncio.to_thread(sample, model, chat, [active[number] for number in numbers], greedy)
             await asyncio.gather(
-                *(_act(leased[n], chat, active[n], ids) for n, ids in zip(numbers, sampled, strict=True))
+                *(
+                    _act(leased[n], chat, active[n], ids, recipe.step_limit)
+                    for n, ids in zip(numbers, sampled, strict=True)
+                )
             )
             for number in numbers:
                 episode = active[number]
-                if episode.observation.done or episode.failure or len(episode.turns) >= recipe.step_limit:
+                if episode.observation.done or episode.failure:
                     rewards[episode.task.name].append(float(episode.observation.reward >= 1.0))
                     del active[number]
     return {name: sum(got) / len(got) for name, got in rewards.items()}
 
 
-async def _start(env: WebEnv, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
+async def _start(env: Env, number: int, active: dict[int, Episode], tasks: Iterator[Task]) -> None:
     task = next(tasks, None)
     if task is not None:
         active[number] = Episode(task, await env.reset(task))
 
 
-async def _act(env: WebEnv, chat: Chat, episode: Episode, ids: list[int]) -> None:
+async def _act(env: Env, chat: Chat, episode: Episode, ids: list[int], step_limit: int) -> None:
     image = episode.observation.image
     episode.turns.append(Turn(image, tuple(ids), ids[-1] != chat.end))
     try:
@@ -75,7 +79,13 @@ async def _act(env: WebEnv, chat: Chat, episode: Episode, ids: list[int]) -> Non
     except ParseError as error:
         episode.failure = str(error)
         return
-    instruction = episode.observation.instruction
+    instruction, at_limit = episode.observation.instruction, len(episode.turns) >= step_limit
+    if isinstance(action, Finish) or at_limit:
+        if not isinstance(action, Finish):
+            await env.conclude(action)
+        verdict = await env.judge(action, at_limit)
+        episode.observation = Observation(image, instruction, True, verdict.reward)
+        return
     seen = await env.act(action)
     episode.observation = Observation(seen.image, instruction, seen.done, seen.reward)
 

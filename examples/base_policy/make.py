@@ -3,9 +3,9 @@
     python -m examples.base_policy ladder --out models/ladder
 
 `recipes.py` says what each is taught. All intermediate files are kept in examples/base_policy/work, so a stopped run
-continues where it was; it takes about a quarter of an hour for the ladder, and longer for MiniWoB. --measure prints
-the success of the finished policy on each of its tasks, greedy and at temperature 1, on seeds that neither configs nor
-evaluations use.
+continues where it was; it takes about a quarter of an hour for the ladder, and longer for MiniWoB. The desktop's
+needs what `make desktop` installs. --measure prints the success of the finished policy on each of its tasks, greedy and
+at temperature 1, with 95 % Wilson intervals, on seeds that neither configs nor evaluations use.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from pathlib import Path
 import torch
 
 from dart.agent.grammar import make_grammar
+from dart.config.policy import BUILTIN_MODELS
 from dart.core.action import Action, Click, Finish, Point, TypeText
+from dart.core.evaluation.estimates import wilson
 from examples.base_policy import demos
 from examples.base_policy.chat import AGENT, Chat, agent_of
 from examples.base_policy.data import Pool
 from examples.base_policy.evaluate import success
 from examples.base_policy.fast import speed_up
-from examples.base_policy.model import build, load, save
+from examples.base_policy.model import build, inherit, load, save
 from examples.base_policy.recipes import RECIPES, Recipe
 from examples.base_policy.train import Trainer
 
@@ -48,9 +50,11 @@ def make(recipe: Recipe, work: Path, out: Path, every: int) -> None:
     demos.record(work / "demos", recipe)
     pool = Pool(work / "demos", recipe.taught)
     pool.refresh()
-    start = work / "random"
+    start = work / "start"
     if not (start / "config.json").exists():
         build(start, _texts(recipe, work / "instructions.json"))
+        if recipe.ancestor:
+            inherit(start, BUILTIN_MODELS / recipe.ancestor)
     model, tokenizer = load(start)
     trainer = Trainer(model, Chat(tokenizer, agent_of(recipe)), pool, recipe)
     state = work / "state.pt"
@@ -75,10 +79,16 @@ def measure(recipe: Recipe, folder: Path, episodes: int) -> None:
     for greedy in (True, False):
         began = time.monotonic()
         rates = success(model, chat, recipe, recipe.tasks, episodes, greedy)
-        shown = ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items())
-        mean = sum(rates.values()) / len(rates)
+        shown = ", ".join(f"{name} {_percent(round(rate * episodes), episodes)}" for name, rate in rates.items())
+        every = _percent(sum(round(rate * episodes) for rate in rates.values()), episodes * len(rates))
         how = "greedy" if greedy else "temperature 1"
-        print(f"{how}: {mean:.3f} ({shown}), {episodes} episodes each, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{how}: {every} ({shown}), {episodes} episodes each, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _percent(successes: int, episodes: int) -> str:
+    """With the 95 % Wilson interval."""
+    least, most = wilson(successes, episodes)
+    return f"{100 * successes / episodes:.1f} % ({100 * least:.1f} to {100 * most:.1f})"
 
 
 def _texts(recipe: Recipe, cache: Path) -> list[str]:

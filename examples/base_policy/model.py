@@ -121,6 +121,23 @@ def build(folder: Path, texts: Iterable[str], seed: int = 0) -> None:
     save(Qwen3VLForConditionalGeneration(make_config(tokenizer)), folder)
 
 
+def inherit(folder: Path, ancestor: Path) -> None:
+    """Give the policy in `folder` the weights of `ancestor`, and its embeddings of the tokens that both have."""
+    model, tokenizer = load(folder)
+    known, known_tokenizer = load(ancestor)
+    weights, given = model.state_dict(), known.state_dict()
+    numbers, known_numbers = tokenizer.get_vocab(), known_tokenizer.get_vocab()
+    shared = [(number, known_numbers[name]) for name, number in numbers.items() if name in known_numbers]
+    to, come_from = (torch.tensor(side) for side in zip(*shared, strict=True))
+    for name, value in given.items():
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            weights[name][to] = value[come_from]
+        else:
+            weights[name] = value
+    model.load_state_dict(weights)
+    save(model, folder)
+
+
 def save(model: Any, folder: Path) -> None:
     """Write weights and configs in bfloat16; loading them in float32 gives the final model. `model` is unchanged."""
     weights = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dart.workers.env import ladder_layout
-from dart.workers.env.ladder import Ladder
-from dart.workers.env.miniwob import MiniWob
-from dart.workers.env.web import WebWorld
+from dart.worlds import World
+from dart.worlds.plugs import find
 
 DEMONSTRATED = 2_000_000
 """The first seed of the demonstrations; configs train on seeds below 1,000,000 and evaluate on those from there on."""
@@ -26,7 +25,8 @@ class Recipe:
     """`taught`: task name → episodes per training step. `tasks`: all that the policy is meant for; the tokenizer knows
     the words of their instructions, so that what was not taught can be learned later."""
 
-    world: type[WebWorld]
+    kind: str
+    """As in `environment.kind`."""
     viewport: tuple[int, int]
     """(width, height) in pixels, multiples of patch 16 × merge 2, so that nothing is resized."""
     taught: Mapping[str, int]
@@ -39,7 +39,11 @@ class Recipe:
     """Of validation episodes."""
     history_screenshots: int = 2
     """As in `agent.history_screenshots` of the configs that use the policy."""
+    ancestor: str = ""
+    """The policy that ships with dart whose weights it begins with; empty: random ones."""
     learning_rate: float = 1.5e-3
+    warm_up: int = 100
+    """The first training steps, over which the learning rate rises."""
     cool_down: int = 0
     """The last training steps, over which the learning rate falls to its least; all if 0."""
     decisions: Mapping[str, int] = field(default_factory=dict)
@@ -57,6 +61,14 @@ class Recipe:
     """Rows per step that only ask for a made-up name to be typed, for tasks that ask for that."""
     texts: int = 200
     """Instructions of each task that the tokenizer is made from."""
+    at_once: int = 4
+    """Environments in which demonstrations are recorded."""
+
+    @property
+    def world(self) -> type[World]:
+        found = find(self.kind)
+        assert issubclass(found, World)
+        return found
 
     def first_decision(self, task: str, steps: int) -> int:
         """The first step that is always trained on, of an episode with so many."""
@@ -74,7 +86,7 @@ _LEVELS = {
 
 RECIPES = {
     "miniwob": Recipe(
-        world=MiniWob,
+        kind="miniwob",
         viewport=(160, 224),
         taught={"click-test": 4, "focus-text": 4, "click-color": 4},
         tasks=(
@@ -86,7 +98,7 @@ RECIPES = {
         step_limit=6,
     ),
     "ladder": Recipe(
-        world=Ladder,
+        kind="ladder",
         viewport=(96, 96),
         taught={name: 1 for name in _LEVELS["easy"]}
         | {name: 2 for name in (*_LEVELS["chain3"], *_LEVELS["chain5"], *_LEVELS["either"])}
@@ -103,5 +115,22 @@ RECIPES = {
         alone=96,
         one_decision=_one_of_the_ladders,
         jitter=0.0,
+    ),
+    "desktop": Recipe(
+        kind="desktop",
+        viewport=(160, 96),
+        taught={"colour-grid": 16, "colour-next": 6, "colour-type": 3},
+        tasks=(
+            "colour-grid", "colour-next", "colour-type", "colour-check", "colour-list", "colour-confirm", "colour-two",
+        ),
+        demonstrations=500,
+        steps=150,
+        ancestor="tiny-qwen3vl",
+        learning_rate=8e-4,
+        warm_up=20,
+        step_limit=4,
+        history_screenshots=4,
+        texts=40,
+        at_once=12,
     ),
 }  # fmt: skip

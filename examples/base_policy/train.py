@@ -33,7 +33,7 @@ class Schedule:
     steps: int
     learning_rate: float
     cool_down: int
-    warm_up: int = 100
+    warm_up: int
     final: float = 0.05
 
     def rate(self, step: int) -> float:
@@ -44,7 +44,7 @@ class Schedule:
 class Trainer:
     def __init__(self, model: Any, chat: Chat, pool: Pool, recipe: Recipe) -> None:
         self.model, self.chat, self.pool, self.recipe = model, chat, pool, recipe
-        self.schedule = Schedule(recipe.steps, recipe.learning_rate, recipe.cool_down or recipe.steps)
+        self.schedule = Schedule(recipe.steps, recipe.learning_rate, recipe.cool_down or recipe.steps, recipe.warm_up)
         speed_up(model)
         model.train()
         model.set_attn_implementation("eager")

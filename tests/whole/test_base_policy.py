@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytest.importorskip("miniwob")
 
 import torch
 
+from dart.config.loading import load
 from dart.core.action import Click, Point, TypeText, Wait
 from dart.workers.env import ladder_layout
 from dart.workers.env.oracle import Target
@@ -25,9 +27,11 @@ from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate, jitter, rows
 from examples.base_policy.demos import Demonstration, Move
 from examples.base_policy.fast import speed_up
-from examples.base_policy.recipes import RECIPES, Recipe
+from examples.base_policy.recipes import DEMONSTRATED, RECIPES, Recipe
 
 pytestmark = pytest.mark.torch
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 TEXTS = [
     'Enter "Truman" into the text field and press Submit.',
@@ -152,9 +156,19 @@ def test_a_click_is_recorded_in_pixels_with_its_target() -> None:
         Move.of(Wait(5.0), None, 160, 224)
 
 
+def runs_here(recipe: Recipe) -> None:
+    """Skip the test where desktops are wanted and cannot run."""
+    for check in recipe.world.checks(recipe.world.Options()).values():
+        if recipe.kind == "desktop" and (missing := check()):
+            pytest.skip(missing)
+    if recipe.kind == "desktop" and shutil.which("yad") is None:
+        pytest.skip("yad is not installed: make desktop")
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_teaches_what_the_oracle_knows(name: str) -> None:
     recipe = RECIPES[name]
+    runs_here(recipe)
     assert set(recipe.taught) <= set(recipe.tasks)
     assert set(recipe.taught) <= set(recipe.world.oracle_tasks())
     for task in recipe.tasks:
@@ -170,9 +184,22 @@ def test_the_ladders_policy_is_never_shown_what_the_size_decides() -> None:
     }
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("name", RECIPES)
+def test_the_desktops_policy_is_shown_three_of_its_seven_tasks() -> None:
+    recipe = RECIPES["desktop"]
+    assert set(recipe.taught) == {"colour-grid", "colour-next", "colour-type"}
+    config = load(CONFIGS / "desktop_cpu.yaml")
+    assert config.environment.tasks.names == recipe.tasks
+    assert config.environment.viewport == recipe.viewport
+    assert config.agent.history_screenshots == recipe.history_screenshots
+    assert max(config.environment.tasks.train_seeds + config.environment.tasks.eval_seeds) < DEMONSTRATED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.desktop if name == "desktop" else pytest.mark.browser) for name in RECIPES],
+)
 def test_demonstrations_are_recorded_and_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs_here(RECIPES[name])
     monkeypatch.setattr(demos, "SHARD", 6)
     taught = dict(list(RECIPES[name].taught.items())[:1])
     (task,) = taught

@@ -32,9 +32,10 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_models(tmp_path: P
         "dart/assets/desktop/words.txt",
         "dart/assets/desktop/tasks/dialog-press-2.json",
         "dart/assets/ladder-qwen3vl/model.safetensors",
+        "dart/assets/desktop-qwen3vl/model.safetensors",
     ):
         assert wanted in names
-    assert wheel.stat().st_size < 15_000_000
+    assert wheel.stat().st_size < 20_000_000
 
 
 def test_editable_install_imports_workers_under_dart_alone() -> None:

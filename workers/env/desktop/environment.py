@@ -18,6 +18,7 @@ from dart.workers.env.desktop.grading.verdict import grade
 from dart.workers.env.desktop.oracle import Oracle
 from dart.workers.env.desktop.session import Session
 from dart.workers.env.desktop.tasks import TaskFile, check_task, load
+from dart.workers.env.desktop.tree import Node
 from dart.workers.env.desktop.world import SUITE, DesktopOptions
 from dart.worlds import EnvironmentFailure, SyncEnv, Verdict
 
@@ -57,11 +58,14 @@ class DesktopEnv(SyncEnv):
         """Carry out the action; once the episode is over, change nothing."""
         if self._verdict is not None:
             return Observation(NO_IMAGE, "", True, self._verdict.reward)
+        before = self._desktop.windows.all()
         self._carry_out(action)
         image = self._look(self._settings.settle_seconds)
-        if self._current.ends == "when_closed" and setup.closed(self._desktop, self._launched):
-            self._verdict = self._grade(Observe())
-            return Observation(NO_IMAGE, "", True, self._verdict.reward)
+        if self._current.ends == "when_closed" and self._desktop.windows.all() != before:
+            if setup.closed(self._desktop, self._launched):
+                self._verdict = self._grade(Observe())
+                return Observation(NO_IMAGE, "", True, self._verdict.reward)
+            image = self._look(self._settings.rest_seconds)  # of the window that has followed
         return Observation(image, last_action_error=self._desktop.devices.refused(action))
 
     def conclude(self, action: Action) -> None:
@@ -79,6 +83,11 @@ class DesktopEnv(SyncEnv):
         if self._oracle is None:
             self._oracle = Oracle(self._current, self._desktop)
         return self._oracle.next()
+
+    @property
+    def target(self) -> Node | None:
+        """The widget that the oracle's last action clicks; None if it was no click."""
+        return self._oracle.target if self._oracle else None
 
     def probe(self) -> bool:
         return self._session is not None and self._session.alive()

@@ -25,15 +25,17 @@ class Oracle:
     def __init__(self, task: TaskFile, session: Session, patience: float = PATIENCE_SECONDS) -> None:
         self._steps: Iterator[OracleStep] = iter(task.oracle)
         self._session, self._patience = session, patience
+        self.target: Node | None = None
+        """The widget that the last action clicks."""
 
     def next(self) -> Action | None:
         """None if it is stuck, or its steps are done."""
-        step = next(self._steps, None)
+        step, self.target = next(self._steps, None), None
         if step is None or (step.window is not None and not self._awaits(step.window)):
             return None
         if step.click is not None:
-            widget = self._widget(step.click, step.role)
-            return Click(self._middle(widget), count=step.count) if widget else None
+            self.target = self._widget(step.click, step.role)
+            return Click(self._middle(self.target), count=step.count) if self.target else None
         if step.point is not None:
             return Click(Point(*step.point), count=step.count)
         if step.keys is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from desktop_samples import needs_desktop
+from PIL import Image as Picture
 
 from dart.core.action import Action, Finish, Observe
 from dart.core.types import Task
@@ -15,6 +17,8 @@ from dart.workers.env.desktop import tasks
 from dart.workers.env.desktop.tasks import OracleStep, TaskFile, load, task_names
 from dart.worlds.plugs import find
 
+TINY = (160, 96)
+"""The screen that the tasks of colours are made for."""
 SIZES = {"yad": (320, 240), "chromium": (800, 600), "soffice": (1024, 768), "gimp": (1024, 768)}
 LIGHT = [name for name in task_names() if not {"chromium", "soffice", "gimp"} & set(load(name).needs)]
 HEAVY = [name for name in task_names() if name not in LIGHT]
@@ -25,6 +29,7 @@ OTHER_STEPS = {"calc-sum": {"type": "=SUM(B1:B2)\n"}}
 def test_there_are_enough_tasks_and_each_has_an_oracle() -> None:
     assert len(task_names()) >= 20
     assert len([name for name in task_names() if name.startswith("dialog-")]) >= 6
+    assert len([name for name in task_names() if name.startswith("colour-")]) == 7
     assert set(find("desktop").oracle_tasks()) == set(task_names())
 
 
@@ -34,7 +39,7 @@ def test_the_seed_decides_everything_and_changes_something(name: str) -> None:
     assert task.id == name
     seen = [task.instance(seed).model_dump_json() for seed in range(30)]
     assert seen == [task.instance(seed).model_dump_json() for seed in range(30)]
-    assert len(set(seen)) >= 25
+    assert len(set(seen)) >= (4 if name == "colour-type" else 25)  # it has six
     assert set(task.needs) <= set(tasks.PROGRAMS)
     from dart.workers.env.desktop.grading.checks import CHECKS
 
@@ -76,6 +81,8 @@ def play(name: str, seed: int = 7) -> dict[str, float]:
     from dart.workers.env.desktop.world import DesktopOptions
 
     size = next((size for program, size in SIZES.items() if program in load(name).needs), (640, 480))
+    if name.startswith("colour-"):
+        size = TINY
     env = DesktopEnv(DesktopOptions(), size)
 
     def finish(oracle: Oracle) -> float:
@@ -114,6 +121,30 @@ def played() -> dict[str, dict[str, float] | Exception]:
 
 
 RIGHT = {"nothing": 0.0, "right": 1.0, "wrong": 0.0}
+
+
+@pytest.mark.desktop
+@needs_desktop
+def test_what_follows_a_dialog_is_seen() -> None:
+    """Never the empty screen between a dialog and the next one."""
+    from dart.workers.env.desktop.environment import DesktopEnv
+    from dart.workers.env.desktop.session import BACKGROUND
+    from dart.workers.env.desktop.world import DesktopOptions
+
+    env = DesktopEnv(DesktopOptions(), TINY)
+    try:
+        for seed in range(4):
+            env.reset(Task("desktop", "colour-confirm", seed))
+            action = env.suggest()
+            assert action is not None
+            seen = env.act(action)
+            assert not seen.done
+            picture = Picture.open(io.BytesIO(seen.image.data)).convert("RGB")
+            background = (BACKGROUND >> 16, BACKGROUND >> 8 & 255, BACKGROUND & 255)
+            colours = {colour: count for count, colour in picture.getcolors(TINY[0] * TINY[1]) or []}
+            assert colours.get(background, 0) < 0.1 * TINY[0] * TINY[1]
+    finally:
+        env.close()
 
 
 @pytest.mark.desktop
