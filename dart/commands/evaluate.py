@@ -178,7 +178,7 @@ def _opponent(config: Config, against: str) -> Config | Document:
             "or one of the run's checkpoints"
         )
     if not path.is_dir() and not against.startswith("builtin:"):
-        known = " and ".join(f"builtin:{folder.parent.name}" for folder in sorted(BUILTIN_MODELS.glob("*/config.json")))
+        known = ", ".join(f"builtin:{folder.parent.name}" for folder in sorted(BUILTIN_MODELS.glob("*/config.json")))
         raise UserError(
             f"--against {against} does not exist: name a checkpoint's folder ({known} ship with dart), "
             f"or a finished evaluation's run directory or {FILE}"

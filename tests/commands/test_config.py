@@ -16,7 +16,7 @@ MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_loads(path: Path) -> None:
-    assert load(path).environment.tasks.names
+    assert load(path).environment.tasks.training
 
 
 def test_resolved_config_loads_again(tmp_path: Path) -> None:

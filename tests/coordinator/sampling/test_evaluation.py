@@ -231,7 +231,7 @@ def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
         (["--endpoint", "http://x/v1"], "evaluating an endpoint needs --endpoint-model NAME: add it"),
         (["--endpoint", "http://x/v1", "--checkpoint", "c"], "--checkpoint c and --endpoint are two policies"),
         (["--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m"], "--endpoint http://127.0.0.1:1/v1 does not"),
-        (["--against", "none"], "--against none does not exist: name a checkpoint's folder (builtin:ladder"),
+        (["--against", "none"], "--against none does not exist: name a checkpoint's folder (builtin:desktop"),
         (
             ["--against", "builtin:tiny-qwen3vl", "--external-workers"],
             "evaluate each separately, then compare with --against RUN",
