@@ -155,15 +155,17 @@ class CoordinatorEnd:
 
         A command may already be wrapped in its message, which saves copying the body.
         """
-        messages = [one if isinstance(one, pb.SessionResponse) else _wrapped_command(one) for one in commands]
-        kind = messages[0].WhichOneof("body") or ""
-        assignments = [getattr(message, kind).assignment for message in messages]
-        work = assignments[0].assignment_id, assignments[0].attempt
-        if (state := self._work.get(work)) is None:
-            state = self._work[work] = _Work()
-        for assignment in assignments:
+        messages = []
+        for one in commands:
+            message = one if isinstance(one, pb.SessionResponse) else _wrapped_command(one)
+            kind = message.WhichOneof("body") or ""
+            assignment = getattr(message, kind).assignment
+            work = assignment.assignment_id, assignment.attempt
+            if (state := self._work.get(work)) is None:
+                state = self._work[work] = _Work()
             state.sequence += 1
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
+            messages.append(message)
         key = *work, state.sequence
         if kind == "abort":
             self.outbox.put(messages[0])  # no reply, and it concerns the command it would have to wait for

@@ -129,6 +129,9 @@ class Blank:
 
     broken, inputs = False, 0
 
+    async def clear_clipboard(self) -> None:
+        pass
+
     async def input(self, calls: object) -> None:
         self.inputs += 1
 
