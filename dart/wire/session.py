@@ -155,14 +155,14 @@ class CoordinatorEnd:
 
         A command may already be wrapped in its message, which saves copying the body.
         """
-        messages = []
+        messages: list[pb.SessionResponse] = []
         for one in commands:
             message = one if isinstance(one, pb.SessionResponse) else _wrapped_command(one)
             kind = message.WhichOneof("body") or ""
             assignment = getattr(message, kind).assignment
             work = assignment.assignment_id, assignment.attempt
-            if (state := self._work.get(work)) is None:
-                state = self._work[work] = _Work()
+            known = self._work.get(work)
+            state = self._work[work] = _Work() if known is None else known
             state.sequence += 1
             assignment.sequence, assignment.epoch = state.sequence, self.epoch
             messages.append(message)
