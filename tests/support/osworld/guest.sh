@@ -9,17 +9,21 @@ set -eu
 
 outside() {
     mount -t tmpfs -o size=4g tmpfs /mnt
-    mkdir /mnt/upper /mnt/work /mnt/root
-    mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
-    mount -t proc proc /mnt/root/proc
-    mount --rbind /dev /mnt/root/dev
-    mount -t tmpfs tmpfs /mnt/root/dev/shm
-    mount --rbind /sys /mnt/root/sys
-    mount -t tmpfs tmpfs /mnt/root/run
-    mkdir /mnt/root/run/sockets
-    mount --bind "$1" /mnt/root/run/sockets
-    cp "$0" /mnt/root/run/guest.sh
-    exec chroot /mnt/root bash /run/guest.sh inside "$@"
+    local sockets script
+    sockets=$(realpath "$1") script=$(realpath "$0")
+    cd /mnt
+    mkdir upper work guest
+    mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work guest
+    cd guest
+    mount -t proc proc proc
+    mount --rbind /dev dev
+    mount -t tmpfs tmpfs dev/shm
+    mount --rbind /sys sys
+    mount -t tmpfs tmpfs run
+    mkdir run/sockets
+    mount --bind "$sockets" run/sockets
+    cp "$script" run/guest.sh
+    exec chroot . bash /run/guest.sh inside "$@"
 }
 
 account() {

@@ -18,15 +18,15 @@ WEIGHTS = (30, 10, 25, 10, 5, 2, 10, 1)
 def killed(pool: Emulators) -> None:
     """What SIGKILL leaves: no task runs any more, and the system has released the lock."""
     assert pool._always is not None
-    for task in (*pool._orders, *pool._tasks, *pool._deletions.values(), pool._always):
+    for task in (*pool._orders, *pool._deletions.values(), pool._always):
         task.cancel()
     pool._journal.close()
 
 
 async def settled(pool: Emulators) -> None:
     """Let the background work of deletions end."""
-    while pool._tasks or pool._deletions:
-        await asyncio.gather(*pool._tasks, *pool._deletions.values(), return_exceptions=True)
+    while pool._deletions:
+        await asyncio.gather(*pool._deletions.values(), return_exceptions=True)
 
 
 async def operate(

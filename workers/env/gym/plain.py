@@ -69,7 +69,7 @@ class PlainGym(SyncEnv):
         """An environment that raised is not used again: the next reset makes another."""
         try:
             yield
-        except Exception:  # whatever the user's environment raises: it goes on to the env worker
+        except Exception:  # the boundary to the user's own environment, which may raise anything; it is raised again
             with contextlib.suppress(Exception):  # what it raises while it is closed hides the first error
                 self.close()
             raise

@@ -84,8 +84,6 @@ class Emulators(Pool):
         self.held: set[str] = set()
         """Machines that an environment has."""
         self._orders: set[asyncio.Task[Address]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Deletions that only `close` waits for."""
         self._always: asyncio.Task[None] | None = None
         self._deletions: dict[str, asyncio.Task[None]] = {}
         """By machine, so that no two deletions of it overlap."""
@@ -132,7 +130,7 @@ class Emulators(Pool):
         for order in tuple(self._orders):
             order.cancel()
         always = [self._always] if self._always is not None else []
-        await asyncio.gather(*self._tasks, *self._orders, *always, return_exceptions=True)
+        await asyncio.gather(*self._deletions.values(), *self._orders, *always, return_exceptions=True)
         await asyncio.gather(*(self._delete(machine) for machine in tuple(self._journal.machines)))
         if self._journal.machines or self._journal.orders:
             log.warning(
@@ -192,22 +190,28 @@ class Emulators(Pool):
     def _unwanted(self, order: asyncio.Task[Address]) -> None:
         """Whoever ordered it has gone: delete what it made."""
         if not order.cancelled() and order.exception() is None:
-            self.held.discard(order.result().id)
-            deletion = asyncio.create_task(self._delete(order.result().id))
-            self._tasks.add(deletion)
-            deletion.add_done_callback(self._tasks.discard)
+            self._deletion_of(order.result().id)
 
     # ---- deletions ----
 
     async def _delete(self, machine: str) -> None:
         """Until the server says that there is no such machine. What fails is left to `reconcile`. It goes on if whoever
         waits for it is cancelled."""
+        await asyncio.shield(self._deletion_of(machine))
+
+    def _deletion_of(self, machine: str) -> asyncio.Task[None]:
+        """The one deletion of this machine that is under way, which `close` waits for; begun if there is none."""
         self.held.discard(machine)
         deletion = self._deletions.get(machine)
         if deletion is None:
             deletion = self._deletions[machine] = asyncio.create_task(self._delete_until_gone(machine))
-            deletion.add_done_callback(lambda _: self._deletions.pop(machine, None))
-        await asyncio.shield(deletion)
+            deletion.add_done_callback(lambda ended: self._deletion_ended(machine, ended))
+        return deletion
+
+    def _deletion_ended(self, machine: str, deletion: asyncio.Task[None]) -> None:
+        del self._deletions[machine]
+        if not deletion.cancelled() and (error := deletion.exception()) is not None:
+            log.warning("deleting machine %s: %s: %s", machine, type(error).__name__, error)
 
     async def _delete_until_gone(self, machine: str) -> None:
         pause = PAUSE_SECONDS

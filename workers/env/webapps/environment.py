@@ -79,9 +79,6 @@ class WebAppEnv(WebEnv):
     def plan(cls, name: str) -> Plan:
         raise UserError(f"webapps has no oracle for {name}: collect from a policy or an endpoint")
 
-    async def suggest(self) -> Action | None:
-        raise NotImplementedError
-
     async def probe(self) -> bool:
         return not self.page.broken and (self._session is None or await self._session.server.answers())
 
