@@ -15,9 +15,11 @@ from dart import config
 from dart.agent.parsing import STOP_TOKEN
 from dart.agent.templates import LABELS, VISION_END, VISION_START, Template, template_of
 from dart.core.cutting import cut
+from dart.core.records import unguarded
 from dart.core.types import Block, Image, Markup, Observation, Prompt, PromptPart, Text, Tokens
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A past step: the screenshot it saw and the tokens that were sampled, the stop token included."""

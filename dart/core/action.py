@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dart.core.records import unguarded
+
 MouseButton = Literal["left", "middle", "right"]
 PressMode = Literal["press", "down", "up"]
 FinishStatus = Literal["success", "fail", "infeasible", "call_user"]
@@ -19,6 +21,7 @@ MOST_HELD_SECONDS = 60.0
 """The longest that an action may hold a button, or a drag may take."""
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Point:
     """A position as a fraction of the observation. `x` grows to the right, `y` downwards; both in [0, 1)."""
@@ -40,6 +43,7 @@ class Move:
     at: Point
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Click:
     """`at` None clicks where the pointer is. `count` 2 is a double click. `modifiers` are held during the click.

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import get_type_hints
 
 from dart.core.action import Action
+from dart.core.records import unguarded
 
 PLAIN = (bool, int, float, str)
 _NAMES: dict[tuple[type, tuple[type, ...]], tuple[str, ...]] = {}
@@ -45,6 +46,7 @@ class Task:
         return f"{self.suite}/{self.name}#{self.seed}"
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Image:
     """An encoded screenshot. `data` holds exactly the bytes that `sha256` (32 raw bytes) is the digest of.
@@ -63,6 +65,7 @@ class Image:
         return cls(hashlib.sha256(data).digest(), media_type, width, height, data)
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Sampled tokens [start, end) were made by weight version `version`."""
@@ -72,6 +75,7 @@ class VersionSpan:
     end: int
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What the environment shows after a reset or an action. `reward` in [0, 1] is a verdict once `done`."""
@@ -90,6 +94,7 @@ class Observation:
     """Pictures that belong to the instruction; only at the first observation."""
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One turn of the policy.
@@ -109,6 +114,7 @@ class Generation:
     """The token limit ended it, not the stop token."""
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a trajectory and one training sample: (history, screenshot) → tokens of thought and action."""
@@ -221,6 +227,7 @@ class Text:
     text: str
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens sampled on an earlier turn, unchanged."""
@@ -250,6 +257,7 @@ class Block:
         self.images = tuple(images)
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Everything that the policy sees before one turn."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +60,9 @@ _OBSERVED = _same(t.Observation, spb.Observed)
 _GENERATED = _same(t.Generation, spb.Generated)
 _TRAJECTORY = _same(t.Trajectory, tpb.Trajectory)
 _STEP, _STEP_GENERATION = _same(t.Step, tpb.Step), _same(t.Generation, tpb.Step)
+_observation: Callable[..., t.Observation] = t.Observation
+_observed_values = attrgetter(*_OBSERVED)  # with positions, which takes a third of the time that names take
+assert ("image", *_OBSERVED) == tuple(field.name for field in fields(t.Observation))[:-1]
 _SAMPLE, _SAMPLE_GENERATION = _same(t.Sample, spb.Sample), _same(t.Generation, spb.Sample)
 
 
@@ -277,7 +282,7 @@ def spans_from_proto(spans: Sequence[tpb.VersionSpan]) -> tuple[t.VersionSpan, .
 
 def observation_from_proto(message: spb.Observed) -> t.Observation:
     goals = tuple([image_from_proto(one) for one in message.goal_images]) if message.goal_images else ()
-    return t.Observation(image_from_proto(message.image), goal_images=goals, **_values(message, _OBSERVED))
+    return _observation(image_from_proto(message.image), *_observed_values(message), goals)
 
 
 def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Observed:
