@@ -7,7 +7,7 @@ trajectories, one for each step. Without GiGPO, every step of trajectory i carri
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Literal
@@ -35,11 +35,12 @@ def group_advantages(
         raise ValueError("a trajectory without steps has no advantage")
     if max(rewards) - min(rewards) <= EQUAL:
         return [0.0] * len(rewards)
-    weighted = (
-        list(rewards) if level == "trajectory" else [r for r, n in zip(rewards, steps, strict=True) for _ in range(n)]
-    )
-    mean = statistics.fmean(weighted)
-    std = statistics.pstdev(weighted, mean) if std_normalise else 1.0
+    counts = steps if level == "step" else [1] * len(rewards)
+    total = sum(counts)
+    mean = math.fsum(n * r for n, r in zip(counts, rewards, strict=True)) / total
+    if not std_normalise:
+        return [r - mean for r in rewards]
+    std = math.sqrt(math.fsum(n * (r - mean) ** 2 for n, r in zip(counts, rewards, strict=True)) / total)
     return [(r - mean) / std for r in rewards]
 
 
