@@ -7,15 +7,18 @@ import time
 
 import pytest
 from google.protobuf.descriptor import Descriptor
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dart.core.types import Image
+from dart.core.curation.usable import usable
+from dart.core.types import Image, Step, Task, Termination, Trajectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire import rules
-from dart.wire.convert import image_to_proto
+from dart.wire.convert import generation_from_proto, image_to_proto
 from dart.wire.rules import Limits, Malformed
 from dart.wire.rules.crowds import MOST_FIELDS
 from dart.wire.rules.table import MOST_BATCH, RULES
@@ -393,3 +396,33 @@ def test_a_batch_is_bounded_and_an_honest_one_is_parsed() -> None:
 )
 def test_bytes_that_are_no_message_raise_nothing(data: bytes) -> None:
     assert isinstance(rules.parsed(data), Malformed)
+
+
+NUMBERS = [-0.5, 0.0, -1e30, 0.0005, 0.1, math.nan, math.inf, -math.inf]
+IDS = [0, 5, 999, 1000, (1 << 32) - 1]
+EDGES = st.integers(0, 4)
+SPANS = st.lists(st.builds(span, st.sampled_from([0, 7, 8, (1 << 63) - 1]), EDGES, EDGES), max_size=3)
+WHOLE = st.integers(1, 4).flatmap(
+    lambda count: st.fixed_dictionaries(
+        {},
+        optional={
+            "token_ids": st.lists(st.sampled_from(IDS), min_size=count, max_size=count),
+            "logprobs": st.lists(st.sampled_from(NUMBERS), min_size=count, max_size=count),
+            "versions": SPANS | st.just([span(7, 0, count)]),
+            "prompt_token_ids": st.lists(st.sampled_from(IDS), max_size=3),
+        },
+    )
+)
+
+
+@given(WHOLE)
+@settings(max_examples=500, deadline=None)
+def test_a_turn_that_keeps_the_rules_can_be_trained_on(changed: dict[str, object]) -> None:
+    answer = generated(**changed)
+    if rules.violation(answer, GENERATE, LIMITS) is None:
+        turn = generation_from_proto(answer.generated)
+        step = Step(0, (), turn, None)
+        sampled = Trajectory(
+            "g0-0", "g0", Task("suite", "task"), "do", (step,), Termination.FINISHED, 1.0, True, 9, 0.0, 1.0
+        )
+        assert usable(sampled, LIMITS.vocabulary) is None

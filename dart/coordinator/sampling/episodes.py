@@ -16,13 +16,11 @@ from typing import Protocol
 
 from dart.agent.episode import ContextFull, EpisodeSpec, Policy, WrongTask, run_episode
 from dart.agent.grammar import make_grammar
-from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed, Worker
 from dart.core.curation.orders import Order
-from dart.core.curation.usable import unusable_reward, usable
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.store.blobs import BlobError
 
@@ -84,7 +82,6 @@ async def sample(
 ) -> None:
     """Run orders until the source has no more and all episodes have ended. Without `writer`, the policy samples."""
     grammar = make_grammar(config.agent)
-    vocabulary = vocabulary_size(config.model.folder)
 
     async def episode(env: EnvSession, worker: Worker, order: Order) -> None:
         spec = EpisodeSpec(
@@ -99,10 +96,6 @@ async def sample(
         turns = writer(env) if writer else _Turns(env, policy, source.temperature, config.rollout.max_tokens)
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
-            # Turns by another writer need not be fit for training.
-            if why := usable(trajectory, vocabulary) if writer is None else unusable_reward(trajectory):
-                culprit = worker.id if unusable_reward(trajectory) or not isinstance(turns, _Turns) else turns.replica
-                raise InfrastructureError(f"its trajectory cannot be used: {why}", culprit)
             failed = False
         except (InfrastructureError, ContextFull, WrongTask) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)

@@ -1,8 +1,8 @@
 """Whether a trajectory can be trained on at all.
 
-The same check is made wherever a trajectory comes in: when its episode ends, when it is taken from the experience pool,
-and when a restart reads it from the database. A trajectory that fails it would break the trainer's update, again after
-every restart.
+The check is made where a trajectory comes in from a file: when it is taken from the experience pool, and when a restart
+reads it from the database. A trajectory that fails it would break the trainer's update, again after every restart. What
+a worker sends has passed `dart.wire.rules`, which refuses all of this answer by answer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def usable(
     the ids of sampled tokens unchecked. The trainer checks ids in prompts, and names the sample that it refuses. A
     trajectory whose steps have no log-probabilities at all is usable only as a pooled copy, which the trainer scores.
     """
-    if why := unusable_reward(trajectory):
-        return why
+    if not math.isfinite(trajectory.reward) or abs(trajectory.reward) > LARGEST_REWARD:
+        return f"its reward is {trajectory.reward:g}: it must be a finite number of at most {LARGEST_REWARD:g}"
     if not trajectory.steps:
         return "it has no steps"
     if advantages is not None and len(advantages) != len(trajectory.steps):
@@ -38,13 +38,6 @@ def usable(
         if why := _problem(step.generation, scored, vocabulary):
             return f"step {step.index} {why}"
     return None
-
-
-def unusable_reward(trajectory: Trajectory) -> str | None:
-    """Why no advantage can be computed with the trajectory's reward; None if one can."""
-    if math.isfinite(trajectory.reward) and abs(trajectory.reward) <= LARGEST_REWARD:
-        return None
-    return f"its reward is {trajectory.reward:g}: it must be a finite number of at most {LARGEST_REWARD:g}"
 
 
 def _problem(generation: Generation, scored: bool, vocabulary: int | None) -> str | None:
