@@ -22,6 +22,7 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 from dart.errors import UserError
 from dart.store.blobs import BlobCorrupt, BlobMissing
 from dart.store.database import Database, sqlite_url
+from dart.store.reader import chunks
 from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
 
 
@@ -371,3 +372,11 @@ async def test_events_are_watched_from_a_point(database: Database) -> None:
     assert await database.newest_events("update", 3) == events[:1:-1]
     assert await database.newest_events("evaluation") == []
     assert await database.last_sequence() == 6
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 511, 512, 513, 1_500])
+def test_ids_are_asked_for_in_lists_of_few_lengths(number: int) -> None:
+    ids = [f"g{n}" for n in range(number)]
+    lists = chunks(ids)
+    assert list(dict.fromkeys(one for some in lists for one in some)) == ids
+    assert {len(some) for some in lists} <= {1 << power for power in range(10)}
