@@ -62,7 +62,9 @@ _TRAJECTORY = _same(t.Trajectory, tpb.Trajectory)
 _STEP, _STEP_GENERATION = _same(t.Step, tpb.Step), _same(t.Generation, tpb.Step)
 _observation: Callable[..., t.Observation] = t.Observation
 _observed_values = attrgetter(*_OBSERVED)  # with positions, which takes a third of the time that names take
-assert ("image", *_OBSERVED) == tuple(field.name for field in fields(t.Observation))[:-1]
+assert ("image", *_OBSERVED, "goal_images") == tuple(field.name for field in fields(t.Observation)), (
+    "a plain field of Observation stands between `image` and `goal_images`, and Observed has it too"
+)
 _SAMPLE, _SAMPLE_GENERATION = _same(t.Sample, spb.Sample), _same(t.Generation, spb.Sample)
 
 
