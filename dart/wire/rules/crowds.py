@@ -30,7 +30,7 @@ MOST_TEXT_BYTES = 16 << 20
 trainer's tensors take less."""
 SMALL_BYTES = 2 * MOST_FIELDS
 """A field takes at least two bytes, so messages up to this size are parsed without counting."""
-MOST = f"of at most {MOST_FIELDS:,} fields and {MOST_TEXT_BYTES >> 20} MB of text"
+_ALLOWED = f"of at most {MOST_FIELDS:,} fields and {MOST_TEXT_BYTES >> 20} MB of text"
 _ASSIGNMENT_BYTES = 1024
 _FIXED = {1: 8, 5: 4}
 """Kind → bytes of the value."""
@@ -52,7 +52,7 @@ def parsed(data: bytes) -> pb.SessionRequest | Malformed:
     """The message in these bytes, or `Malformed` if it cannot be parsed or would take too much memory."""
     try:
         if len(data) > SMALL_BYTES and _crowded(data):
-            broken = Violation("SessionRequest", f"{len(data):,} bytes", MOST)
+            broken = Violation("SessionRequest", f"{len(data):,} bytes", _ALLOWED)
             return Malformed(broken, _assignment(data))
         message = pb.SessionRequest.FromString(data)
         if len(message.batch) > MOST_BATCH:
