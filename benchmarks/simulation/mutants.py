@@ -20,6 +20,7 @@ from benchmarks.simulation.workers import SimulatedWorker
 from dart.coordinator.fleet.sessions import Fleet
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
+from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.role import ROLE_NAMES
 from dart.wire.rules import Malformed
 
@@ -195,6 +196,8 @@ class Mutant(Link):
         if worker is None or worker.state == "lost":
             return self._lost()
         data = sent if isinstance(sent, bytes) else sent.SerializeToString()
+        if len(data) > MAX_MESSAGE_BYTES:
+            return self.cut(REDIAL_SECONDS)  # gRPC ends the stream before anything of it is read
         large = len(data) >= LARGE_BYTES
         before = memory.begin_peak() if large else 0.0
         began = time.thread_time()

@@ -20,7 +20,7 @@ from dart.v1 import weights_pb2 as wpb
 from dart.wire import rules
 from dart.wire.convert import generation_from_proto, image_to_proto
 from dart.wire.rules import Limits, Malformed
-from dart.wire.rules.crowds import MOST_FIELDS, MOST_TEXT_BYTES
+from dart.wire.rules.crowds import MOST_FIELDS
 from dart.wire.rules.table import MOST_BATCH, RULES
 
 LIMITS = Limits(version=7, vocabulary=1000)
@@ -379,21 +379,6 @@ def varint(number: int) -> bytes:
         made.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*made, number])
-
-
-def test_too_much_text_is_counted_before_it_is_parsed() -> None:
-    mega = "x" * (1 << 20)
-    ready = told(ready=pb.Ready(versions={f"v{n}{mega}": mega for n in range(MOST_TEXT_BYTES >> 21)}))
-    named = trained(tensors=[wpb.TensorInfo(name="w" * (MOST_TEXT_BYTES + 1))])
-    for much in (ready, named):
-        broken = rules.parsed(much.SerializeToString())
-        assert isinstance(broken, Malformed) and "16 MB of text" in str(broken.violation)
-    for honest in (
-        generated(text=4 * mega),
-        observed(image=image_to_proto(Image.of(b"x" * (MOST_TEXT_BYTES + 1), "image/png", 160, 224))),
-        generated(prompt_token_ids=[1000] * MOST_TEXT_BYTES),
-    ):
-        assert rules.parsed(honest.SerializeToString()) == honest
 
 
 def test_a_batch_is_bounded_and_an_honest_one_is_parsed() -> None:

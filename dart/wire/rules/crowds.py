@@ -1,9 +1,8 @@
-"""Counts the fields and the text in a message's bytes before anything is parsed.
+"""Counts the fields in a message's bytes before anything is parsed.
 
 An empty list entry takes two or three bytes on the wire and 50 to 100 when parsed: 16 MB of them take a second and half
 a gigabyte. So the fields of a large message are counted first, including nested ones, and a message with too many is
-never parsed. A list of numbers is one field however long it is, because it is packed. Text is copied once when it is
-parsed, and once more when a rule looks at its length, so there is a most for all of it together too.
+never parsed. A list of numbers is one field however long it is, because it is packed.
 
 The encoding: https://protobuf.dev/programming-guides/encoding/. A field is a tag (number << 3 | kind) and its value; of
 a kind 2 value, the length comes first.
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from dart.v1 import session_pb2 as pb
@@ -25,12 +24,8 @@ from dart.wire.rules.table import MOST_BATCH
 MOST_FIELDS = 200_000
 """For one message. The largest legitimate one is a trainer's list of tensors, each of four fields; a mixture of experts
 has some 40,000."""
-MOST_TEXT_BYTES = 16 << 20
-"""For all strings of one message. The largest legitimate one is the answer of a policy, of some 4 MB; the names of a
-trainer's tensors take less."""
 SMALL_BYTES = 2 * MOST_FIELDS
 """A field takes at least two bytes, so messages up to this size are parsed without counting."""
-_ALLOWED = f"of at most {MOST_FIELDS:,} fields and {MOST_TEXT_BYTES >> 20} MB of text"
 _ASSIGNMENT_BYTES = 1024
 _FIXED = {1: 8, 5: 4}
 """Kind → bytes of the value."""
@@ -52,7 +47,7 @@ def parsed(data: bytes) -> pb.SessionRequest | Malformed:
     """The message in these bytes, or `Malformed` if it cannot be parsed or would take too much memory."""
     try:
         if len(data) > SMALL_BYTES and _crowded(data):
-            broken = Violation("SessionRequest", f"{len(data):,} bytes", _ALLOWED)
+            broken = Violation("SessionRequest", f"{len(data):,} bytes", f"of at most {MOST_FIELDS:,} fields")
             return Malformed(broken, _assignment(data))
         message = pb.SessionRequest.FromString(data)
         if len(message.batch) > MOST_BATCH:
@@ -65,11 +60,11 @@ def parsed(data: bytes) -> pb.SessionRequest | Malformed:
 
 
 def _crowded(data: bytes) -> bool:
-    """True when there are more than `MOST_FIELDS` fields or `MOST_TEXT_BYTES` of text, or the bytes are not fields.
+    """True when there are more than `MOST_FIELDS` fields, or the bytes are not fields.
 
     It stops when the remaining bytes are too few to hold so many, for example after a screenshot's bytes.
     """
-    left, fields, text, within = len(data), 0, 0, [(0, len(data), _TREE)]
+    left, fields, within = len(data), 0, [(0, len(data), _TREE)]
     while within:
         at, end, tree = within.pop()
         while at < end:
@@ -80,13 +75,9 @@ def _crowded(data: bytes) -> bool:
             kind = tag & 7
             if kind == 2:
                 length, at = _varint(data, at, end)
-                inner = tree.get(tag >> 3)
-                if inner is not None and inner is not _TEXT:
+                if (inner := tree.get(tag >> 3)) is not None:
                     within.append((at, min(at + length, end), inner))
                 else:
-                    text += length if inner is _TEXT else 0
-                    if text > MOST_TEXT_BYTES:
-                        return True
                     left -= length
                     if left <= SMALL_BYTES:
                         return False
@@ -147,20 +138,16 @@ def _assignment(data: bytes) -> pb.Assignment | None:
 
 
 _Tree = dict[int, "_Tree"]
-_TEXT: _Tree = {}
-"""Stands for a string; bytes, which may be a screenshot's, are not in a tree."""
 
 
 def _tree(descriptor: Descriptor, known: dict[str, _Tree]) -> _Tree:
-    """Number → the fields of the message that the field holds, or `_TEXT`."""
+    """Number → the fields of the message that the field holds."""
     if descriptor.full_name in known:
         return known[descriptor.full_name]
     made = known[descriptor.full_name] = {}
     for one in descriptor.fields:
         if one.message_type is not None:
             made[one.number] = _tree(one.message_type, known)
-        elif one.type == FieldDescriptor.TYPE_STRING:
-            made[one.number] = _TEXT
     return made
 
 
