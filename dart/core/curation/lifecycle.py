@@ -221,7 +221,7 @@ class Lifecycle:
         plan = self._plan(task)
         group = Group(f"g{self._number:06d}", task, plan.rollouts, plan.step_limit, plan.why)
         self._number += 1
-        self._opened += 1
+        self._opened += plan.rollouts
         self._enter(group)
         self._open += 1
         self._with_next.append(group)

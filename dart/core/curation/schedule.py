@@ -4,7 +4,8 @@ DART samples roll-out-wise and trains asynchronously (arXiv 2509.23866): a free 
 once, and an update begins as soon as there is a batch. The other modes are baselines for comparison:
 
 task          environments form sets of N; a set takes another task when all N roll-outs of its last one have finished
-batch         tasks × N, one batch for the trainer, finish before any of the next batch begins
+batch         one batch for the trainer, of groups with as many roll-outs as an update wants, finishes before any
+              of the next batch begins
 synchronous   an update begins when nothing is being sampled, and sampling resumes when every replica serves its weights
 
 The functions here are pure; `core.curation.lifecycle` calls them, and owns the state that they are given.
@@ -12,7 +13,6 @@ The functions here are pure; `core.curation.lifecycle` calls them, and owns the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,10 +33,6 @@ class Schedule:
         """Whether `why_wait` can ever give a reason."""
         return self.synchronous or self.sampling != "rollout"
 
-    @property
-    def groups_per_batch(self) -> int:
-        return math.ceil(self.trajectories_per_update / self.rollouts)
-
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -52,7 +48,7 @@ class Situation:
     """Trajectories that wait for the trainer."""
     environments: int
     opened: int = 0
-    """Groups opened for the batch that is being sampled."""
+    """Roll-outs of the groups opened for the batch that is being sampled, as they were planned."""
     updating: bool = False
     """An update has begun, and not every replica has its weights yet."""
 
@@ -62,7 +58,7 @@ def why_wait(mode: Schedule, now: Situation) -> str | None:
     if mode.synchronous and now.updating:
         return "the update and its weights are waited for"
     if mode.sampling == "batch":
-        return "the batch has not finished" if now.opens and now.opened >= mode.groups_per_batch else None
+        return "the batch has not finished" if now.opens and now.opened >= mode.trajectories_per_update else None
     if mode.synchronous and now.waiting >= mode.trajectories_per_update:
         return "an update waits for what is under way"
     if mode.sampling == "task" and now.opens and now.open_groups >= max(1, now.environments // mode.rollouts):
@@ -82,5 +78,5 @@ def update_due(mode: Schedule, now: Situation) -> bool:
 
 
 def batch_over(mode: Schedule, now: Situation) -> bool:
-    """Whether every group of a batch-wise batch has been opened and decided."""
-    return mode.sampling == "batch" and now.opened >= mode.groups_per_batch and not now.open_groups
+    """Whether every group of a batch-wise batch has been opened and decided about."""
+    return mode.sampling == "batch" and now.opened >= mode.trajectories_per_update and not now.open_groups

@@ -15,7 +15,7 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.curation.orders import Order
-from dart.core.curation.schedule import Schedule, Situation, why_wait
+from dart.core.curation.schedule import Schedule, Situation, update_due, why_wait
 from dart.core.usage import EnvState, ReplicaState, TrainerState
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
@@ -144,6 +144,15 @@ def test_task_wise_keeps_to_its_sets() -> None:
     assert why_wait(mode, Situation(True, 1, 8, 0, 23)) is None
     assert why_wait(mode, Situation(False, 2, 9, 0, 23)) is None, "roll-outs of an open group may begin"
     assert why_wait(mode, Situation(True, 0, 0, 0, 3)) is None, "fewer environments than N are one set"
+
+
+def test_a_batch_is_filled_by_roll_outs_however_many_groups_they_are() -> None:
+    mode = Schedule("batch", True, rollouts=8, trajectories_per_update=64)
+    assert why_wait(mode, Situation(True, 8, 62, 0, 64, opened=62)) is None, "31 groups of two are no batch of 64"
+    assert why_wait(mode, Situation(True, 8, 64, 0, 64, opened=64)) == "the batch has not finished"
+    assert why_wait(mode, Situation(False, 8, 63, 0, 64, opened=64)) is None, "its last group has one to begin"
+    assert not update_due(mode, Situation(True, 0, 0, 10, 64, opened=62))
+    assert update_due(mode, Situation(True, 0, 0, 10, 64, opened=66)), "what was released, however little"
 
 
 async def test_a_name_that_comes_twice_is_the_newer_instance() -> None:
