@@ -7,8 +7,9 @@ and action, 4 to 8 and 1 to 4 seconds, because a page answers in milliseconds an
 
 The result is the time of training until success in training reaches a level that the protocol fixed; runs that never
 reach it are censored, and shown so. Twelve runs of 30 minutes, one at a time: six and a half hours on two cores. It can
-be stopped at any moment, but a run that was interrupted shows a little more time than one that was not. --report makes
-the table and the picture of what is there. Writes results/learning/wallclock.json and wallclock.png.
+be stopped at any moment, but a run that was interrupted shows a little more time than one that was not, and the report
+names it. --report makes the table and the picture of what is there. Writes results/learning/wallclock.json and
+wallclock.png.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def base_row(success: ByDecoding, protocol: Protocol) -> ArmRow:
         one.name: estimate([findings.success(success, one, protocol)])
         for one in (*protocol.primary, *protocol.secondary)
     }
-    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 6)
+    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 7)
 
 
 def check_gates(plan: Plan, protocol: Protocol) -> None:

@@ -119,3 +119,4 @@ def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
     print(sweep.write(plan.name, plan.config, {**plan.marks, **results}))
     picture = sweep.RESULTS / f"{plan.name}.png"
     print(showing.draw(picture, runs, protocol, experiment.by, experiment.label))
+    showing.show_notes(findings.notes(runs))

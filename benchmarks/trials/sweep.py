@@ -119,7 +119,10 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
         return
     if made is None:
         return
-    record = {"arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, **records.read(made)}
+    record = {
+        "arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, "pieces": pieces.made_by(run.folder),
+        **records.read(made),
+    }  # fmt: skip
     plan.results.mkdir(parents=True, exist_ok=True)
     write_json(plan.record(arm, seed), record, indent=None)
     shutil.rmtree(run.folder)
