@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Generic
 
-from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials import findings, once, showing, sweep
 from benchmarks.trials.base import base_row, base_success, check_gates, has_base
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.protocol import P, Protocol, check_committed, load, marks
@@ -81,7 +81,7 @@ def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
     """Check the gates, evaluate the base policy, fill the pool, and make the missing runs, as far as patience goes."""
     prepare(path, plan, protocol)
     if protocol.pool_successes:
-        pool = sweep.oracle_pool(plan, protocol.pool_successes)
+        pool = once.oracle_pool(plan, protocol)
         plan = replace(plan, arms={arm: with_pool(overrides, pool) for arm, overrides in plan.arms.items()})
     sweep.run_missing(plan, patience)
 

@@ -189,10 +189,12 @@ _CAUSES = {
 
 
 def check_marks(path: Path, found: Mapping[str, object], wanted: Mapping[str, str]) -> None:
-    """Raises UserError if the result at `path` was made with another protocol, config or base policy."""
+    """Raises UserError if the result at `path` was made with another protocol, config or base policy, say."""
     for name, value in wanted.items():
         if found.get(name) != value:
             raise UserError(
+    "world_sha256": "another world",
+    "successes_per_task": "another number of successes",
                 f"{path} was made with {_CAUSES.get(name, name)} ({name} {str(found.get(name))[:12]}, now "
                 f"{value[:12]}): move {path.parent} away to start afresh, or restore what it was made with"
             )
