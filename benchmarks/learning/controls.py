@@ -37,7 +37,7 @@ def main() -> None:
     options = command.arguments(__doc__)
     try:
         protocol = load(PROTOCOL, Protocol)
-        controls = command.plan_of(PROTOCOL, protocol, options.jobs, controls=True)
+        controls = command.plan_of(PROTOCOL, protocol, options.jobs, options.piece_minutes, controls=True)
         if not options.report:
             patience = Patience(options.minutes)
             command.prepare(PROTOCOL, controls, protocol)
