@@ -117,7 +117,8 @@ def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
     never = {0: late(40, 3.0), 1: late(999, 3.0)}
     bound = ratio({"decoupled": quick, "coupled": never}, pair, MEDIUM, WALLCLOCK)
     assert bound is not None and bound.at_least and bound.ratio is not None and bound.ratio > 3.0
-    assert "at least" in said_of(bound)
+    assert bound.low is None and bound.high is None, "a t-interval would take the end of the run for an observed time"
+    assert said_of(bound).endswith("times the time, 2 seeds") and "at least" in said_of(bound)
     none = ratio({"decoupled": never, "coupled": slow}, pair, MEDIUM, WALLCLOCK)
     assert none is not None and none.ratio is None and "never got there" in said_of(none)
     assert ratio({"decoupled": quick}, pair, MEDIUM, WALLCLOCK) is None
