@@ -5,9 +5,10 @@ length or the experience pool, five seeds each, 60,000 environment steps a run. 
 trainer and weight sync on this machine. First the base policy is evaluated on the held-out instances, and the
 protocol's gates are checked on training seeds; nothing runs if they fail.
 
-In pieces of six minutes; on two cores some twenty minutes for each run and its two evaluations, so eight hours for all
-25. It can be stopped at any moment (Ctrl-C, kill -9) and started again; --minutes ends it by itself. --report makes
-the table and the picture of what is there. Writes results/learning/ablation.json and ablation.png.
+In pieces of half an hour (--piece-minutes); on two cores some twenty minutes for each run and its two evaluations, so
+eight hours for all 25. It can be stopped at any moment (Ctrl-C, kill -9) and started again; --minutes ends it by
+itself. --report makes the table and the picture of what is there. Writes results/learning/ablation.json and
+ablation.png.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ every 8th update, so that samples are up to 16 versions old; batches of 16 traje
 five seeds each. Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Two endpoints: in how many
 seeds success in training falls below half its peak (Fisher's exact test), and held-out success at the end (paired).
 
-It can be stopped at any moment and started again, as `benchmarks.learning.ablation` can. Ten runs of some ten
-minutes, so two hours on two cores. --report makes the table and the picture of what is there. Writes
-results/learning/alignment.json and alignment.png.
+It can be stopped at any moment and started again, as `benchmarks.learning.ablation` can, but a restart makes samples
+younger, and the report names the runs that had one. Ten runs of some ten minutes, so two hours on two cores.
+--report makes the table and the picture of what is there. Writes results/learning/alignment.json and alignment.png.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@
    the same environment steps imitation of the policy's own successes (best-of-n, rejection sampling fine-tuning), the
    whole algorithm with a pool that begins empty, and with GiGPO's advantages per step; and without any environment
    imitation of the successes that the pool begins with. Compared, paired by seed, with the ablation's `full` and `none`
-   as far as those have run.
+   as far as those have run, and the algorithm without a gift (`own-pool`) with imitation of its own successes.
 2. The base policy on the held-out instances at temperatures 0, 0.2, 0.5 and 1: what lower temperatures give for
    nothing, which no training should be credited with.
 
-Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Twenty runs in pieces of six minutes, some
-six hours on two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the
-tables of what is there. Writes results/learning/controls.json.
+Everything is real: Chromium, vLLM, trainer and weight sync on this machine. Twenty runs in pieces, some six hours on
+two cores, and four evaluations of some minutes each; resumable as the ablation is. --report makes the tables of what is
+there, which is incomplete as long as runs of `full` and `none` are missing, too. Writes
+results/learning/controls.json.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from dart.errors import UserError
 
 PROTOCOL = FOLDER / "ablation.yaml"
 TEMPERATURES = (0.0, 0.2, 0.5, 1.0)
+FULL, NONE = "full", "none"
+"""The ablation's arms that the controls are compared with."""
+OWN, OWN_AGAINST = "own-pool", (NONE, "imitation")
+"""What the algorithm does without the oracle's successes is `OWN` minus these."""
 
 
 def main() -> None:
     options = command.arguments(__doc__)
     try:
         protocol = load(PROTOCOL, Protocol)
-        controls = command.plan_of(PROTOCOL, protocol, options.jobs, controls=True)
+        controls = command.plan_of(PROTOCOL, protocol, options.jobs, options.piece_minutes, controls=True)
         if not options.report:
             patience = Patience(options.minutes)
             command.prepare(PROTOCOL, controls, protocol)
@@ -56,16 +61,19 @@ def report(arms: Plan, controls: Plan, protocol: Protocol) -> None:
     runs: Runs = {**sweep.finished(controls), **sweep.finished(arms)}
     if not at and not any(arm in runs for arm in protocol.controls):
         raise UserError("nothing is finished yet: leave --report out")
-    names = (*protocol.controls, "none", "full")
-    rows = findings.arm_rows({arm: runs[arm] for arm in names if arm in runs}, protocol)
-    compared, missing = comparisons(runs, protocol), sweep.missing(controls)
+    names = (*protocol.controls, NONE, FULL)
+    runs = {arm: runs[arm] for arm in names if arm in runs}
+    rows, compared, notes = findings.arm_rows(runs, protocol), comparisons(runs, protocol), findings.notes(runs)
+    missing = [*sweep.missing(controls), *((arm, seed) for arm, seed in sweep.missing(arms) if arm in names)]
     show_temperatures(at)
     showing.show_arms(rows, "the controls, and the ablation's arms")
     showing.show_findings(compared)
-    showing.say_if_incomplete(missing, len(controls.arms) * len(controls.seeds))
+    showing.say_if_incomplete(missing, len(names) * len(controls.seeds))
+    showing.show_notes(notes)
     results = {
         "complete": not missing and len(at) == len(TEMPERATURES),
         "missing": [f"{arm}-{seed}" for arm, seed in missing],
+        "notes": notes,
         "temperatures": {f"{temperature:g}": levels for temperature, levels in at.items()},
         "base": None,
         "arms": [asdict(row) for row in rows],
@@ -85,10 +93,18 @@ def by_level(success: Success, protocol: Protocol) -> dict[str, float]:
 
 
 def comparisons(runs: Runs, protocol: Protocol) -> list[Finding]:
-    """`full` and `none` minus each control, at every endpoint, without correction."""
-    against = tuple(protocol.controls)
-    full, none = (protocol.model_copy(update={"reference": reference}) for reference in ("full", "none"))
-    return [*findings.findings(runs, full, against), *findings.findings(runs, none, against)]
+    """`full` and `none` minus each control, and the algorithm without a gift minus `none` and minus imitation of the
+    policy's own successes; at every endpoint, without correction."""
+    against = {
+        FULL: tuple(protocol.controls),
+        NONE: tuple(control for control in protocol.controls if control != OWN),  # the other way round below
+        OWN: OWN_AGAINST,
+    }
+    return [
+        one
+        for reference, arms in against.items()
+        for one in findings.findings(runs, protocol.model_copy(update={"reference": reference}), arms)
+    ]
 
 
 def show_temperatures(at: Mapping[float, Mapping[str, float]]) -> None:

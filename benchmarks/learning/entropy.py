@@ -10,7 +10,8 @@ and its rewards. There is no world, no engine and no learning: the tiny model fi
 letters; then batches of groups of eight are sampled from it, and the gradient of each *saved* batch is computed twice,
 with and without selection, at the same weights. Compared, over the batches of a seed: the gradient's variance over its
 squared mean (noise over signal), and which part of the push on tokens, |A| (1 - probability), goes to tokens that
-decide. A seed is one observation; t-intervals over seeds, paired.
+decide. A seed is one observation; t-intervals over seeds, paired. Seeds without a signal above the noise have no ratio;
+they are left out of its comparison, and counted.
 
 It needs torch and the CPU alone: about half an hour on two cores (estimated). Writes results/learning/entropy.json.
 """
@@ -272,6 +273,12 @@ def measured(learner: Trainer, saved: Sequence[Sequence[Step]], quantile: float)
     )
 
 
+def without_signal(rows: Sequence[tuple[Gradients, Gradients]]) -> int:
+    """How many seeds are left out of the comparison of noise, because one of their mean gradients is not above its own
+    noise, so that noise over signal is infinite."""
+    return sum(not math.isfinite(one.noise + all_.noise) for one, all_ in rows)
+
+
 def compared(rows: Sequence[tuple[Gradients, Gradients]]) -> dict[str, Comparison | None]:
     """With selection minus without, paired by seed: the logarithm of noise over signal, and the push on decisions."""
     finite = [(number, one, all_) for number, (one, all_) in enumerate(rows) if math.isfinite(one.noise + all_.noise)]
@@ -310,8 +317,10 @@ def main() -> None:
     found = compared(rows)
     for name, one in found.items():
         print(f"{name}, with minus without: {one}")
+    print(f"left out of log_noise: {without_signal(rows)} of {len(rows)} seeds, without a finite noise over signal")
     results = {
         "quantile": QUANTILE, "batches": options.batches, "groups": GROUPS, "rollouts": ROLLOUTS, "faithful": faithful,
+        "seeds_without_signal": without_signal(rows),
         "seeds": [{"with": asdict(one), "without": asdict(all_)} for one, all_ in rows],
         "with_minus_without": {name: None if one is None else asdict(one) for name, one in found.items()},
     }  # fmt: skip

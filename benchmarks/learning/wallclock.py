@@ -7,8 +7,9 @@ and action, 4 to 8 and 1 to 4 seconds, because a page answers in milliseconds an
 
 The result is the time of training until success in training reaches a level that the protocol fixed; runs that never
 reach it are censored, and shown so. Twelve runs of 30 minutes, one at a time: six and a half hours on two cores. It can
-be stopped at any moment, but a run that was interrupted shows a little more time than one that was not. --report makes
-the table and the picture of what is there. Writes results/learning/wallclock.json and wallclock.png.
+be stopped at any moment, but a run that was interrupted shows a little more time than one that was not, and the report
+names it. --report makes the table and the picture of what is there. Writes results/learning/wallclock.json and
+wallclock.png.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class WallclockProtocol(Protocol):
 class Ratio:
     """How many times as long the slower arm took: the geometric mean over the seeds that both have.
 
-    `at_least`: some run of the slower arm never got there, so the ratio is a lower bound. `ratio` is None if a run of
-    the faster arm never did.
+    `at_least`: some run of the slower arm never got there, so the ratio is a lower bound, and has no interval: the t
+    interval takes every time as observed. `ratio` is None if a run of the faster arm never did.
     """
 
     target: str
@@ -92,8 +93,10 @@ def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol)
         return Ratio(target.name, *pair, len(seeds), None)
     waited = [end if time is None else time for time, end in zip(slow, ends, strict=True)]
     found = estimate([math.log(late / early) for early, late in zip(reached, waited, strict=True)])
+    if None in slow:
+        return Ratio(target.name, *pair, len(seeds), math.exp(found.mean), at_least=True)
     low, high = (None if bound is None else math.exp(bound) for bound in (found.low, found.high))
-    return Ratio(target.name, *pair, len(seeds), math.exp(found.mean), low, high, at_least=None in slow)
+    return Ratio(target.name, *pair, len(seeds), math.exp(found.mean), low, high)
 
 
 def times(runs: Runs, protocol: WallclockProtocol) -> dict[str, JSON]:

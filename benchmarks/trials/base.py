@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.trials import findings, sweep
+from benchmarks.trials import findings, once
 from benchmarks.trials.findings import ArmRow
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import Protocol, as_options
@@ -17,7 +17,7 @@ def held_out(plan: Plan, protocol: Protocol, temperature: float) -> Success:
     Evaluated once, and kept. Raises UserError.
     """
     overrides = (*as_options(protocol.settings), f"evaluation.temperature={temperature:g}")
-    return sweep.evaluate(plan, _label(temperature), [], overrides)["success"]
+    return once.evaluate(plan, _label(temperature), [], overrides)["success"]
 
 
 def has_held_out(plan: Plan, temperature: float) -> bool:
@@ -49,7 +49,7 @@ def base_row(success: ByDecoding, protocol: Protocol) -> ArmRow:
         one.name: estimate([findings.success(success, one, protocol)])
         for one in (*protocol.primary, *protocol.secondary)
     }
-    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 6)
+    return ArmRow("(base policy)", 0, endpoints, *[estimate([0.0])] * 7)
 
 
 def check_gates(plan: Plan, protocol: Protocol) -> None:
@@ -68,7 +68,7 @@ def check_gates(plan: Plan, protocol: Protocol) -> None:
             "environment.tasks.eval_seeds": list(train),
         }
     )
-    greedy = sweep.evaluate(
+    greedy = once.evaluate(
         plan, "gate-greedy", ["--temperature", "0", "--episodes", str(gates.greedy_episodes)], swapped
     )
     if (rate := greedy["success"]["mean"]) > gates.greedy_at_most:
@@ -76,7 +76,7 @@ def check_gates(plan: Plan, protocol: Protocol) -> None:
             f"gate: the base policy solves {rate:.1%} of the {gates.level} tasks greedily, and at most "
             f"{gates.greedy_at_most:.0%} are allowed: there is too little left to learn, so make another base policy"
         )
-    often = sweep.evaluate(
+    often = once.evaluate(
         plan, "gate-samples", ["--samples", str(gates.samples), "--episodes", str(gates.instances)], swapped
     )
     if (passed := often["pass_at_k"][str(gates.samples)]["mean"]) > gates.pass_at_most:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Generic
 
-from benchmarks.trials import findings, showing, sweep
+from benchmarks.trials import findings, once, showing, sweep
 from benchmarks.trials.base import base_row, base_success, check_gates, has_base
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.protocol import P, Protocol, check_committed, load, marks
@@ -16,6 +18,8 @@ from benchmarks.trials.records import Point
 from benchmarks.trials.sweep import Patience, Plan
 from dart.core.json_text import JSON
 from dart.errors import UserError
+
+PIECE_MINUTES = 30.0
 
 
 def env_steps(point: Point) -> float:
@@ -47,7 +51,7 @@ def main(experiment: Experiment[P]) -> None:
     options = arguments(experiment.doc)
     try:
         protocol = load(experiment.path, experiment.kind)
-        plan = plan_of(experiment.path, protocol, options.jobs)
+        plan = plan_of(experiment.path, protocol, options.jobs, options.piece_minutes)
         if not options.report:
             run(experiment.path, plan, protocol, Patience(options.minutes))
         report(experiment, plan, protocol)
@@ -59,12 +63,38 @@ def arguments(doc: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no piece of a run after this long")
     parser.add_argument("--jobs", type=int, help="runs at a time [default: the protocol's]")
+    parser.add_argument(
+        "--piece-minutes", type=_above_0, help=f"interrupt and resume a run after this long [default: {PIECE_MINUTES}]"
+    )
     parser.add_argument("--report", action="store_true", help="run nothing; table and picture of the finished runs")
     return parser.parse_args()
 
 
-def plan_of(path: Path, protocol: Protocol, jobs: int | None = None, *, controls: bool = False) -> Plan:
-    """The protocol's arms as a plan; with `controls`, its controls instead."""
+def _above_0(text: str) -> float:
+    """Raises ArgumentTypeError, which argparse reports."""
+    with contextlib.suppress(ValueError):
+        if 0 < (minutes := float(text)) < math.inf:
+            return minutes
+    raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
+
+
+def plan_of(
+    path: Path,
+    protocol: Protocol,
+    jobs: int | None = None,
+    piece_minutes: float | None = None,
+    *,
+    controls: bool = False,
+) -> Plan:
+    """The protocol's arms as a plan; with `controls`, its controls instead. `piece_minutes`: none: as by default.
+
+    Raises UserError for a length of pieces where a restart would bias the runs.
+    """
+    if protocol.piece_minutes is None and piece_minutes is not None:
+        raise UserError(
+            f"--piece-minutes {piece_minutes:g}: a restart would bias runs of {protocol.name}, so they are not made in "
+            "pieces: leave it out"
+        )
     arms = protocol.controls if controls else protocol.arms
     return Plan(
         f"learning/{protocol.name}",
@@ -72,7 +102,7 @@ def plan_of(path: Path, protocol: Protocol, jobs: int | None = None, *, controls
         {arm: protocol.overrides(arm) for arm in arms},
         protocol.seeds,
         marks(path, protocol),
-        60 * protocol.piece_minutes if protocol.piece_minutes else None,
+        None if protocol.piece_minutes is None else 60 * (piece_minutes or PIECE_MINUTES),
         jobs or protocol.jobs,
     )
 
@@ -81,7 +111,7 @@ def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:
     """Check the gates, evaluate the base policy, fill the pool, and make the missing runs, as far as patience goes."""
     prepare(path, plan, protocol)
     if protocol.pool_successes:
-        pool = sweep.oracle_pool(plan, protocol.pool_successes)
+        pool = once.oracle_pool(plan, protocol)
         plan = replace(plan, arms={arm: with_pool(overrides, pool) for arm, overrides in plan.arms.items()})
     sweep.run_missing(plan, patience)
 
@@ -111,6 +141,7 @@ def report(experiment: Experiment[P], plan: Plan, protocol: P) -> None:
     more = experiment.measure(runs, protocol)
     experiment.show(more)
     showing.say_if_incomplete(missing, len(plan.arms) * len(plan.seeds))
+    showing.show_notes(findings.notes(runs))
     results = {
         **findings.as_json(runs, protocol, missing),
         "base": asdict(base[0])["endpoints"] if base else None,

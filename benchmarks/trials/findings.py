@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
+from benchmarks.trials import sources
 from benchmarks.trials.inference import Estimate, compare, estimate, holm, smallest_detectable
 from benchmarks.trials.protocol import Endpoint, Protocol
 from benchmarks.trials.records import Record
+from dart.core.curation.judging import STALE
 from dart.core.evaluation.documents import ByDecoding
 
 Runs = Mapping[str, Mapping[int, Record]]
@@ -35,7 +37,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ArmRow:
-    """An arm's runs together. `endpoints`: held-out success by the endpoint's name."""
+    """An arm's runs together. `endpoints`: held-out success by the endpoint's name. `stale`: the share of sampled
+    trajectories that were dropped as too old."""
 
     arm: str
     runs: int
@@ -44,6 +47,7 @@ class ArmRow:
     trajectories: Estimate
     updates: Estimate
     staleness: Estimate
+    stale: Estimate
     pooled: Estimate
     train_seconds: Estimate
 
@@ -73,11 +77,29 @@ def arm_rows(runs: Runs, protocol: Protocol) -> list[ArmRow]:
                 *(estimate(values) for values in (
                     [run["env_steps"] for run in each], [run["trajectories"] for run in each],
                     [run["updates"] for run in each], [run["staleness"]["mean"] for run in each],
-                    [run["pooled"] for run in each], [run["train_seconds"] for run in each],
+                    [stale(run) for run in each], [run["pooled"] for run in each],
+                    [run["train_seconds"] for run in each],
                 )),
             )
         )  # fmt: skip
     return rows
+
+
+def stale(run: Record) -> float:
+    """The share of its sampled trajectories that were dropped as too old; 0 for a run that samples nothing."""
+    return run["dropped"].get(STALE, 0) / run["trajectories"] if run["trajectories"] else 0.0
+
+
+def notes(runs: Runs) -> list[str]:
+    """What has to be said beside the results: by which code runs were made, unless all were by one commit as it is, and
+    which runs were started more than once."""
+    each = {f"{arm}-{seed}": run for arm, of in runs.items() for seed, run in of.items()}
+    said = sources.told({name: run.get("pieces", []) for name, run in each.items()})
+    if again := [f"{name} ({run['starts']} starts)" for name, run in each.items() if run.get("starts", 1) > 1]:
+        said.append(
+            f"training was started more than once in {len(again)} of the {len(each)} runs: {sources.shortened(again)}"
+        )
+    return said
 
 
 def findings(runs: Runs, protocol: Protocol, against: Sequence[str] | None = None) -> list[Finding]:
@@ -119,6 +141,7 @@ def as_json(runs: Runs, protocol: Protocol, missing: Sequence[tuple[str, int]]) 
         "said_in_advance": list(protocol.said_in_advance),
         "complete": not missing,
         "missing": [f"{arm}-{seed}" for arm, seed in missing],
+        "notes": notes(runs),
         "family": protocol.family,
         "arms": [asdict(row) for row in arm_rows(runs, protocol)],
         "comparisons": [asdict(one) for one in findings(runs, protocol)],

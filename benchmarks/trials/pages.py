@@ -26,6 +26,7 @@ class Arm(TypedDict):
     env_steps: Estimate
     updates: Estimate
     staleness: Estimate
+    stale: Estimate
     pooled: Estimate
 
 
@@ -65,6 +66,7 @@ class Results(TypedDict):
     base: Mapping[str, Estimate] | None
     arms: list[Arm]
     comparisons: list[Comparison]
+    notes: NotRequired[list[str]]
     courses: NotRequired[Mapping[str, list[Course]]]
     fisher_p: NotRequired[float | None]
     seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
@@ -83,16 +85,16 @@ def read(name: str) -> Results | None:
 def arms(found: Results) -> Table:
     """Each arm's success at every endpoint, the base policy first."""
     names = list(dict.fromkeys(name for row in found["arms"] for name in row["endpoints"]))
-    head = ("arm", "runs", *names, "environment steps", "updates", "staleness", "pooled")
+    head = ("arm", "runs", *names, "environment steps", "updates", "staleness", "stale", "pooled")
     rows = [
         [row["arm"], str(row["runs"]), *(percent(row["endpoints"].get(name)) for name in names),
          f"{row['env_steps']['mean']:,.0f}", f"{row['updates']['mean']:.0f}", f"{row['staleness']['mean']:.1f}",
-         f"{row['pooled']['mean']:.0f}"]
+         f"{row['stale']['mean']:.1%}", f"{row['pooled']['mean']:.0f}"]
         for row in found["arms"]
     ]  # fmt: skip
     if (base := found["base"]) is not None:
-        rows.insert(0, ["(base policy)", "", *(percent(base.get(name)) for name in names), "", "", "", ""])
-    return head, rows + _incomplete(found, len(head))
+        rows.insert(0, ["(base policy)", "", *(percent(base.get(name)) for name in names), *[""] * 5])
+    return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
 
 
 def comparisons(found: Results) -> Table:
@@ -136,7 +138,7 @@ def times(found: Results) -> Table:
             said = ["never" if seconds is None else f"{seconds / 60:.1f}" for seconds in by_seed.values()]
             slower = [one for one in found.get("ratios", []) if one["target"] == target and one["slower"] == arm]
             rows.append([target, arm, ", ".join(said), "; ".join(_ratio(one) for one in slower)])
-    return head, rows + _incomplete(found, len(head))
+    return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
 
 
 def _ratio(one: Ratio) -> str:
@@ -150,6 +152,10 @@ def _incomplete(found: Results, width: int) -> list[list[str]]:
     if found["complete"]:
         return []
     return [[f"**incomplete: {len(found['missing'])} runs are missing**", *[""] * (width - 1)]]
+
+
+def _notes(found: Results, width: int) -> list[list[str]]:
+    return [[f"note: {one}", *[""] * (width - 1)] for one in found.get("notes", [])]
 
 
 def percent(found: Estimate | None) -> str:

@@ -2,7 +2,8 @@
 
 A piece ends as after Ctrl-C: the weights are saved if that takes less than three seconds, and everything sampled is in
 the run's database anyway. So whatever is killed at whatever moment, this process included, the next call goes on: with
-the newest checkpoint, and with all groups that were sampled since. `stop` counts over all pieces.
+the newest checkpoint, and with all groups that were sampled since. `stop` counts over all pieces. Beside the run stands
+which code each of its pieces began with (`made_by`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.trials import sources
+from benchmarks.trials.sources import Code
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.processes.logs import last_line
 from dart.rundir import RunDirectory
 from dart.store.lock import is_held
+from dart.store.records import GroupKind
 
 INTERRUPTED = 130
 ENDING_SECONDS = 120.0
 """A piece that has not ended this long after its interruption is killed."""
 MOST_PIECES = 100
 MOST_FAILURES = 2
-"""Pieces in a row that may end with an error."""
-ORIGIN, LOG = "origin.json", "output.log"
+"""Pieces in a row that may end with an error, or without having added anything."""
+ORIGIN, PIECES, LOG = "origin.json", "pieces.json", "output.log"
 _INTERRUPTED_WITH_PARENT = f"""
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -57,18 +61,23 @@ def train(run: Run, piece_seconds: float | None, goes_on: Callable[[], bool] = l
     Raises UserError if pieces fail, if another process works on the run, or if its pieces are another run's.
     """
     _take_up(run)
-    failures = 0
+    failures, why = 0, ""
     for _ in range(MOST_PIECES):
         if (begun := _newest(run.folder)) and begun.summary.is_file():
             return begun
+        if failures > MOST_FAILURES:
+            raise UserError(f"{why}: {last_line(run.folder / LOG) or 'it said nothing'} ({run.folder} is kept)")
         if not goes_on():
             return None
+        _note_code(run.folder)
+        before = _reached(begun)
         code = _piece(_command(run, begun), run.folder / LOG, piece_seconds)
-        failures = 0 if code in (0, INTERRUPTED) else failures + 1
-        if failures > MOST_FAILURES:
-            raise UserError(
-                f"exit code {code}: {last_line(run.folder / LOG) or 'it said nothing'} ({run.folder} is kept)"
-            )
+        if code not in (0, INTERRUPTED):
+            failures, why = failures + 1, f"exit code {code}"
+        elif _reached(_newest(run.folder)).is_beyond(before):
+            failures = 0
+        else:
+            failures, why = failures + 1, "the last piece added neither a trajectory nor an update"
     raise UserError(f"{run.folder} has not finished in {MOST_PIECES} pieces: make them longer, or look at {LOG} there")
 
 
@@ -109,6 +118,46 @@ def _has_run(database: Path) -> bool:
             return bool(connection.execute("select count(*) from runs").fetchone()[0])
         except sqlite3.OperationalError:
             return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """How far a run has come. `newest`: when its newest trajectory finished."""
+
+    newest: float = 0.0
+    updates: int = 0
+
+    def is_beyond(self, other: _Reached) -> bool:
+        return self.newest > other.newest or self.updates > other.updates
+
+
+def _reached(run: RunDirectory | None) -> _Reached:
+    """Successes that were only copied into the run's pool do not count. Raises UserError for a broken database."""
+    if run is None:
+        return _Reached()
+    trajectories = (
+        "select max(trajectories.finished) from trajectories join groups on groups.id = trajectories.group_id "
+        "where groups.kind != ?"
+    )
+    with contextlib.closing(sqlite3.connect(f"file:{run.database}?mode=ro", uri=True)) as connection:
+        try:
+            (newest,) = connection.execute(trajectories, (GroupKind.COLLECTED.value,)).fetchone()
+            (updates,) = connection.execute("select count(*) from events where kind = 'update'").fetchone()
+        except sqlite3.Error as error:
+            raise UserError(f"{run.database} cannot be read ({error}): look at {LOG} beside its folder") from None
+    return _Reached(newest or 0.0, updates)
+
+
+def _note_code(folder: Path) -> None:
+    """Add the code that makes the next piece to what is kept of the run."""
+    write_json(folder / PIECES, {"pieces": [*made_by(folder), sources.current()]})
+
+
+def made_by(folder: Path) -> list[Code]:
+    """The code that each piece of the run in this folder began with."""
+    path = folder / PIECES
+    made: list[Code] = json.loads(path.read_text(encoding="utf-8"))["pieces"] if path.exists() else []
+    return made
 
 
 def _command(run: Run, begun: RunDirectory | None) -> list[str]:

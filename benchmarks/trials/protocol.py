@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from dart.config import Config
 from dart.config import load as load_config
@@ -66,8 +66,9 @@ class Protocol(Section):
     seeds: tuple[int, ...] = Field(min_length=2)
     jobs: int = Field(2, ge=1)
     """Runs at a time."""
-    piece_minutes: float | None = Field(6.0, gt=0)
-    """A run is interrupted and resumed after this long; none: never."""
+    piece_minutes: Literal["any"] | None = "any"
+    """None: no run is interrupted and resumed, because a restart would bias it. Else the command says after how long,
+    which is no part of the question."""
     pool_successes: int = Field(0, ge=0)
     """Successes of the oracle per task that the experience pool begins with. An override may name their folder as
     `{pool}`."""
@@ -89,6 +90,13 @@ class Protocol(Section):
     power: float = Field(0.8, gt=0, lt=1)
     gates: Gates | None = None
     said_in_advance: tuple[str, ...] = Field(min_length=1)
+
+    @field_validator("piece_minutes", mode="before")
+    @classmethod
+    def _no_number(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError("the length of pieces is no part of a protocol: leave it out, and use --piece-minutes")
+        return value
 
     @model_validator(mode="after")
     def _known(self) -> Protocol:
@@ -185,11 +193,13 @@ _CAUSES = {
     "protocol_sha256": "another protocol",
     "config_sha256": "another config",
     "base_sha256": "another base policy",
+    "world_sha256": "another world",
+    "successes_per_task": "another number of successes",
 }
 
 
 def check_marks(path: Path, found: Mapping[str, object], wanted: Mapping[str, str]) -> None:
-    """Raises UserError if the result at `path` was made with another protocol, config or base policy."""
+    """Raises UserError if the result at `path` was made with another protocol, config or base policy, say."""
     for name, value in wanted.items():
         if found.get(name) != value:
             raise UserError(

@@ -1,7 +1,8 @@
 """What is kept of a finished run: one JSON file, from which every table and picture is made, without its run directory.
 
 `episodes` holds every training roll-out in the order in which they finished, so that success can be smoothed in any way
-afterwards; `after` is the held-out success at the end, with both decodings.
+afterwards; `after` is the held-out success at the end, with both decodings. `pieces` says which code made the run, and
+`starts` how often training was started.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 
 from sqlalchemy import select
 
+from benchmarks.trials.sources import Code
 from dart.core.evaluation.documents import ByDecoding
 from dart.core.json_text import JSON
 from dart.rundir import RunDirectory
@@ -71,6 +73,10 @@ class Record(TypedDict):
     trained_actions_per_minute: float
     sampled_actions_per_minute: float
     time: dict[str, JSON]
+    pieces: NotRequired[list[Code]]
+    """The code that each of its pieces began with."""
+    starts: NotRequired[int]
+    """How often training was started; one that had only the evaluation left to do counts, too."""
     curve: NotRequired[list[list[float]]]
     """In records of before 2026-11-22, which have no episodes: (environment steps, seconds, success, trajectories)."""
     protocol_sha256: NotRequired[str]
@@ -113,7 +119,8 @@ def read(run: RunDirectory) -> dict[str, object]:
     tasks = list(summary["config"]["environment"]["tasks"]["names"])
     episodes = asyncio.run(_episodes(run, tasks))
     kept = {name: summary[name] for name in KEPT if name in summary}
-    return {"after": summary["success_after"], "tasks": tasks, "episodes": episodes, **kept}
+    starts = asyncio.run(_starts(run))
+    return {"after": summary["success_after"], "tasks": tasks, "episodes": episodes, "starts": starts, **kept}
 
 
 def load(path: Path) -> Record:
@@ -139,6 +146,11 @@ async def _episodes(run: RunDirectory, tasks: Sequence[str]) -> list[Episode]:
         seconds, update = clock.at(finished)
         episodes.append(Episode(round(seconds, 1), index[name], steps, int(success), update))
     return episodes
+
+
+async def _starts(run: RunDirectory) -> int:
+    async with await run.open() as database:
+        return len(await _anchors(database, "phase"))
 
 
 class Clock:

@@ -16,6 +16,7 @@ from benchmarks.trials.inference import Estimate, estimate
 from benchmarks.trials.pages import p_value, percent, points
 from benchmarks.trials.protocol import Protocol
 from benchmarks.trials.records import Point, curve
+from benchmarks.trials.sources import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +31,13 @@ def told(found: Estimate) -> pages.Estimate:
 
 def show_arms(rows: Sequence[ArmRow], title: str) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row.endpoints))
-    table = Table("arm", "runs", *names, "environment steps", "updates", "staleness", "pooled", title=title)
+    table = Table("arm", "runs", *names, "environment steps", "updates", "staleness", "stale", "pooled", title=title)
     for row in rows:
         endpoints = {name: told(found) for name, found in row.endpoints.items()}
         table.add_row(
             row.arm, str(row.runs), *(percent(endpoints.get(name)) for name in names),
             f"{row.env_steps.mean:.0f}", f"{row.updates.mean:.0f}", f"{row.staleness.mean:.1f}",
-            f"{row.pooled.mean:.0f}",
+            f"{row.stale.mean:.1%}", f"{row.pooled.mean:.0f}",
         )  # fmt: skip
     Console().print(table)
 
@@ -54,8 +55,13 @@ def show_findings(found: Sequence[Finding]) -> None:
 
 def say_if_incomplete(missing: Sequence[tuple[str, int]], total: int) -> None:
     if missing:
-        names = ", ".join(f"{arm}-{seed}" for arm, seed in missing[:12]) + (", ..." if len(missing) > 12 else "")
+        names = shortened([f"{arm}-{seed}" for arm, seed in missing])
         print(f"INCOMPLETE: {len(missing)} of {total} runs are missing, so nothing is concluded yet: {names}")
+
+
+def show_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"NOTE: {note}")
 
 
 def draw(path: Path, runs: Runs, protocol: Protocol, by: Callable[[Point], float], label: str) -> Path:

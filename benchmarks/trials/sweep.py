@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,6 @@ from benchmarks.trials import pieces, records
 from benchmarks.trials.protocol import check_marks
 from benchmarks.trials.records import Record
 from dart.coordinator.summary import machine, software, write_json
-from dart.core.evaluation.documents import Document
 from dart.errors import UserError
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -50,8 +47,12 @@ class Plan:
     def record(self, arm: str, seed: int) -> Path:
         return self.results / f"{arm}-{seed}.json"
 
+    @property
+    def half_made(self) -> Path:
+        return UNFINISHED / self.name
+
     def unfinished(self, arm: str, seed: int) -> Path:
-        return UNFINISHED / self.name / f"{arm}-{seed}"
+        return self.half_made / f"{arm}-{seed}"
 
 
 @dataclass(slots=True)
@@ -119,57 +120,15 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
         return
     if made is None:
         return
-    record = {"arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, **records.read(made)}
+    record = {
+        "arm": arm, "seed": seed, "overrides": list(overrides), **plan.marks, "pieces": pieces.made_by(run.folder),
+        **records.read(made),
+    }  # fmt: skip
     plan.results.mkdir(parents=True, exist_ok=True)
     write_json(plan.record(arm, seed), record, indent=None)
     shutil.rmtree(run.folder)
     print(f"{plan.name}: {arm}, seed {seed}: finished, {record['updates']} updates, {record['env_steps']} steps, "
           f"{record['train_seconds']:.0f} s of training", flush=True)  # fmt: skip
-
-
-# ---- evaluations of policies that no run has made ----
-
-
-def evaluate(plan: Plan, label: str, arguments: Sequence[str], overrides: Sequence[str]) -> Document:
-    """`dart eval` with these arguments and overrides: made once, kept in results/NAME/LABEL.json.
-
-    Raises UserError if it fails, or if the kept one belongs to another protocol, config or base policy.
-    """
-    path = plan.results / f"{label}.json"
-    asked = [*arguments, *overrides]
-    if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        check_marks(path, kept, plan.marks)
-        if kept["asked"] != asked:
-            raise UserError(f"{path} was evaluated with {kept['asked']}, now it would be {asked}: remove it")
-        known: Document = kept["evaluation"]
-        return known
-    folder = UNFINISHED / plan.name / label
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "dart", "eval", str(plan.config), "--quiet", *arguments]
-    command += pieces.as_sets((*overrides, f"run.directory={folder}"))
-    print(f"{plan.name}: {label}", flush=True)
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{label}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
-    (found,) = folder.glob("*/evaluation.json")
-    document: Document = json.loads(found.read_text(encoding="utf-8"))
-    plan.results.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**plan.marks, "asked": asked, "evaluation": document}, indent=None)
-    shutil.rmtree(folder)
-    return document
-
-
-def oracle_pool(plan: Plan, per_task: int) -> Path:
-    """The folder of the oracle's successes for the pool, which are collected if they are not there yet."""
-    folder = UNFINISHED / plan.name / "pool"
-    if not any(folder.glob("*/summary.json")):
-        shutil.rmtree(folder, ignore_errors=True)
-        command = [sys.executable, "-m", "dart", "collect", str(plan.config), "--from", "oracle", "--quiet"]
-        command += ["--per-task", str(per_task), *pieces.as_sets((f"run.directory={folder}",))]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (summary,) = folder.glob("*/summary.json")
-    return summary.parent
 
 
 # ---- what is written ----

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from benchmarks.learning import entropy  # noqa: E402
-from benchmarks.learning.entropy import Step  # noqa: E402
+from benchmarks.learning.entropy import Gradients, Step  # noqa: E402
 
 
 def step(place: int, letter: str, rollout: int, advantage: float, h: float) -> Step:
@@ -53,6 +53,14 @@ def test_noise_is_variance_over_signal() -> None:
     gradients = [torch.tensor([1.0, 0.5]), torch.tensor([1.0, -0.5])] * 50
     assert entropy.noise(gradients) == pytest.approx(0.25, rel=0.02)
     assert entropy.noise([torch.tensor([1.0]), torch.tensor([-1.0])]) == float("inf")
+
+
+def test_seeds_without_signal_are_left_out_and_counted() -> None:
+    rows = [tuple(Gradients(noise, 1.0, 1.0, 0.1) for noise in pair) for pair in ((2.0, 4.0), (float("inf"), 4.0))]
+    found = entropy.compared(rows)
+    assert found["log_noise"] is not None and found["log_noise"].difference.n == 1
+    assert found["push_on_decisions"] is not None and found["push_on_decisions"].difference.n == 2
+    assert entropy.without_signal(rows) == 1
 
 
 def test_the_trainer_gives_both_gradients_and_keeps_its_weights() -> None:

@@ -117,7 +117,8 @@ def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
     never = {0: late(40, 3.0), 1: late(999, 3.0)}
     bound = ratio({"decoupled": quick, "coupled": never}, pair, MEDIUM, WALLCLOCK)
     assert bound is not None and bound.at_least and bound.ratio is not None and bound.ratio > 3.0
-    assert "at least" in said_of(bound)
+    assert bound.low is None and bound.high is None, "a t-interval would take the end of the run for an observed time"
+    assert said_of(bound).endswith("times the time, 2 seeds") and "at least" in said_of(bound)
     none = ratio({"decoupled": never, "coupled": slow}, pair, MEDIUM, WALLCLOCK)
     assert none is not None and none.ratio is None and "never got there" in said_of(none)
     assert ratio({"decoupled": quick}, pair, MEDIUM, WALLCLOCK) is None
@@ -207,9 +208,11 @@ def test_controls_are_reported_beside_the_ablation(
     kept: tuple[Plan, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controls.report(*kept, ABLATION)
-    assert "INCOMPLETE: 16 of 20 runs are missing" in capsys.readouterr().out
+    assert "INCOMPLETE: 18 of 30 runs are missing" in capsys.readouterr().out
     results = json.loads((tmp_path / "learning" / "controls.json").read_text())["results"]
     assert not results["complete"] and "imitation-4" in results["missing"]
+    assert {"full-4", "none-4"} < set(results["missing"]), "with which the controls are compared"
+    assert "without-pool-0" not in results["missing"] and results["notes"] == []
     assert results["temperatures"]["0.5"] == {"easy": 0.9, "medium": pytest.approx(0.6), "hard": 0.0,
                                               "all": pytest.approx((15 * 0.9 + 3 * 0.6) / 21)}  # fmt: skip
     first = results["comparisons"][0]
@@ -217,6 +220,39 @@ def test_controls_are_reported_beside_the_ablation(
     assert first["difference"]["mean"] == pytest.approx(0.15)
     head, rows = pages.temperatures(results)
     assert head == ("base policy at temperature", "easy", "medium", "hard", "all") and len(rows) == 2
+
+
+def test_controls_are_complete_with_the_arms_that_they_are_compared_with(
+    kept: tuple[Plan, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms, of_controls = kept
+    monkeypatch.setattr(controls, "TEMPERATURES", (0.0, 0.5))
+    for arm in (*ABLATION.controls, "full", "none"):
+        for seed in ABLATION.seeds:
+            plan = of_controls if arm in ABLATION.controls else arms
+            sweep.write_json(plan.record(arm, seed), record(arm, seed, {"easy": 1, "medium": 1, "hard": 1}, MARKS))
+    for left in (None, "none-2", "full-0"):
+        if left:
+            (arms.results / f"{left}.json").unlink()
+        controls.report(*kept, ABLATION)
+        results = json.loads((tmp_path / "learning" / "controls.json").read_text())["results"]
+        assert results["complete"] is (left is None) and (left is None or left in results["missing"])
+
+
+def test_what_the_algorithm_does_without_a_gift_is_compared() -> None:
+    """As the protocol promises: own-pool above `none`, and above imitation of the policy's own successes."""
+    medium = {"own-pool": 0.8, "none": 0.5, "imitation": 0.6, "full": 0.9, "pool-imitation": 0.7}
+    runs = {
+        arm: {seed: record(arm, seed, {"easy": 1.0, "medium": value, "hard": 0.2}, MARKS) for seed in range(2)}
+        for arm, value in medium.items()
+    }
+    found = controls.comparisons(runs, ABLATION)
+    sampled = {(one.reference, one.arm): one for one in found if one.endpoint == "medium and hard, sampled"}
+    assert sampled["own-pool", "none"].difference.mean == pytest.approx(0.15)
+    assert sampled["own-pool", "imitation"].difference.mean == pytest.approx(0.1)
+    assert ("none", "own-pool") not in sampled, "the same difference the other way round"
+    assert {("full", "own-pool"), ("none", "imitation"), ("full", "pool-imitation")} < sampled.keys()
+    assert not any(one.primary or one.p_holm is not None for one in found)
 
 
 def test_an_evaluation_of_another_kind_is_not_taken_for_the_kept_one(kept: tuple[Plan, Plan]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from benchmarks.trials import inference
 from benchmarks.trials.inference import compare, estimate, fisher, holm, smallest_detectable
 
 
@@ -56,6 +58,13 @@ def test_only_seeds_that_both_have_are_paired() -> None:
     assert compare({0: 1.0}, {1: 1.0}) is None
     single = compare({0: 1.0}, {0: 0.5})
     assert single is not None and single.p is None
+
+
+def test_what_pairs_runs_is_said_as_it_is() -> None:
+    """A resumed run takes tasks in another order (dart.coordinator.sampling.data), so the order is not shared."""
+    learning = Path("docs/learning.md").read_text(encoding="utf-8")
+    for text in (inference.__doc__ or "", learning):
+        assert "seed of the order of tasks until the first restart, and nothing else" in " ".join(text.split())
 
 
 def test_differences_without_spread() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from benchmarks.learning.alignment import AlignmentProtocol
 from benchmarks.trials import command
-from benchmarks.trials.protocol import FOLDER, Protocol, check_committed, check_marks, load, marks
+from benchmarks.trials.protocol import FOLDER, Protocol, as_options, check_committed, check_marks, load, marks
 from dart.config import Config
 from dart.config import load as load_config
 from dart.errors import UserError
@@ -77,6 +79,7 @@ def test_an_arm_gets_the_oracles_pool_unless_it_names_sources_itself() -> None:
             "curation.pol is not a known field",
         ),
         ({"alpah": 0.1}, "alpah"),
+        ({"piece_minutes": 6}, "no part of a protocol: leave it out, and use --piece-minutes"),
     ],
 )
 def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -85,6 +88,35 @@ def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_
     path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     with pytest.raises(UserError, match=message):
         load(path, Protocol)
+
+
+@pytest.mark.parametrize("name", ["ablation", "sensitivity", "alignment", "wallclock"])
+def test_runs_that_hang_end(name: str) -> None:
+    """Else an experiment of days waits for one of them."""
+    raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    config = load_config(Path(raw["config"]), as_options(raw["settings"]))
+    assert config.watchdog.end_after_seconds == 600
+
+
+def test_the_length_of_pieces_is_no_part_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "marks", lambda path, protocol: {})
+    path = FOLDER / "alignment.yaml"
+    pieces, whole = load(ABLATION, Protocol), load(path, AlignmentProtocol)
+    assert command.plan_of(ABLATION, pieces).piece_seconds == 1800
+    assert command.plan_of(ABLATION, pieces, piece_minutes=6).piece_seconds == 360
+    assert command.plan_of(path, whole).piece_seconds is None
+    with pytest.raises(UserError, match="a restart would bias runs of alignment"):
+        command.plan_of(path, whole, piece_minutes=6)
+
+
+def test_pieces_have_a_length(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ablation", "--piece-minutes", "7.5"])
+    assert command.arguments(None).piece_minutes == 7.5
+    for wrong in ("0", "-1", "nan", "long"):
+        monkeypatch.setattr(sys, "argv", ["ablation", f"--piece-minutes={wrong}"])
+        with pytest.raises(SystemExit):
+            command.arguments(None)
+        assert f"{wrong} is not a number of minutes above 0" in capsys.readouterr().err
 
 
 def test_results_are_bound_to_protocol_config_and_base_policy(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from trial_samples import LADDER, after, fabricate, record
 
-from benchmarks.trials import findings, pages, pieces, records, showing, sweep
+from benchmarks.trials import findings, pages, pieces, records, showing, sources, sweep
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.pieces import Run
 from benchmarks.trials.protocol import FOLDER, Protocol, load
@@ -33,10 +34,20 @@ resumed = "--resume" in sys.argv
 assert resumed == (folder / "run.db").exists()
 folder.mkdir(exist_ok=True)
 if not resumed:
-    database = sqlite3.connect(folder / "run.db")
-    database.execute("create table runs (id text)")
-    database.execute("insert into runs values ('run')")
-    database.commit()
+    # Whole or not at all: an interruption may come at any moment.
+    with sqlite3.connect(folder / "new.db") as database:
+        database.executescript('''
+            drop table if exists groups; create table groups (id text, kind text);
+            insert into groups values ('sampled', 'training'), ('copied', 'collected');
+            create table if not exists trajectories (group_id text, finished real);
+            create table if not exists events (kind text);
+            create table if not exists runs (id text); insert into runs values ('run');
+        ''')
+    database.close()
+    (folder / "new.db").rename(folder / "run.db")
+database = sqlite3.connect(folder / "run.db")
+database.execute("insert into trajectories values ('sampled', ?)", (time.time(),))
+database.commit()
 with (folder / "pieces").open("a") as file:
     file.write("x")
 if len((folder / "pieces").read_text()) >= needed:
@@ -66,6 +77,13 @@ def train_needs(monkeypatch: pytest.MonkeyPatch) -> object:
 # ---- pieces ----
 
 
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with much other work may not even start a process in the second that a piece has here."""
+    monkeypatch.setattr(pieces, "MOST_FAILURES", 50)
+
+
+@pytest.mark.usefixtures("busy")
 def test_a_run_is_resumed_piece_by_piece(tmp_path: Path, train_needs: object) -> None:
     train_needs(3)
     made = pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), 1.0)
@@ -86,6 +104,7 @@ def test_a_run_that_was_killed_before_it_was_recorded_begins_anew(tmp_path: Path
     assert pieces._newest(tmp_path) is not None
 
 
+@pytest.mark.usefixtures("busy")
 def test_it_stops_between_pieces_when_asked(tmp_path: Path, train_needs: object) -> None:
     train_needs(3)
     calls = iter([True, False])
@@ -97,18 +116,68 @@ def test_it_stops_between_pieces_when_asked(tmp_path: Path, train_needs: object)
 
 def test_another_runs_pieces_are_not_continued(tmp_path: Path, train_needs: object) -> None:
     train_needs(1)
-    pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), 1.0)
+    pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), 50.0)
     with pytest.raises(UserError, match="was begun with another overrides"):
-        pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=2",), MARKS), 1.0)
+        pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=2",), MARKS), 50.0)
     with pytest.raises(UserError, match="was begun with another base_sha256"):
-        pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS | {"base_sha256": "x"}), 1.0)
+        pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS | {"base_sha256": "x"}), 50.0)
 
 
 def test_a_run_that_keeps_failing_is_reported(tmp_path: Path, train_needs: object) -> None:
     train_needs(1, "print('no browser'); raise SystemExit(2)")
     with pytest.raises(UserError, match="exit code 2: no browser"):
-        pieces.train(Run(tmp_path / "run", Path("c.yaml"), (), MARKS), 5.0)
+        pieces.train(Run(tmp_path / "run", Path("c.yaml"), (), MARKS), 50.0)
     assert (tmp_path / "run" / pieces.LOG).read_text().count("no browser") == pieces.MOST_FAILURES + 1
+
+
+ENDS = PIECE.replace("time.sleep(60)", "sys.exit(0)")
+"""It ends at once, without having finished the run."""
+ADDS = "\"insert into trajectories values ('sampled', ?)\", (time.time(),)"
+
+
+@pytest.mark.parametrize(
+    ("adds", "good"),
+    [("trajectories values ('copied', 2e9)", 0), ("trajectories values ('sampled', 1.0)", 1)],
+    ids=["successes from elsewhere", "nothing newer"],
+)
+def test_pieces_that_add_nothing_are_failures(adds: str, good: int, tmp_path: Path, train_needs: object) -> None:
+    """Even if they end well. The very first may have added something."""
+    train_needs(9, ENDS.replace(ADDS, f'"insert into {adds}"'))
+    run = Run(tmp_path / "run", Path("c.yaml"), (), MARKS)
+    with pytest.raises(UserError, match=r"the last piece added neither a trajectory nor an update: .* is kept"):
+        pieces.train(run, 50.0)
+    assert len((run.folder / "run" / "pieces").read_text()) == good + pieces.MOST_FAILURES + 1
+
+
+@pytest.mark.parametrize("adds", [ADDS, "\"insert into events values ('update')\""], ids=["trajectory", "update"])
+def test_pieces_that_add_a_trajectory_or_an_update_are_none(adds: str, tmp_path: Path, train_needs: object) -> None:
+    train_needs(6, ENDS.replace(ADDS, adds))
+    made = pieces.train(Run(tmp_path / "run", Path("c.yaml"), (), MARKS), 50.0)
+    assert made is not None and (made.path / "pieces").read_text() == "xxxxxx"
+
+
+def test_how_far_a_run_has_come_is_read_from_its_database(tmp_path: Path) -> None:
+    run = asyncio.run(fabricate(tmp_path, [("a", True, 130.0), ("b", False, 510.0)], {}))
+    assert pieces._reached(run) == pieces._Reached(newest=510.0, updates=1)
+    with sqlite3.connect(run.database) as database:
+        database.execute("update groups set kind = 'collected' where task_name = 'b'")
+    assert pieces._reached(run) == pieces._Reached(newest=130.0, updates=1)
+    run.database.write_bytes(b"no database")
+    with pytest.raises(UserError, match=r"run.db cannot be read"):
+        pieces._reached(run)
+
+
+def test_the_code_of_every_piece_is_kept(tmp_path: Path, train_needs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the run is unfinished, too."""
+    commits, calls = iter("abc"), iter([True, False])
+    monkeypatch.setattr(sources, "current", lambda: {"commit": next(commits), "changed": []})
+    train_needs(3, ENDS)
+    run = Run(tmp_path / "run", Path("c.yaml"), (), MARKS)
+    assert pieces.made_by(run.folder) == []
+    assert pieces.train(run, 50.0, lambda: next(calls)) is None
+    assert pieces.made_by(run.folder) == [{"commit": "a", "changed": []}]
+    pieces.train(run, 50.0)
+    assert [made["commit"] for made in pieces.made_by(run.folder)] == ["a", "b", "c"]
 
 
 def test_a_killed_runner_interrupts_its_piece(tmp_path: Path) -> None:
@@ -152,6 +221,12 @@ async def test_training_roll_outs_alone_are_kept(tmp_path: Path) -> None:
     )
     found = await records._episodes(run, ["a", "b"])
     assert found == [Episode(30.0, 0, 3, 0, 0), Episode(70.0, 0, 3, 1, 1), Episode(70.0, 1, 3, 1, 1)]
+    assert await records._starts(run) == 2, "training began at 100 s, and again at 500 s"
+
+
+def test_a_record_says_how_often_training_was_started(tmp_path: Path) -> None:
+    run = asyncio.run(fabricate(tmp_path, [("a", True, 130.0)], {"success_after": None, "updates": 1}))
+    assert records.read(run)["starts"] == 2
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
@@ -202,7 +277,7 @@ def test_results_of_another_protocol_are_refused(tmp_path: Path, monkeypatch: py
 def test_finished_runs_become_records_and_failed_ones_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_needs: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = plan_in(tmp_path, monkeypatch, piece_seconds=5.0, jobs=2)
+    plan = plan_in(tmp_path, monkeypatch, piece_seconds=50.0, jobs=2)
     train_needs(1, PIECE.replace("signal.signal", "sys.exit(9) if 'none-1' in sys.argv[1] else signal.signal")
                 .replace("if len(", "if 'none-1' not in sys.argv[1] and len("))  # fmt: skip
     monkeypatch.setattr(records, "read", lambda run: {"updates": 3, "env_steps": 12, "train_seconds": 1.0})
@@ -210,6 +285,7 @@ def test_finished_runs_become_records_and_failed_ones_are_kept(
     assert sweep.missing(plan) == [("none", 1)]
     kept = json.loads(plan.record("full", 1).read_text())
     assert kept["overrides"] == ["a=1", "run.seed=1"] and kept["base_sha256"] == "b" and kept["updates"] == 3
+    assert kept["pieces"] == [sources.current()]
     assert not plan.unfinished("full", 1).exists() and plan.unfinished("none", 1).exists()
     assert "none, seed 1: exit code 9" in capsys.readouterr().out
 
@@ -278,6 +354,34 @@ def test_the_report_says_that_it_is_incomplete(capsys: pytest.CaptureFixture[str
     assert "INCOMPLETE: 1 of 25 runs are missing, so nothing is concluded yet: full-4" in capsys.readouterr().out
     showing.say_if_incomplete([], 25)
     assert capsys.readouterr().out == ""
+
+
+def test_the_report_names_restarted_runs_and_what_made_them(capsys: pytest.CaptureFixture[str]) -> None:
+    made = runs({"full": [0.6, 0.7], "none": [0.2, 0.3]})
+    assert findings.notes(made) == []
+    made["none"][1]["starts"] = 3
+    made["full"][0]["pieces"] += [{"commit": "d", "changed": ["dart/x.py"]}]
+    commits, changed, restarted = findings.notes(made)
+    assert commits == "the 4 runs were made by 2 commits: c (in 4 of them), d (in 1 of them)"
+    assert changed == "1 of the 4 runs were made with changed files: full-0 (dart/x.py)"
+    assert restarted == "training was started more than once in 1 of the 4 runs: none-1 (3 starts)"
+    found: Any = json.loads(json.dumps(findings.as_json(made, PROTOCOL, []) | {"base": None}))
+    _, rows = pages.arms(found)
+    assert [row[0] for row in rows[-3:]] == [f"note: {one}" for one in (commits, changed, restarted)]
+    showing.show_notes(found["notes"])
+    assert capsys.readouterr().out.startswith("NOTE: the 4 runs were made by 2 commits")
+
+
+def test_the_share_of_stale_trajectories_is_in_the_table() -> None:
+    made = runs({"full": [0.6, 0.7]})
+    made["full"][0]["dropped"] = {"stale": 16, "all succeeded": 40}
+    (row,) = findings.arm_rows(made, PROTOCOL)
+    assert row.stale.mean == pytest.approx((16 / 80 + 0) / 2), "of 80 trajectories each"
+    found: Any = json.loads(json.dumps(findings.as_json(made, PROTOCOL, []) | {"base": None}))
+    head, rows = pages.arms(found)
+    assert rows[0][head.index("stale")] == "10.0%"
+    imitated = made["full"][0] | {"trajectories": 0, "dropped": {}}
+    assert findings.stale(imitated) == 0.0, "of a run without roll-outs"
 
 
 def test_numbers_for_people() -> None:
