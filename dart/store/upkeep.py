@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Executable, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Executable, and_, delete, exists, func, or_, select, update
 
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.database import Database
-from dart.store.reader import chunks
 
 _EVENTS_AT_ONCE = 5_000
 
@@ -53,15 +52,16 @@ class Upkeep:
         """Events up to this sequence number have been examined."""
 
     async def unreferenced(self, digests: Sequence[bytes]) -> list[bytes]:
-        """The digests that no trajectory refers to."""
+        """The digests that no trajectory refers to; give those of one folder, because all between them are read.
 
-        def read(connection: Connection) -> set[bytes]:
-            found: set[bytes] = set()
-            for some in chunks(digests):
-                found.update(connection.execute(_referenced(some)).scalars())
-            return found
-
-        referenced = await self._database.read(read)
+        A list of hundreds of digests in the query would leave thousands of objects of SQLAlchemy behind in cycles,
+        which the coordinator seldom collects: 15 MB with 120,000 screenshots.
+        """
+        if not digests:
+            return []
+        c = t.screenshots.c.sha256
+        wanted = select(c).where(c.between(min(digests), max(digests))).distinct()
+        referenced = await self._database.read(lambda connection: set(connection.execute(wanted).scalars()))
         return [digest for digest in digests if digest not in referenced]
 
     async def forget_oldest(self, which: Unneeded, limit: int) -> Forgotten:
@@ -77,12 +77,10 @@ class Upkeep:
             if not ids:
                 return Forgotten(0, ())
             c, s = t.trajectories.c, t.screenshots.c
-            digests = set(connection.execute(select(s.sha256).where(s.trajectory_id.in_(ids))).scalars())
+            digests = connection.execute(_only_in(ids)).scalars().all()
             connection.execute(update(t.trajectories).where(c.id.in_(ids)).values(screenshots_kept=False))
             connection.execute(delete(t.screenshots).where(s.trajectory_id.in_(ids)))
-            for some in chunks(sorted(digests)):
-                digests.difference_update(connection.execute(_referenced(some)).scalars())
-            return Forgotten(len(ids), tuple(sorted(digests)))
+            return Forgotten(len(ids), tuple(digests))
 
         return await self._database.write(write)
 
@@ -107,8 +105,12 @@ class Upkeep:
         return more
 
 
-def _referenced(digests: Sequence[bytes]) -> Executable:
-    return select(t.screenshots.c.sha256).where(t.screenshots.c.sha256.in_(digests)).distinct()
+def _only_in(trajectory_ids: Sequence[str]) -> Executable:
+    """Selects the digests of these trajectories' screenshots to which no other trajectory refers."""
+    of, other = t.screenshots.alias("of"), t.screenshots.alias("other")
+    elsewhere = exists().where(other.c.sha256 == of.c.sha256, other.c.trajectory_id.not_in(trajectory_ids))
+    of_these = of.c.trajectory_id.in_(trajectory_ids)
+    return select(of.c.sha256).where(of_these, ~elsewhere).distinct().order_by(of.c.sha256)
 
 
 def _oldest_kept_update(run_id: str) -> Executable:

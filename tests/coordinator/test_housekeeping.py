@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -185,6 +186,21 @@ async def test_killed_between_rows_and_bytes_the_next_sweep_ends_it(rig: Rig) ->
     assert (forgotten.trajectories, len(forgotten.digests)) == (1, STEPS)
     assert (await rig.keeping().sweep(rig.screenshots)).unused == STEPS
     assert await rig.kept() == set()
+
+
+async def test_looking_for_screenshots_by_the_hundred_leaves_no_garbage_behind(rig: Rig) -> None:
+    await rig.group("open-1", r.GroupState.OPEN)
+    stored = await rig.database.trajectory("open-1")
+    assert stored is not None
+    kept = [step.images[-1].sha256 for step in stored.trajectory.steps]
+    digests = sorted([*kept[1:], *(number.to_bytes(32, "big") for number in range(1, 300))])
+    upkeep = Upkeep(rig.database)
+    assert await upkeep.unreferenced([]) == []
+    assert await upkeep.unreferenced(digests) == [digest for digest in digests if digest not in kept]
+    gc.collect()
+    for number in range(1, 60, 5):
+        await upkeep.unreferenced(digests[number:])
+    assert gc.collect() < 12 * 50, "the coordinator collects cycles seldom, so they must not grow with the digests"
 
 
 async def test_a_group_without_its_screenshots_is_not_released_again(rig: Rig) -> None:

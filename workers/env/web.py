@@ -25,6 +25,9 @@ from dart.workers.env.oracle import Oracle, Plan
 from dart.worlds import Env, Verdict, World, WorldOptions, from_png
 
 NO_IMAGE = Image(b"", "", 0, 0)
+EPISODES_PER_COLLECTION = 50
+"""A page collects its garbage this often, which takes 1 to 2 % of the time of short episodes and a third off Chromium's
+memory."""
 
 
 class WebOptions(WorldOptions):
@@ -57,6 +60,7 @@ class WebEnv(Env):
         self._verdict: Verdict | None = None
         """Set, with `_final`, when the page has said that the episode is over."""
         self._final: Observation | None = None
+        self._episodes = 0
         self.pages_replaced = 0
 
     @classmethod
@@ -110,6 +114,9 @@ class WebEnv(Env):
 
     async def _start(self, task: Task) -> Observation:
         await self._page.clear_clipboard()
+        self._episodes += 1
+        if not self._episodes % EPISODES_PER_COLLECTION:
+            await self._page.collect_garbage()
         instruction = await self.begin(task)
         return Observation(await self._look(), instruction)
 

@@ -13,6 +13,7 @@ Called by `role` on one event loop. Importing this module loads no vLLM; `Engine
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.errors import UserError
+from dart.processes.settings import release_free_memory
 from dart.screenshots.holder import Holder
 from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
 from dart.screenshots.shared import SharedScreenshots
@@ -44,6 +46,7 @@ _TOO_LONG = ("maximum context length", "longer than the maximum")
 _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _CLOSE_SECONDS = 2.0
 """After this the engine process is killed; it holds nothing worth waiting for."""
+_RELEASE_SECONDS = 60.0
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
@@ -229,6 +232,19 @@ class Engine:
                 raise EngineDiedError(str(error)) from None
             self._version = version
             return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors))
+
+    async def release_memory_now_and_then(self) -> None:
+        """Give the kernel back, every minute, what this process and the engine's hold free. Ends when the engine dies.
+
+        Between blocks that live long, those of requests otherwise leave gaps that grow for hours.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with contextlib.suppress(EngineDeadError):  # whoever uses the engine is told
+            while True:
+                await asyncio.sleep(_RELEASE_SECONDS)
+                await self._llm.collective_rpc("release_free_memory")
+                await asyncio.to_thread(release_free_memory)
 
     async def close(self) -> None:
         """End the engine process."""

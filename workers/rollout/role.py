@@ -48,6 +48,7 @@ class RolloutRole:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._memory: asyncio.Task[None] | None = None
 
     @staticmethod
     def preload() -> None:
@@ -65,6 +66,7 @@ class RolloutRole:
             self._engine = await Engine.start(config)
         finally:
             deadline.cancel()
+        self._memory = asyncio.create_task(self._engine.release_memory_now_and_then())
         return pb.Ready(
             slots=config.rollout.slots,
             weight_version=self._engine.version,
@@ -95,6 +97,8 @@ class RolloutRole:
                 raise CommandError(pb.FAILURE_CODE_INVALID, f"a rollout worker does not know {name}")
 
     async def close(self) -> None:
+        if self._memory is not None:
+            self._memory.cancel()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()

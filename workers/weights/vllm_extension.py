@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from dart.processes.settings import release_free_memory
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.owner import end_with_owner
 from dart.workers.weights.transfer import TensorSpec, TransferError
@@ -33,6 +34,10 @@ class Extension:
         engine = self.weight_transfer_engine
         engine.init_transfer_engine(engine.parse_init_info(init_info))
         engine.begin(engine.parse_update_info(update_info))
+
+    def release_free_memory(self) -> None:
+        """Give the kernel back what this process holds free."""
+        release_free_memory()
 
 
 @dataclass

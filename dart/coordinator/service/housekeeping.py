@@ -14,8 +14,6 @@ met (`dart.store.upkeep` says which). One that is stored again at that moment st
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from dart.config import Retention
 from dart.coordinator.fleet.environments import Underway
 from dart.coordinator.service.journal import Journal
 from dart.failpoints import failpoint
+from dart.processes.settings import release_free_memory
 from dart.rundir import Guard
 from dart.screenshots.directory import SHARDS, ScreenshotDirectory, StoredFile
 from dart.store import lines
@@ -205,13 +204,7 @@ class Housekeeping:
         await asyncio.to_thread(lines.fold, metrics, tells_the_story)
         if await asyncio.to_thread(_size, self._guard.directory.write_ahead_log) > WAL_BYTES:
             await self._database.fold_wal()
-        await asyncio.to_thread(_release_free_memory)
-
-
-def _release_free_memory() -> None:
-    """Give the kernel back what malloc holds free: else every thread keeps the most that it ever needed at once."""
-    with contextlib.suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+        await asyncio.to_thread(release_free_memory)
 
 
 def _removed(directory: ScreenshotDirectory, digests: Sequence[bytes], before: float) -> list[int]:

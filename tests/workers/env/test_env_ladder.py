@@ -15,6 +15,7 @@ from dart.core import action as a
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.testing import conform
+from dart.workers.env import web
 from dart.workers.env.browser import Browser
 from dart.workers.env.ladder import LadderEnv, LadderOptions
 from dart.workers.env.ladder_layout import MIDDLE, ConfirmPage, NextPage, Page, SymbolPage, layout, level_of, task_names
@@ -234,3 +235,14 @@ async def test_another_suite_and_another_name(env: LadderEnv) -> None:
 def test_it_conforms() -> None:
     conform("ladder", "ladder-easy-01", "ladder-medium-01", "ladder-hard-01", screen=SCREEN)
     conform("ladder", "ladder-hard-02")
+
+
+async def test_a_page_collects_its_garbage_now_and_then(env: LadderEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "EPISODES_PER_COLLECTION", 3)
+    alive = []
+    for seed in range(3):
+        await env.reset(Task("ladder", "ladder-easy-01", seed))
+        if seed == 0:
+            await env.page.evaluate("globalThis.garbage = new WeakRef(new Array(100).fill('some')), 0")
+        alive.append(await env.page.evaluate("garbage.deref() !== undefined"))
+    assert alive == [True, True, False]

@@ -36,6 +36,7 @@ from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.convert import generation_from_proto, image_from_proto, image_to_proto, part_to_proto
 from dart.wire.role import CommandError
+from dart.workers.rollout import engine as engine_module
 from dart.workers.rollout.engine import Engine, EngineDiedError, RequestAbortedError
 from dart.workers.rollout.role import RolloutRole
 from dart.workers.rollout.starting import check_model
@@ -435,6 +436,26 @@ async def test_a_model_that_cannot_be_served_is_named_with_a_remedy(folder: Path
         check_model(tmp_path)
 
 
+async def test_free_memory_is_given_back_while_it_serves(
+    role: RolloutRole, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = engine._llm.collective_rpc
+
+    async def counted(method: str) -> object:
+        answer = await ask(method)
+        asked.append(method)
+        return answer
+
+    monkeypatch.setattr(engine_module, "_RELEASE_SECONDS", 0.01)
+    monkeypatch.setattr(engine._llm, "collective_rpc", counted)
+    releasing = asyncio.create_task(engine.release_memory_now_and_then())
+    while len(asked) < 3:
+        await engine.generate(request_id(), first_turn(drawn(len(asked))), 1.0, 4)
+    releasing.cancel()
+    assert set(asked) == {"release_free_memory"}
+
+
 async def test_a_dead_engine_ends_the_worker(role: RolloutRole, engine: Engine) -> None:
     """The last test: it costs the engine."""
     (process,) = engine._llm.engine_core.resources.engine_manager.processes
@@ -443,3 +464,4 @@ async def test_a_dead_engine_ends_the_worker(role: RolloutRole, engine: Engine) 
         async with asyncio.timeout(10):
             while True:
                 await engine.generate(request_id(), [Markup("<|im_start|>"), Text("hello")], 1.0, 4)
+    await engine.release_memory_now_and_then()  # ends by itself
