@@ -29,7 +29,7 @@ from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.core.types import Image, Observation
-from dart.processes.settings import keep_memory
+from dart.malloc import keep_memory
 from dart.screenshots.held import Held
 from dart.screenshots.shared import SharedScreenshots
 from dart.screenshots.stored import StoredScreenshots

@@ -30,7 +30,8 @@ from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.summary import machine, software
 from dart.core.curation.orders import Order
 from dart.core.types import Task, Trajectory
-from dart.processes.settings import collect_seldom, keep_memory
+from dart.malloc import keep_memory
+from dart.processes.settings import collect_seldom
 from dart.wire.channel import OPTIONS
 
 ITSELF = (sys.executable, "-m", "benchmarks.step_path")

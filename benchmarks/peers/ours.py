@@ -33,7 +33,8 @@ from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.orders import Order
 from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Prompt, Step, Task, Termination, Trajectory, VersionSpan
-from dart.processes.settings import collect_seldom, keep_memory
+from dart.malloc import keep_memory
+from dart.processes.settings import collect_seldom
 from dart.store.blobs import BlobStore
 from dart.store.database import Database, sqlite_url
 

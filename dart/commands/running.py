@@ -21,8 +21,9 @@ from dart.coordinator.job import Job
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
+from dart.malloc import keep_memory
 from dart.processes.launcher import Launcher, local_children
-from dart.processes.settings import collect_seldom, ending_signals, keep_memory
+from dart.processes.settings import collect_seldom, ending_signals
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold

@@ -32,7 +32,8 @@ from dart.core.action_json import KINDS, action_from_json
 from dart.core.loopback import is_loopback
 from dart.core.types import Task
 from dart.errors import UserError, ungrouped
-from dart.processes.settings import ending_signals, keep_memory
+from dart.malloc import keep_memory
+from dart.processes.settings import ending_signals
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import TOKEN_ENVIRONMENT
 from dart.wire.convert import action_to_proto, image_from_proto, task_to_proto

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
-from dart.processes.settings import ending_signals, keep_memory
+from dart.malloc import keep_memory
+from dart.processes.settings import ending_signals
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 from dart.config import RolloutWorkerConfig
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.errors import UserError
-from dart.processes.settings import release_free_memory
+from dart.malloc import release_free_memory
 from dart.screenshots.holder import Holder
 from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
 from dart.screenshots.shared import SharedScreenshots

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from dart.processes.settings import release_free_memory
+from dart.malloc import release_free_memory
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.owner import end_with_owner
 from dart.workers.weights.transfer import TensorSpec, TransferError

@@ -23,7 +23,7 @@ from dart.config import Retention
 from dart.coordinator.fleet.environments import Underway
 from dart.coordinator.service.journal import Journal
 from dart.failpoints import failpoint
-from dart.processes.settings import release_free_memory
+from dart.malloc import release_free_memory
 from dart.rundir import Guard
 from dart.screenshots.directory import SHARDS, ScreenshotDirectory, StoredFile
 from dart.store import lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -31,7 +30,6 @@ from PIL import Image as PillowImage
 from tiny_model import build
 
 from dart.core.types import Image, Markup, PromptPart, Text, Tokens, VersionSpan
-from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.convert import generation_from_proto, image_from_proto, image_to_proto, part_to_proto
@@ -39,7 +37,6 @@ from dart.wire.role import CommandError
 from dart.workers.rollout import engine as engine_module
 from dart.workers.rollout.engine import Engine, EngineDiedError, RequestAbortedError
 from dart.workers.rollout.role import RolloutRole
-from dart.workers.rollout.starting import check_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
 
@@ -420,20 +417,6 @@ async def test_a_broken_transfer_leaves_the_old_weights_serving(
     trainer.step(seed=8)
     await sync_weights(role, trainer, version=9, new=True)
     assert trainer.difference(await engine.generate(request_id(), first_turn(image), 1.0, 16), [image]) < 1e-5
-
-
-async def test_a_model_that_cannot_be_served_is_named_with_a_remedy(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.path: .*nowhere is not a folder"):
-        await RolloutRole().prepare(engine_config(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"no config\.json"):
-        check_model(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["AbacusForCounting"]}))
-    with pytest.raises(UserError, match="safetensors weights"):
-        check_model(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match="AbacusForCounting, which this vLLM cannot load"):
-        check_model(tmp_path)
 
 
 async def test_free_memory_is_given_back_while_it_serves(
