@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references peers test test-fast lint types imports proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,13 @@ build/references/installed: $(VENV)/installed
 
 references: build/references/installed ## Install verl and trl, whose equations ours are tested against.
 
+# A hundredth of the wheel, read out of it by ranges: tests/workers/train/test_weights_nccl.py runs the transfer with it.
+build/vllm-gpu/version: $(VENV)/installed
+	rm -rf build/vllm-gpu
+	$(PY) tests/support/fetch_gpu_files.py build/vllm-gpu
+
+gpu-files: build/vllm-gpu/version ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
+
 # In their own environment: the project needs none of them. benchmarks.transport reports which could not be installed.
 PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop
 
@@ -63,7 +70,7 @@ build/peers/installed:
 
 peers: build/peers/installed ## Install what benchmarks.transport compares with.
 
-test: install references ## Run all tests, including the real browser and the real engine.
+test: install references gpu-files ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
 
 test-fast: install ## Run the tests that need no engine, torch, browser or desktop.

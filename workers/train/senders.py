@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from dart.v1 import weights_pb2 as wpb
-from dart.workers.weights.transfer import Sender, TransferError, make_sender
+from dart.workers.weights.transfer import Sender, TransferError, make_sender, reason
 
 T = TypeVar("T")
 Weights = dict[str, torch.Tensor]
@@ -41,15 +41,16 @@ class Senders:
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
-            sender = self._open.get(group.group_id) or self._make(group)
-            self._open[group.group_id] = sender
-            self._open.move_to_end(group.group_id)
-
-            def transfer() -> int:
-                sender.open(group)
-                return sender.send(weights.items())
-
             try:
+                # In a thread, because it may import vLLM, which takes seconds.
+                sender = self._open.get(group.group_id) or await self._in_thread(lambda: self._make(group))
+                self._open[group.group_id] = sender
+                self._open.move_to_end(group.group_id)
+
+                def transfer() -> int:
+                    sender.open(group)
+                    return sender.send(weights.items())
+
                 return await self._in_thread(transfer)
             except TransferError:
                 self._forget(group.group_id)
@@ -66,10 +67,11 @@ class Senders:
         self._threads.shutdown(wait=False)
 
     def _make(self, group: wpb.TransferGroup) -> Sender:
+        transport = group.transport or self._transport
         try:
-            return make_sender(group.transport or self._transport, self._timeout_seconds)
-        except (ValueError, ImportError) as error:
-            raise TransferError(f"group {group.group_id}: {error}") from None
+            return make_sender(transport, self._timeout_seconds)
+        except Exception as error:  # noqa: BLE001 - of any vLLM's making: the transfer fails, and the trainer goes on
+            raise TransferError(f"group {group.group_id}: {reason(transport, error)}") from None
 
     def _forget(self, group_id: str) -> None:
         self._open.pop(group_id, None)

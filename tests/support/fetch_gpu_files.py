@@ -1,0 +1,74 @@
+"""Fetch a few files of the vLLM that the extra `gpu` pins, without the rest of its wheel: `make gpu-files`.
+
+pip says where the wheel is on the user's index, and remotezip reads out of it, by HTTP ranges, the weight-transfer
+package and every module that `workers/` imports: some hundred kilobytes of 340 MB. The index must allow ranges, as
+PyPI does.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TRANSFER = "vllm/distributed/weight_transfer/"
+
+
+def pinned() -> str:
+    """The version of vLLM that the extra `gpu` names."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (version,) = [one.removeprefix("vllm==") for one in extras["gpu"] if one.startswith("vllm==")]
+    return str(version)
+
+
+def imported() -> dict[str, set[str]]:
+    """Every module of vLLM that `workers/` imports, with the names that it takes from it."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "workers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+                found.setdefault(str(node.module), set()).update(name.name for name in node.names)
+            if isinstance(node, ast.Import):
+                for name in node.names:
+                    if name.name.split(".")[0] == "vllm":
+                        found.setdefault(name.name, set())
+    return found
+
+
+def files_of(module: str) -> tuple[str, str]:
+    """Where a wheel may have it."""
+    place = module.replace(".", "/")
+    return f"{place}.py", f"{place}/__init__.py"
+
+
+def wheel(version: str) -> str:
+    """The wheel's address, without downloading it."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
+        command += ["--only-binary=:all:", "--use-feature=fast-deps", "--report", str(report), f"vllm=={version}"]
+        subprocess.run(command, check=True)
+        return str(json.loads(report.read_text())["install"][0]["download_info"]["url"])
+
+
+def main(folder: Path) -> None:
+    from remotezip import RemoteZip
+
+    version = pinned()
+    with RemoteZip(wheel(version)) as archive:
+        modules = imported()
+        modules |= {f"{module}.{name}": set() for module, names in modules.items() for name in names}
+        wanted = {file for module in modules for file in files_of(module)}
+        for name in archive.namelist():
+            if name in wanted or (name.startswith(TRANSFER) and name.endswith(".py")):
+                archive.extract(name, folder)
+    (folder / "version").write_text(version)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
