@@ -179,4 +179,8 @@ class Sync(Section):
     )
     max_unavailable: Positive = Field(1, description="The most replicas that may be updated at the same time.")
     mode: Literal["keep", "drain", "abort"] = Field("drain", description="What happens to requests in flight.")
-    timeout_seconds: Seconds = Field(120.0, description="A transfer that takes longer is aborted and tried again.")
+    timeout_seconds: Seconds = Field(
+        120.0,
+        description="A transfer that takes longer is aborted and tried again; a replica whose engine is still stuck in "
+        "it ten seconds later ends, and is started again.",
+    )

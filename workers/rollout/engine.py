@@ -5,7 +5,8 @@ What always holds:
   without top-k, top-p or penalties, so that the trainer can recompute them. There are no per-request seeds.
 - every sampled token is labelled with the weight version that made it.
 - nothing enters vLLM while its weights change (`gate`); after an update no cache holds anything of older weights.
-- when the engine process dies, every call raises EngineDiedError; the worker then ends and is started again.
+- when the engine process dies, every call raises EngineDiedError; the worker then ends and is started again. The same
+  happens when an update hangs: an engine that waits in NCCL serves nothing and answers nothing.
 
 Called by `role` on one event loop. Importing this module loads no vLLM; `Engine.start` does.
 """
@@ -31,6 +32,7 @@ from dart.wire.tokens import vision_token_ids
 from dart.workers.rollout.gate import Gate
 from dart.workers.rollout.starting import start_vllm
 from dart.workers.rollout.tokenise import PromptEncoder
+from dart.workers.weights.requests import init_info, update_info
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
@@ -47,6 +49,9 @@ _VLLM_PAUSE = {"keep": "keep", "drain": "wait", "abort": "abort"}
 _CLOSE_SECONDS = 2.0
 """After this the engine process is killed; it holds nothing worth waiting for."""
 _RELEASE_SECONDS = 60.0
+GRACE_SECONDS = 10.0
+"""How much longer than `sync.timeout_seconds` an update may take before the engine counts as stuck. Both ends of a
+transfer have given up by then, each by itself."""
 _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
@@ -199,7 +204,10 @@ class Engine:
             raise ValueError(
                 f"over {self._transport} weights go straight into the model: send LoadWeights with the group"
             )
-        arguments = {"init_info": self._init_info(group), "update_info": self._update_info(version, tensors)}
+        arguments = {
+            "init_info": init_info(self._transport, group, self._transfer_seconds),
+            "update_info": update_info(self._transport, version, tensors),
+        }
         try:
             await self._llm.collective_rpc("begin_receiving_weights", kwargs=arguments)
         except EngineDeadError as error:
@@ -215,23 +223,46 @@ class Engine:
 
         keep: requests in flight continue with the new weights and the cache of the old ones. drain: those that have
         begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
-        TransferError, after which the old version continues to serve, and EngineDiedError.
+        TransferError, after which the old version continues to serve, and EngineDiedError: also when vLLM has not
+        finished `GRACE_SECONDS` after `sync.timeout_seconds`, because over NCCL it waits for a lost trainer for ever.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        limit = self._transfer_seconds + GRACE_SECONDS
         async with self._gate.closed():
             paused = time.monotonic()
             try:
-                await self._llm.pause_generation(mode=_VLLM_PAUSE[mode], clear_cache=False)
-                try:
-                    await self._receive(version, group, tensors)
+                async with asyncio.timeout(limit):
+                    await self._pause(version, mode)
+                    try:
+                        await self._receive(version, group, tensors)
+                    except TransferError:
+                        await self._llm.resume_generation()
+                        raise
                     await self._forget(mode)
-                finally:
                     await self._llm.resume_generation()
+            except TimeoutError:
+                # It is not asked to resume: it would not answer.
+                raise EngineDiedError(
+                    f"weights {version} were not loaded within sync.timeout_seconds and {GRACE_SECONDS:g} s more "
+                    f"({limit:g} s): the trainer's end of the transfer has failed, or is slower than that"
+                ) from None
             except EngineDeadError as error:
                 raise EngineDiedError(str(error)) from None
             self._version = version
             return Update(time.monotonic() - paused, sum(spec.bytes for spec in tensors))
+
+    async def _pause(self, version: int, mode: PauseMode) -> None:
+        """Raises TransferError if that takes as long as a transfer may: the coordinator has given it up by then."""
+        try:
+            async with asyncio.timeout(self._transfer_seconds):
+                await self._llm.pause_generation(mode=_VLLM_PAUSE[mode], clear_cache=False)
+        except TimeoutError:
+            await self._llm.resume_generation()
+            raise TransferError(
+                f"weights {version}: requests in flight did not end within sync.timeout_seconds "
+                f"({self._transfer_seconds:g}): raise it, or set sync.mode to keep or abort"
+            ) from None
 
     async def release_memory_now_and_then(self) -> None:
         """Give the kernel back, every minute, what this process and the engine's hold free. Ends when the engine dies.
@@ -353,10 +384,12 @@ class Engine:
         touched = False
         try:
             if group is not None:
-                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(self._init_info(group)))
+                joined = init_info(self._transport, group, self._transfer_seconds)
+                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(joined))
             touched = not staged
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(self._update_info(version, tensors)))
+            described = update_info(self._transport, version, tensors)
+            await self._llm.update_weights(WeightTransferUpdateRequest(described))
             touched = True
             await self._llm.finish_weight_update(weight_version=str(version))
         except EngineDeadError:
@@ -365,26 +398,6 @@ class Engine:
             if touched:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
-
-    def _init_info(self, group: wpb.TransferGroup) -> dict[str, object]:
-        if self._transport == "nccl":
-            return {
-                "master_address": group.host, "master_port": group.port, "rank_offset": 1,
-                "world_size": group.world_size, "packed": True,
-            }  # fmt: skip
-        return {
-            "group_id": group.group_id, "host": group.host, "port": group.port,
-            "world_size": group.world_size, "timeout_seconds": self._transfer_seconds,
-        }  # fmt: skip
-
-    def _update_info(self, version: int, tensors: Sequence[TensorSpec]) -> dict[str, object]:
-        if self._transport == "nccl":
-            return {
-                "names": [spec.name for spec in tensors],
-                "dtype_names": [spec.dtype for spec in tensors],
-                "shapes": [list(spec.shape) for spec in tensors],
-            }
-        return {"version": version, "tensors": [(spec.name, spec.dtype, list(spec.shape)) for spec in tensors]}
 
     async def _forget(self, mode: PauseMode) -> None:
         """Make sure that nothing computed with older weights is used again."""

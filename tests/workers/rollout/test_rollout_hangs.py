@@ -1,0 +1,175 @@
+"""An update that hangs in vLLM, as one over NCCL does whose trainer is lost, ends that replica and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_llm import FakeLLM, fake_vllm
+
+from dart import config
+from dart.coordinator.fleet.replicas import RolloutPool
+from dart.coordinator.fleet.server import CoordinatorService, Server
+from dart.coordinator.fleet.sessions import Fleet
+from dart.coordinator.service.journal import Journal
+from dart.coordinator.training.ranks import TrainerRanks
+from dart.coordinator.training.syncing import WeightSync
+from dart.core.fleet.replicas import Replicas
+from dart.core.progress import Progress
+from dart.core.types import Text
+from dart.screenshots.stored import StoredScreenshots
+from dart.v1 import control_pb2_grpc
+from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2 as wpb
+from dart.wire.channel import Dial
+from dart.wire.worker import WorkerOptions, serve
+from dart.workers.rollout import engine as engine_module
+from dart.workers.rollout.engine import Engine, EngineDiedError
+from dart.workers.rollout.role import RolloutRole
+from dart.workers.weights.transfer import TensorSpec, TransferError
+
+TIMEOUT = 0.2
+GROUP = wpb.TransferGroup(group_id="r-1", transport="nccl", host="trainer", port=1, world_size=2)
+SPECS = [TensorSpec("w", "float32", (2,))]
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.1)
+    with fake_vllm():
+        yield
+
+
+def worker_config() -> config.RolloutWorkerConfig:
+    return config.RolloutWorkerConfig(
+        model=config.Model(path="nowhere"),
+        rollout=config.Rollout(),
+        sync=config.Sync(transport="nccl", timeout_seconds=TIMEOUT),
+        max_images=1,
+        seed=0,
+    )
+
+
+def started(llm: Any) -> Engine:
+    return Engine(llm, worker_config())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update",
+        "reset_prefix_cache", "resume_generation",
+    ],
+)  # fmt: skip
+async def test_whatever_hangs_the_engine_counts_as_dead_and_is_asked_nothing_more(name: str) -> None:
+    llm = FakeLLM(lambda called: called == name)
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDiedError, match=r"weights 1 were not loaded within sync.timeout_seconds"):
+            await started(llm).update(1, GROUP, SPECS, "drain")
+    assert llm.calls[-1] == name
+
+
+async def test_requests_that_do_not_end_leave_the_engine_as_it_was() -> None:
+    llm = FakeLLM(lambda called: called == "pause_generation")
+    engine = started(llm)
+    async with asyncio.timeout(20):
+        with pytest.raises(TransferError, match=r"did not end within sync.timeout_seconds \(0.2\): raise it, or set"):
+            await engine.update(1, GROUP, SPECS, "drain")
+        assert llm.calls == ["pause_generation", "resume_generation"]
+        assert (await engine.generate("after", [Text("do it")], 1.0, 4)).text == "word"
+    assert engine.version == 0
+
+
+async def test_an_engine_that_does_not_even_resume_counts_as_dead() -> None:
+    llm = FakeLLM(lambda called: called in ("pause_generation", "resume_generation"))
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineDiedError, match="weights 1"):
+            await started(llm).update(1, GROUP, SPECS, "drain")
+
+
+async def test_an_update_that_does_not_hang_is_served() -> None:
+    llm = FakeLLM()
+    engine = started(llm)
+    update = await engine.update(1, GROUP, SPECS, "drain")
+    assert engine.version == 1 and update.bytes == 8
+    assert llm.calls == [
+        "pause_generation", "init_weight_transfer_engine", "start_weight_update", "update_weights",
+        "finish_weight_update", "reset_prefix_cache", "reset_encoder_cache", "resume_generation",
+    ]  # fmt: skip
+
+
+class TrainerRole:
+    """A trainer whose end of every transfer is done at once."""
+
+    role = pb.ROLE_TRAIN
+    capabilities = ()
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=1, transfer_host="trainer")
+
+    async def handle(self, command: Any) -> pb.WeightsSent:
+        assert isinstance(command, pb.SendWeights)
+        return pb.WeightsSent(version=command.version)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The real worker, engine and coordinator over gRPC; only vLLM is not real, and the trainer."""
+    llms = iter([stuck := FakeLLM(lambda called: called == "update_weights"), FakeLLM(), FakeLLM()])
+    monkeypatch.setattr(engine_module, "start_vllm", lambda config: next(llms))
+
+    async def add_sync(record: Any) -> None:
+        pass
+
+    settings = config.Server(heartbeat_seconds=1.0, lost_after_seconds=30.0)
+    fleet, replicas = Fleet(settings.lost_after_seconds), Replicas[Any](time.monotonic())
+    RolloutPool(fleet, StoredScreenshots(None), replicas)
+    ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
+    sync = WeightSync(
+        worker_config().sync, replicas, ranks, SimpleNamespace(add_sync=add_sync), Progress(1),  # type: ignore[arg-type]
+        Journal(tmp_path / "metrics.jsonl"),
+    )  # fmt: skip
+    server = Server(settings)
+    told = worker_config().model_dump_json()
+    await server.start(
+        CoordinatorService(fleet, settings, "run", lambda hello: told), control_pb2_grpc.ControlServiceServicer()
+    )
+    stop = asyncio.Event()
+
+    async def until(condition: Any) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    def work(role: Any, name: str) -> Any:
+        return serve(role, WorkerOptions(Dial(server.address), name, capabilities=role.capabilities), stop)
+
+    try:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            hanging = asyncio.create_task(work(RolloutRole(), "a"))
+            await until(lambda: replicas.versions)
+            tasks.create_task(work(RolloutRole(), "b"))
+            tasks.create_task(work(TrainerRole(), "train"))
+            await until(lambda: len(replicas.versions) == 2 and ranks._ranks)
+            syncing = tasks.create_task(sync.run())
+            sync.staged(1, [wpb.TensorInfo(name="w", dtype="float32", shape=[2])])
+            with pytest.raises(EngineDiedError, match="Start the worker again"):
+                await hanging
+            assert stuck.ended, "the engine process is ended with its worker"
+            await until(lambda: replicas.versions == {"a": 0, "b": 1})
+            tasks.create_task(work(RolloutRole(), "a"))
+            await sync.settled()
+            await until(lambda: replicas.versions == {"a": 1, "b": 1})
+            stop.set()
+            syncing.cancel()
+    finally:
+        await server.stop()
+    assert "sync of a to version 1 failed: no end of the transfer" in caplog.text
