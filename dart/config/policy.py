@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from dart.config.base import Positive, Seconds, Section
+from dart.config.engine_args import refused
 from dart.core.action import MOST_TOGETHER
 
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
@@ -151,16 +152,44 @@ class Rollout(Section):
     max_tokens: Positive = Field(512, description="The most tokens to sample per step.")
     slots: Positive = Field(32, description="The most requests at one replica at once.")
     max_model_len: Positive = Field(32768, description="The most tokens of prompt and answer together.")
-    tensor_parallel: Positive = Field(1, description="GPUs per replica.")
+    tensor_parallel: Positive = Field(
+        1, description="Parts of each of the model's layers; a replica has a GPU for each part of each stage."
+    )
+    pipeline_parallel: Positive = Field(
+        1, description="Stages, each of some of the model's layers. `tensor_parallel` is faster where it is possible."
+    )
     kv_cache_bytes: int | None = Field(None, description="Size of the KV cache; none: vLLM decides.")
     processor_cache_bytes: int = Field(
         4 << 30,
         ge=0,
         description="Memory for preprocessed screenshots in each of vLLM's processes; it fills up over hours.",
     )
+    encoder_cache_tokens: Positive | None = Field(
+        None,
+        description="The least screenshot tokens whose encodings an engine keeps, for the next request with the same "
+        "screenshots; none: on a GPU, those of four prompts; on a CPU, what vLLM chooses.",
+    )
     enforce_eager: bool = Field(False, description="true: run vLLM without CUDA graphs.")
     image_cache_entries: Positive = Field(4096, description="Screenshots that a replica caches by digest.")
     environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")
+    engine_args: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Other arguments of vLLM's engine, by the names of its AsyncEngineArgs, for example "
+        "`gpu_memory_utilization` or `max_num_batched_tokens` (docs/machines.md). Those that another field sets, or on "
+        "which the trainer or weight updates rely, are refused.",
+    )
     startup_timeout_seconds: Seconds = Field(
         600.0, description="A replica whose engine is not ready within this time is ended and started again."
     )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs per replica, which are also the ranks of its engine."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @field_validator("engine_args")
+    @classmethod
+    def _not_owned(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if problems := refused(arguments):
+            raise ValueError("; ".join(problems))
+        return arguments

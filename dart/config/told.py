@@ -27,6 +27,8 @@ class RolloutWorkerConfig(Section):
     rollout: Rollout
     sync: Sync
     max_images: int
+    screenshot_tokens: int = 0
+    """Tokens of one screenshot in the prompt; 0: not known."""
     seed: int
     weight_version: int = 0
     shared_blobs: SharedBlobs | None = None

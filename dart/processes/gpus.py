@@ -19,7 +19,7 @@ LIST_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`trainer`: a GPU for each rank. `replicas`: for each replica, those of its tensor parallelism. Empty: none."""
+    """`trainer`: a GPU for each rank. `replicas`: for each replica, one for each part of each of its stages. Empty: none."""
 
     trainer: tuple[str, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
@@ -55,13 +55,14 @@ def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
     Raises UserError where NCCL, which cannot work between two processes on one GPU, has too few.
     """
     ranks = config.trainer.ranks if isinstance(job, Train) else 0
-    replicas, parallel = job.replicas(config), config.rollout.tensor_parallel
+    replicas, parallel = job.replicas(config), config.rollout.gpus
     needed = ranks + replicas * parallel
     if ranks and replicas and config.sync.transport == "nccl" and len(gpus) < needed:
         raise UserError(
             f"sync.transport: nccl needs a GPU for each of trainer.ranks ({ranks}) and rollout.replicas ({replicas}) "
-            f"x rollout.tensor_parallel ({parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of "
-            "them, or set sync.transport: gloo, with which they may share"
+            f"x rollout.tensor_parallel ({config.rollout.tensor_parallel}) x rollout.pipeline_parallel "
+            f"({config.rollout.pipeline_parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of them, "
+            "or set sync.transport: gloo, with which they may share"
         )
     if not gpus:
         return Placement()

@@ -21,6 +21,7 @@ IMAGES_ONCE = "images_once"
 IMAGES_APART = "images_apart"
 RESCORE = "rescore"
 SLOTS = "slots"
+SCREENSHOT_TOKENS = "screenshot_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ KNOWN = {
         Capability(IMAGES_ONCE, ("train",), "finds a screenshot's bytes in another sample of the update"),
         Capability(IMAGES_APART, ("train",), "finds screenshots beside the samples (`TrainBatch.images`)"),
         Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
+        Capability(SCREENSHOT_TOKENS, ("rollout",), "understands `screenshot_tokens` in its config"),
         Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
     )
 }

@@ -32,6 +32,7 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ("rollout.replica=3", "rollout.replica is not a known field (it is 3): did you mean replicas?"),
         ("rollout.replicas=many", "rollout.replicas (it is 'many')"),
         ("rollout.replicas=0", "rollout.replicas (it is 0): Input should be greater than or equal to 1"),
+        ("rollout.engine_args.dtype=half", "rollout.engine_args: dtype cannot be set: set model.dtype instead"),
         ("sync.every_updates=8", "raise it, or lower sync.every_updates"),
         ("sync.max_unavailable=5", "sync.max_unavailable is 5 but there are only 2 replicas"),
         ("environment.tasks.eval_seeds=[10, 20]", "train_seeds and eval_seeds overlap"),

@@ -59,7 +59,7 @@ async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path
     assert _runs(tmp_path) == 2
 
 
-def _config(ranks: int, replicas: int, parallel: int = 1, transport: str = "nccl") -> config.Config:
+def _config(ranks: int, replicas: int, parallel: int = 1, transport: str = "nccl", stages: int = 1) -> config.Config:
     demo = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
     return config.load(
         demo,
@@ -67,6 +67,7 @@ def _config(ranks: int, replicas: int, parallel: int = 1, transport: str = "nccl
             f"trainer.ranks={ranks}",
             f"rollout.replicas={replicas}",
             f"rollout.tensor_parallel={parallel}",
+            f"rollout.pipeline_parallel={stages}",
             f"sync.transport={transport}",
             "sync.max_unavailable=1",
         ],
@@ -79,14 +80,19 @@ EIGHT = [str(number) for number in range(8)]
 def test_trainer_and_replicas_have_gpus_of_their_own() -> None:
     assert place(_config(4, 4), Train(), EIGHT) == Placement(("0", "1", "2", "3"), (("4",), ("5",), ("6",), ("7",)))
     assert place(_config(2, 3, 2), Train(), EIGHT) == Placement(("0", "1"), (("2", "3"), ("4", "5"), ("6", "7")))
+    assert place(_config(2, 1, 2, stages=3), Train(), EIGHT) == Placement(("0", "1"), (("2", "3", "4", "5", "6", "7"),))
     assert place(_config(4, 2), Evaluate(), EIGHT).replicas == (("0",), ("1",)), "nothing is trained"
     assert place(_config(1, 2, transport="gloo"), Train(), []) == Placement()
 
 
 def test_with_too_few_gpus_they_share_or_are_refused() -> None:
-    message = r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\), 9 in all, .* has 8"
+    message = (
+        r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\) x rollout.pipeline_parallel"
+    )
     with pytest.raises(UserError, match=message):
         place(_config(4, 5), Train(), EIGHT)
+    with pytest.raises(UserError, match=r"rollout.pipeline_parallel \(4\), 9 in all, and this machine has 8"):
+        place(_config(1, 1, 2, stages=4), Train(), EIGHT)
     assert place(_config(1, 2, transport="gloo"), Train(), ["3"]) == Placement(("3",), (("3",), ("3",)))
     assert place(_config(4, 5, transport="gloo"), Train(), EIGHT).replicas[-2:] == (("7",), ("0",))
     with pytest.raises(UserError, match=r"this machine has 0: lower one of them, or set sync.transport: gloo"):

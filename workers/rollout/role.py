@@ -19,7 +19,13 @@ from dart.errors import UserError
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
-from dart.wire.capabilities import FORCED_TEXT, HOLD_SCREENSHOTS, RECEIVES_WHILE_SERVING, SHARED_BLOBS
+from dart.wire.capabilities import (
+    FORCED_TEXT,
+    HOLD_SCREENSHOTS,
+    RECEIVES_WHILE_SERVING,
+    SCREENSHOT_TOKENS,
+    SHARED_BLOBS,
+)
 from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
@@ -44,7 +50,7 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
-    capabilities = (FORCED_TEXT, HOLD_SCREENSHOTS, SHARED_BLOBS, RECEIVES_WHILE_SERVING)
+    capabilities = (FORCED_TEXT, HOLD_SCREENSHOTS, SHARED_BLOBS, RECEIVES_WHILE_SERVING, SCREENSHOT_TOKENS)
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -70,7 +76,7 @@ class RolloutRole:
         return pb.Ready(
             slots=config.rollout.slots,
             weight_version=self._engine.version,
-            engine_ranks=config.rollout.tensor_parallel,
+            engine_ranks=config.rollout.gpus,
             image_cache_entries=config.rollout.image_cache_entries,
             versions=_versions(),
             shares_blobs=self._engine.shares_blobs,

@@ -1,9 +1,12 @@
-"""Starts vLLM: checks the model folder, then starts an engine process with the run's settings."""
+"""Starts vLLM: checks arguments and model folder, then starts an engine process with the run's settings."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
 
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """The module that vLLM imports in its worker process."""
+ENCODED_PROMPTS = 4
+"""For how many prompts' screenshots the engine keeps encodings on a GPU, unless the config says how many tokens."""
 
 
 def check_model(folder: Path) -> None:
@@ -55,46 +60,84 @@ def interleave_positions(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
+def check_known(names: Iterable[str], known: Collection[str], version: str) -> None:
+    """Raises UserError unless the installed vLLM has an engine argument of each name."""
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return
+    close = difflib.get_close_matches(unknown[0], known, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "see the engine arguments in vLLM's documentation"
+    raise UserError(f"rollout.engine_args.{unknown[0]} is no engine argument of the installed vLLM ({version}): {hint}")
+
+
+def settings(config: RolloutWorkerConfig) -> dict[str, object]:
+    """The engine's arguments: the user's own, and those that they may not set (`dart.config.engine_args`)."""
+    rollout = config.rollout
+    replaceable: dict[str, object] = {
+        "block_size": 32 if environment.on_cpu() else None,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    return replaceable | rollout.engine_args | {
+        "model": str(config.model.folder),
+        "dtype": config.model.dtype,
+        # Not simply the config's seed: two replicas, or one before and after a restart, must not draw alike.
+        "seed": (config.seed + int.from_bytes(os.urandom(4), "big")) % 2**31,
+        "max_model_len": rollout.max_model_len,
+        "max_num_seqs": rollout.slots,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "pipeline_parallel_size": rollout.pipeline_parallel,
+        "enforce_eager": rollout.enforce_eager,
+        "kv_cache_memory_bytes": rollout.kv_cache_bytes,
+        "mm_processor_cache_gb": rollout.processor_cache_bytes / (1 << 30),
+        "limit_mm_per_prompt": {"image": config.max_images, "video": 0},
+        "generation_config": "vllm",  # Otherwise the folder's own sampling defaults and extra stop tokens apply.
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+        "hf_overrides": interleave_positions,
+        "worker_extension_cls": _EXTENSION,
+    }  # fmt: skip
+
+
+def encoder_cache_tokens(config: RolloutWorkerConfig) -> int:
+    """The least number of screenshot tokens whose encodings the engine keeps; 0: as many as vLLM chooses.
+
+    vLLM takes the larger of `max_num_batched_tokens` and one image of the model's largest size, which is the screenshots
+    of about one prompt. An episode's next step, and a retry, find theirs only if there is room for other requests' too.
+    """
+    if config.rollout.encoder_cache_tokens is not None:
+        return config.rollout.encoder_cache_tokens
+    return 0 if environment.on_cpu() else ENCODED_PROMPTS * config.max_images * config.screenshot_tokens
+
+
 def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     """Blocks until the engine process is ready."""
     environment.apply(config.rollout.environment)
     own_engines()
-    check_model(config.model.folder)
+    import vllm
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.exceptions import VLLMClientError
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    rollout = config.rollout
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    check_known(config.rollout.engine_args, known, vllm.__version__)
+    check_model(config.model.folder)
+    transfer = WeightTransferConfig(backend=config.sync.transport)
     try:
-        arguments = AsyncEngineArgs(
-            model=str(config.model.folder),
-            dtype=config.model.dtype,
-            # Not simply the config's seed: two replicas, or one before and after a restart, must not draw alike.
-            seed=(config.seed + int.from_bytes(os.urandom(4), "big")) % 2**31,
-            max_model_len=rollout.max_model_len,
-            max_num_seqs=rollout.slots,
-            tensor_parallel_size=rollout.tensor_parallel,
-            enforce_eager=rollout.enforce_eager,
-            kv_cache_memory_bytes=rollout.kv_cache_bytes,
-            mm_processor_cache_gb=rollout.processor_cache_bytes / (1 << 30),
-            limit_mm_per_prompt={"image": config.max_images, "video": 0},
-            block_size=32 if environment.on_cpu() else None,
-            generation_config="vllm",  # Otherwise the folder's own sampling defaults and extra stop tokens apply.
-            logprobs_mode="processed_logprobs",
-            max_logprobs=-1,
-            hf_overrides=interleave_positions,
-            weight_transfer_config=WeightTransferConfig(backend=config.sync.transport),
-            worker_extension_cls=_EXTENSION,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-        )
-        vllm_config = arguments.create_engine_config()
-    except (ValueError, VLLMClientError) as error:
+        arguments = AsyncEngineArgs(**settings(config), weight_transfer_config=transfer)
+        # As vLLM's own server: without a context, a batch has 2,048 tokens on every GPU.
+        vllm_config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except (ValueError, TypeError, VLLMClientError) as error:
         raise UserError(f"vLLM refuses model {config.model.folder} with this rollout section: {_line(error)}") from None
+    scheduler = vllm_config.scheduler_config
+    scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens(config))
     try:
         with nursery.engine_starter():
-            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+            return AsyncLLM.from_vllm_config(
+                vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=arguments.disable_log_stats
+            )
     except RuntimeError as error:
         raise UserError(
             f"vLLM could not start with model {config.model.folder}: {_line(error)}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dart.agent.parsing import smart_resize
 from dart.config import (
     Config,
     Environment,
@@ -17,8 +18,11 @@ from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
-from dart.wire.capabilities import RESCORE, SHARED_BLOBS, has
+from dart.wire.capabilities import RESCORE, SCREENSHOT_TOKENS, SHARED_BLOBS, has
 from dart.wire.role import ROLE_NAMES
+
+NEWER = {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
+"""Fields of `rollout` that some workers do not know; a run that sets one needs workers that do."""
 
 
 def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
@@ -39,6 +43,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             rollout=config.rollout,
             sync=config.sync,
             max_images=config.agent.history_screenshots + config.agent.goal_images,
+            screenshot_tokens=screenshot_tokens(config) if has(hello, SCREENSHOT_TOKENS) else 0,
             seed=config.run.seed,
             weight_version=start.version,
             shared_blobs=shared,
@@ -67,6 +72,15 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     return _json(trainer)
 
 
+def screenshot_tokens(config: Config) -> int:
+    """Tokens of a screenshot of the whole screen: one for each square of `agent.resize_multiple` pixels."""
+    agent = config.agent
+    width, height = smart_resize(
+        *config.environment.viewport, agent.resize_multiple, agent.min_pixels, agent.max_pixels
+    )
+    return (width // agent.resize_multiple) * (height // agent.resize_multiple)
+
+
 def _hosted(environment: Environment) -> Environment:
     """What an env worker has to know: all names, whatever they are for."""
     tasks = environment.tasks
@@ -76,7 +90,13 @@ def _hosted(environment: Environment) -> Environment:
 
 def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
     """An older worker refuses fields that it does not know."""
-    unknown: dict[str, bool | dict[str, bool | set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
+    unknown: dict[str, bool | dict[str, bool | set[str]] | dict[str, bool]] = (
+        {} if told.shared_blobs else {"shared_blobs": True}
+    )
+    if isinstance(told, RolloutWorkerConfig):
+        chosen = told.rollout.model_dump(include=NEWER, exclude_defaults=True).keys()
+        unknown["rollout"] = dict.fromkeys(NEWER - chosen, True)
+        unknown |= {} if told.screenshot_tokens else {"screenshot_tokens": True}
     if isinstance(told, EnvWorkerConfig):
         tasks = TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}
         unknown["environment"] = {"tasks": tasks} | ({} if told.environment.timeouts.chosen else {"timeouts": True})

@@ -1,0 +1,44 @@
+"""What a replica is told: fields that an older worker does not know only where they matter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dart import config
+from dart.coordinator.fleet.welcome import screenshot_tokens, welcome
+from dart.coordinator.job import Train
+from dart.coordinator.start import Start
+from dart.v1 import session_pb2 as pb
+
+CONFIGS = Path("configs")
+
+
+def told(overrides: list[str], *capabilities: str) -> dict[str, Any]:
+    made = config.load(CONFIGS / "osworld_uitars15_7b.yaml", overrides)
+    hello = pb.Hello(worker_id="rollout-0", role=pb.ROLE_ROLLOUT, capabilities=capabilities)
+    text = welcome(made, Start(), hello, Train())
+    config.RolloutWorkerConfig.model_validate_json(text)
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_a_worker_of_an_earlier_version_is_told_nothing_new() -> None:
+    old = told([])
+    assert "screenshot_tokens" not in old
+    assert not old["rollout"].keys() & {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
+
+
+def test_what_is_set_is_told() -> None:
+    new = told(["rollout.engine_args.gpu_memory_utilization=0.8", "rollout.pipeline_parallel=2"], "screenshot_tokens")
+    assert new["rollout"]["engine_args"] == {"gpu_memory_utilization": 0.8}
+    assert new["rollout"]["pipeline_parallel"] == 2
+    assert new["screenshot_tokens"] == 2691, "1920 x 1080 pixels, resized to multiples of 28: 69 x 39"
+
+
+def test_a_screenshot_has_as_many_tokens_as_the_model_sees() -> None:
+    ladder = config.load(CONFIGS / "ladder_demo.yaml")
+    multiple = ladder.agent.resize_multiple
+    width, height = ladder.environment.viewport
+    assert screenshot_tokens(ladder) == round(width / multiple) * round(height / multiple)
