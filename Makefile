@@ -51,12 +51,10 @@ build/references/installed: $(VENV)/installed
 
 references: build/references/installed ## Install verl and trl, whose equations ours are tested against.
 
-# A hundredth of the wheel, read out of it by ranges: tests/workers/train/test_weights_nccl.py runs the transfer with it.
-build/vllm-gpu/version: $(VENV)/installed
-	rm -rf build/vllm-gpu
+# One megabyte of the wheel's 340, read out of it by ranges: tests/workers/train/test_weights_nccl.py runs the transfer
+# with these files. Does nothing where they are there already.
+gpu-files: $(VENV)/installed ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
 	$(PY) tests/support/fetch_gpu_files.py build/vllm-gpu
-
-gpu-files: build/vllm-gpu/version ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
 
 # In their own environment: the project needs none of them. benchmarks.transport reports which could not be installed.
 PEERS := torch==2.13.0 ray==2.60.0 TransferQueue==0.1.11 pyzmq==27.3.0 numpy uvloop

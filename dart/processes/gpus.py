@@ -19,7 +19,7 @@ LIST_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`trainer`: a GPU for each rank. `replicas`: for each replica, one for each part of each of its stages. Empty: none."""
+    """`trainer`: a GPU for each rank. `replicas`: for each replica, one for each rank of its engine. Empty: none."""
 
     trainer: tuple[str, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
@@ -61,8 +61,8 @@ def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:
         raise UserError(
             f"sync.transport: nccl needs a GPU for each of trainer.ranks ({ranks}) and rollout.replicas ({replicas}) "
             f"x rollout.tensor_parallel ({config.rollout.tensor_parallel}) x rollout.pipeline_parallel "
-            f"({config.rollout.pipeline_parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of them, "
-            "or set sync.transport: gloo, with which they may share"
+            f"({config.rollout.pipeline_parallel}), {needed} in all, and this machine has {len(gpus)}: lower one of "
+            "them, or set sync.transport: gloo, with which they may share"
         )
     if not gpus:
         return Placement()

@@ -86,9 +86,7 @@ def test_trainer_and_replicas_have_gpus_of_their_own() -> None:
 
 
 def test_with_too_few_gpus_they_share_or_are_refused() -> None:
-    message = (
-        r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\) x rollout.pipeline_parallel"
-    )
+    message = r"trainer.ranks \(4\) and rollout.replicas \(5\) x rollout.tensor_parallel \(1\) x rollout.pipe"
     with pytest.raises(UserError, match=message):
         place(_config(4, 5), Train(), EIGHT)
     with pytest.raises(UserError, match=r"rollout.pipeline_parallel \(4\), 9 in all, and this machine has 8"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TRANSFER = "vllm/distributed/weight_transfer/"
+FETCHED = "fetched.json"
 
 
 def pinned() -> str:
@@ -56,18 +58,27 @@ def wheel(version: str) -> str:
         return str(json.loads(report.read_text())["install"][0]["download_info"]["url"])
 
 
+def wanted() -> str:
+    """What the folder should hold, as `FETCHED` in it says when it does: the version and the modules."""
+    taken = imported()
+    modules = {*taken, *(f"{module}.{name}" for module, names in taken.items() for name in names)}
+    return json.dumps({"version": pinned(), "modules": sorted(modules)}, indent=1)
+
+
 def main(folder: Path) -> None:
+    fetched, want = folder / FETCHED, wanted()
+    if fetched.is_file() and fetched.read_text() == want:
+        return
     from remotezip import RemoteZip
 
-    version = pinned()
-    with RemoteZip(wheel(version)) as archive:
-        modules = imported()
-        modules |= {f"{module}.{name}": set() for module, names in modules.items() for name in names}
-        wanted = {file for module in modules for file in files_of(module)}
+    shutil.rmtree(folder, ignore_errors=True)
+    described = json.loads(want)
+    files = {file for module in described["modules"] for file in files_of(module)}
+    with RemoteZip(wheel(described["version"])) as archive:
         for name in archive.namelist():
-            if name in wanted or (name.startswith(TRANSFER) and name.endswith(".py")):
+            if name in files or (name.startswith(TRANSFER) and name.endswith(".py")):
                 archive.extract(name, folder)
-    (folder / "version").write_text(version)
+    fetched.write_text(want)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from stand_ins import replaced_modules
 
 GPU_FILES = Path(__file__).parents[2] / "build" / "vllm-gpu"
-"""Where `make gpu-files` puts the files of the vLLM that the extra `gpu` pins, and its version."""
+"""Where `make gpu-files` puts the files of the vLLM that the extra `gpu` pins."""
 RENDEZVOUS_SECONDS = 20.0
 
 

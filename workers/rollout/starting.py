@@ -102,8 +102,8 @@ def settings(config: RolloutWorkerConfig) -> dict[str, object]:
 def encoder_cache_tokens(config: RolloutWorkerConfig) -> int:
     """The least number of screenshot tokens whose encodings the engine keeps; 0: as many as vLLM chooses.
 
-    vLLM takes the larger of `max_num_batched_tokens` and one image of the model's largest size, which is the screenshots
-    of about one prompt. An episode's next step, and a retry, find theirs only if there is room for other requests' too.
+    vLLM takes the larger of `max_num_batched_tokens` and one image of the model's largest size, which is about the
+    screenshots of one prompt. An episode's next step finds its own only if there is room for other requests', too.
     """
     if config.rollout.encoder_cache_tokens is not None:
         return config.rollout.encoder_cache_tokens

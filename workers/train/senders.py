@@ -42,10 +42,7 @@ class Senders:
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
             try:
-                # In a thread, because it may import vLLM, which takes seconds.
-                sender = self._open.get(group.group_id) or await self._in_thread(lambda: self._make(group))
-                self._open[group.group_id] = sender
-                self._open.move_to_end(group.group_id)
+                sender = await self._sender(group)
 
                 def transfer() -> int:
                     sender.open(group)
@@ -65,6 +62,13 @@ class Senders:
         for sender in senders:
             await self._in_thread(sender.close)
         self._threads.shutdown(wait=False)
+
+    async def _sender(self, group: wpb.TransferGroup) -> Sender:
+        if (sender := self._open.get(group.group_id)) is None:
+            # In a thread, because it may import vLLM, which takes seconds.
+            sender = self._open[group.group_id] = await self._in_thread(lambda: self._make(group))
+        self._open.move_to_end(group.group_id)
+        return sender
 
     def _make(self, group: wpb.TransferGroup) -> Sender:
         transport = group.transport or self._transport

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dart.agent.parsing import smart_resize
 from dart.config import (
     Config,
@@ -90,9 +92,7 @@ def _hosted(environment: Environment) -> Environment:
 
 def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
     """An older worker refuses fields that it does not know."""
-    unknown: dict[str, bool | dict[str, bool | set[str]] | dict[str, bool]] = (
-        {} if told.shared_blobs else {"shared_blobs": True}
-    )
+    unknown: dict[str, bool | Mapping[str, bool | set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
     if isinstance(told, RolloutWorkerConfig):
         chosen = told.rollout.model_dump(include=NEWER, exclude_defaults=True).keys()
         unknown["rollout"] = dict.fromkeys(NEWER - chosen, True)

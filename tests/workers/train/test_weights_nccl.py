@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fetch_gpu_files import files_of, imported, pinned
+from fetch_gpu_files import FETCHED, files_of, imported, wanted
 from vllm_files import GPU_FILES, Communicator, installed, transfer_files
 
 from dart.v1 import weights_pb2 as wpb
@@ -30,7 +30,7 @@ PINNED = GPU_FILES / "vllm"
 _ports = itertools.count(1)
 
 needs_pinned = pytest.mark.skipif(
-    not (GPU_FILES / "version").is_file(), reason="the pinned vLLM's files are not there: run `make gpu-files`"
+    not (GPU_FILES / FETCHED).is_file(), reason="the pinned vLLM's files are not there: run `make gpu-files`"
 )
 
 
@@ -178,7 +178,7 @@ async def test_a_sender_that_cannot_be_loaded_ends_nothing(monkeypatch: pytest.M
 
 @needs_pinned
 def test_the_pinned_vllm_has_what_our_workers_import() -> None:
-    assert (GPU_FILES / "version").read_text() == pinned(), "run `make gpu-files`"
+    assert (GPU_FILES / FETCHED).read_text() == wanted(), "they are of another version or commit: run `make gpu-files`"
     missing = [
         f"{module}.{name}"
         for module, names in imported().items()
