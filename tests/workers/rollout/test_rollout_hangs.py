@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_llm import FakeLLM, fake_vllm
+from vllm_alone.fake_llm import FakeLLM, fake_vllm
 
 from dart import config
 from dart.coordinator.fleet.replicas import RolloutPool

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stand_ins import replaced_modules
+from vllm_alone.stand_ins import replaced_modules
 
 from dart import config
 from dart.config.engine_args import OWNED

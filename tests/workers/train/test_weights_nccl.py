@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from fetch_gpu_files import FETCHED, files_of, imported, wanted
-from vllm_files import GPU_FILES, Communicator, installed, transfer_files
+from vllm_alone.fetch import FETCHED, files_of, imported, wanted
+from vllm_alone.transfer_files import GPU_FILES, Communicator, installed, transfer_files
 
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.train import senders

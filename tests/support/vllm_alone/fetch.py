@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRANSFER = "vllm/distributed/weight_transfer/"
 FETCHED = "fetched.json"
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 import torch
-from stand_ins import replaced_modules
+from vllm_alone.stand_ins import replaced_modules
 
-GPU_FILES = Path(__file__).parents[2] / "build" / "vllm-gpu"
+GPU_FILES = Path(__file__).parents[3] / "build" / "vllm-gpu"
 """Where `make gpu-files` puts the files of the vLLM that the extra `gpu` pins."""
 RENDEZVOUS_SECONDS = 20.0
 

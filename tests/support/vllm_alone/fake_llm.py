@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import replaced_modules
+from vllm_alone.stand_ins import replaced_modules
 
 VOCABULARY = {"<|image_pad|>": 1, "<|vision_start|>": 2, "<|vision_end|>": 3, "word": 4}
 
