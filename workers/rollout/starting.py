@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from dart.config import RolloutWorkerConfig
 from dart.errors import UserError
 from dart.workers.rollout import environment, nursery
@@ -146,7 +148,9 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
 
 
 def _line(error: Exception) -> str:
-    """The line that gives the reason: pydantic puts lines of its own before and after it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("Value error, ")]
-    return (telling or lines or [type(error).__name__])[0].removeprefix("Value error, ")
+    """The line that gives the reason; of a pydantic error, the field and what is wrong with it."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        return where + first["msg"].removeprefix("Value error, ")
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

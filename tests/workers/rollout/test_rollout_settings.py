@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 from vllm_alone.stand_ins import replaced_modules
 
 from dart import config
@@ -108,6 +109,12 @@ def test_on_a_cpu_vllm_chooses_unless_the_config_does(monkeypatch: pytest.Monkey
     assert starting.settings(told())["block_size"] == 32
 
 
+class Cache(BaseModel):
+    """Takes the place of vLLM's CacheConfig, which is pydantic's, too."""
+
+    gpu_memory_utilization: float = Field(0.9, le=1)
+
+
 @dataclass(init=False)
 class AsyncEngineArgs:
     """Takes the place of vLLM's."""
@@ -120,6 +127,7 @@ class AsyncEngineArgs:
         self.disable_log_stats = named["disable_log_stats"]
 
     def create_engine_config(self, usage_context: object) -> SimpleNamespace:
+        Cache(**self.named)
         scheduler = SimpleNamespace(encoder_cache_size=16_384)
         return SimpleNamespace(scheduler_config=scheduler, context=usage_context, arguments=self.named)
 
@@ -156,6 +164,12 @@ def test_an_unknown_argument_ends_the_start_before_the_model_is_looked_at(vllm: 
         starting.start_vllm(told(engine_args={"gpu_memory_utilisation": 0.5}))
     with pytest.raises(UserError, match=r"model\.path: nowhere is not a folder"):
         starting.start_vllm(told(engine_args={"gpu_memory_utilization": 0.5}))
+
+
+def test_a_value_that_vllm_refuses_is_named(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "check_model", lambda folder: None)
+    with pytest.raises(UserError, match="section: gpu_memory_utilization: Input should be less than or equal to 1"):
+        starting.start_vllm(told(engine_args={"gpu_memory_utilization": 7}))
 
 
 def test_an_engine_is_started_as_vllms_server_starts_it(

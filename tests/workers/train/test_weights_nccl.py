@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import itertools
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm_alone.fetch import FETCHED, files_of, imported, wanted
+from vllm_alone.fetch import FETCHED
 from vllm_alone.transfer_files import GPU_FILES, Communicator, installed, transfer_files
 
 from dart.v1 import weights_pb2 as wpb
@@ -174,30 +172,3 @@ async def test_a_sender_that_cannot_be_loaded_ends_nothing(monkeypatch: pytest.M
     assert isinstance(error, OSError) or "sync.transport: gloo" in str(raised.value)
     assert not ends._locks and not ends._open
     await ends.close()
-
-
-@needs_pinned
-def test_the_pinned_vllm_has_what_our_workers_import() -> None:
-    assert (GPU_FILES / FETCHED).read_text() == wanted(), "they are of another version or commit: run `make gpu-files`"
-    missing = [
-        f"{module}.{name}"
-        for module, names in imported().items()
-        for name in names or {""}
-        if not _defines(GPU_FILES, module, name)
-    ]
-    assert not missing
-
-
-def _defines(root: Path, module: str, name: str) -> bool:
-    """Whether the module is there and the name stands in its text outside of functions, or is a module itself."""
-    path = next((root / one for one in files_of(module) if (root / one).is_file()), None)
-    if path is None:
-        return False
-    if not name or any((root / one).is_file() for one in files_of(f"{module}.{name}")):
-        return True
-    text = ast.parse(path.read_text())
-    return any(
-        name in {getattr(node, "name", ""), getattr(node, "id", ""), getattr(node, "value", "")}
-        for node in ast.walk(text)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.alias | ast.Name | ast.Constant)
-    )
