@@ -286,15 +286,17 @@ def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
     """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
 
     A micro-batch ends before its padding exceeds MAX_PADDING, unless it is still small: small ones cost more than
-    padding does.
+    padding does. Rows that need a mask are not among rows that need none: all rows of a micro-batch have one or none,
+    and without one attention is several times faster (flash kernels take no mask).
     """
     parts: list[list[Row]] = []
     real = 0
     # Sorted by images, too, so that rows which share screenshots end up in one micro-batch.
-    for row in sorted(rows, key=lambda row: (row.length, [image.sha256 for image in row.images])):
-        padded = (len(parts[-1]) + 1) * row.length if parts else 0
+    for row in sorted(rows, key=lambda row: (row.straight, row.length, [image.sha256 for image in row.images])):
+        alike = bool(parts) and parts[-1][-1].straight == row.straight
+        padded = (len(parts[-1]) + 1) * row.length if alike else 0
         small = padded <= token_limit * SMALL
-        if parts and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
+        if alike and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
             parts[-1].append(row)
             real += row.length
         else:
