@@ -153,7 +153,8 @@ class MicroBatch:
 
     input_ids int64 [B, L]; position_ids int64 [3, B, L] (time, height, width); attention_mask bool [B, 1, L, L], or
     None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
-    distinct images; image_index: for each image of the prompts, in reading order, which of the U it is. predict_index
+    distinct images, and image_digests of each; image_index: for each image of the prompts, in reading order, which of
+    the U it is. predict_index
     int64 [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
     float32 [T]; rescored bool [T]: the behaviour policy is π_old; versions int64 [T]; steps: which of the S steps each
     token belongs to, in the order of the rows.
@@ -164,6 +165,7 @@ class MicroBatch:
     attention_mask: torch.Tensor | None
     pixel_values: torch.Tensor | None
     image_grid_thw: torch.Tensor | None
+    image_digests: tuple[bytes, ...]
     image_index: tuple[int, ...]
     predict_index: torch.Tensor
     token_ids: torch.Tensor
@@ -327,6 +329,7 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         attention_mask=None if all(row.straight for row in rows) else _mask(rows, length),
         pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
         image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
+        image_digests=tuple(order),
         image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
         predict_index=torch.cat(predict),
         token_ids=torch.tensor([token for sample in samples for token in sample.generation.token_ids]),
