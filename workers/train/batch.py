@@ -21,7 +21,7 @@ from dart.algo.importance import ROUNDING
 from dart.algo.steps import Steps
 from dart.core.types import Image, Sample
 from dart.workers.train.errors import SampleError
-from dart.workers.train.screenshots import Processed
+from dart.workers.train.screenshots import PixelForm, Processed
 
 MAX_PADDING = 0.05
 """The largest share of a micro-batch's padded tokens that may be padding."""
@@ -152,18 +152,18 @@ class MicroBatch:
     """Inputs of one forward pass over B rows of L tokens, and T response tokens of S steps, flat.
 
     input_ids int64 [B, L]; position_ids int64 [3, B, L] (time, height, width); attention_mask bool [B, 1, L, L], or
-    None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
-    distinct images, and image_digests of each; image_index: for each image of the prompts, in reading order, which of
-    the U it is. predict_index
-    int64 [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
-    float32 [T]; rescored bool [T]: the behaviour policy is π_old; versions int64 [T]; steps: which of the S steps each
-    token belongs to, in the order of the rows.
+    None where causal attention is right; pixel_values float32 [patches, …] (bytes with a `pixel_form` until `to`),
+    image_grid_thw int64 [U, 3] and image_digests of the U distinct images; image_index: for each image of the prompts,
+    in reading order, which of the U it is. predict_index int64 [T]: the position in [B·L] whose hidden state predicts
+    the token; token_ids int64 [T]; behaviour, advantages float32 [T]; rescored bool [T]: the behaviour policy is π_old;
+    versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     attention_mask: torch.Tensor | None
     pixel_values: torch.Tensor | None
+    pixel_form: PixelForm | None
     image_grid_thw: torch.Tensor | None
     image_digests: tuple[bytes, ...]
     image_index: tuple[int, ...]
@@ -182,15 +182,16 @@ class MicroBatch:
         return int(rows * length)
 
     def to(self, device: torch.device) -> MicroBatch:
-        if self.input_ids.device == device:
-            return self
+        """On this device. Pixels travel as bytes, and become there what the model takes."""
         moved = {
             field.name: value.to(device, non_blocking=True)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
+        if self.pixel_form is not None:
+            moved["pixel_values"] = self.pixel_form.values(moved["pixel_values"])
         steps = Steps(self.steps.index.to(device), self.steps.lengths.to(device))
-        return replace(self, steps=steps, **moved)
+        return replace(self, steps=steps, pixel_form=None, **moved)
 
 
 def check(sample: Sample, layout: Layout) -> None:
@@ -327,7 +328,8 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         input_ids=input_ids,
         position_ids=position_ids,
         attention_mask=None if all(row.straight for row in rows) else _mask(rows, length),
-        pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
+        pixel_values=torch.cat([images[digest].patches for digest in order]) if order else None,
+        pixel_form=images[order[0]].form if order else None,
         image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
         image_digests=tuple(order),
         image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
