@@ -220,6 +220,29 @@ def weight_sync() -> str | None:
     return table(head, rows)
 
 
+def window() -> str | None:
+    """What a window of screenshots costs, by stride."""
+    if (found := results("window")) is None:
+        return None
+    head = (
+        "`history_stride`", "screenshots shown", "tokens of prompts and answers", "computed by the trainer",
+        "passes of the vision tower", "in roll-out's prefix cache", "longest prompt",
+    )  # fmt: skip
+    rows = [
+        (
+            str(one["stride"]),
+            " to ".join(dict.fromkeys(map(str, one["shown"]))),
+            f"{one['prompts_and_answers']:,}",
+            f"{one['computed']:,}",
+            f"{one['encodings']} for {one['screenshots']} screenshots",
+            f"{one['cached']:.0%}",
+            f"{one['longest']:,}",
+        )
+        for one in found["windows"]
+    ]
+    return table(head, rows)
+
+
 def relay() -> str | None:
     if (found := results("weight_sync")) is None or not found["relay"]:
         return None
@@ -371,6 +394,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "targets": targets,
     "transport": transport,
     "weight_sync": weight_sync,
+    "window": window,
     "relay": relay,
     "worlds": worlds,
     "desktops": desktops,

@@ -1,8 +1,9 @@
 """The prompt of one step: instruction, the history that the window holds, this step's screenshot.
 
 Invariants: sampled tokens go back unchanged; the instruction and the environment's texts are Text, so special tokens in
-them are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. As long as the window
-does not slide, the parts of step k are a prefix of the parts of step k+1, which is what prefix caching needs.
+them are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. Unless the window drops
+something at step k+1 (`agent.window`), the parts of step k are a prefix of the parts of step k+1, which is what prefix
+caching and the trainer's rows need.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from dart import config
 from dart.agent.parsing import STOP_TOKEN
 from dart.agent.templates import LABELS, VISION_END, VISION_START, Template, template_of
+from dart.agent.window import window
 from dart.core.cutting import cut
 from dart.core.records import unguarded
 from dart.core.types import Block, Image, Markup, Observation, Prompt, PromptPart, Text, Tokens
@@ -45,9 +47,10 @@ def shown(agent: config.Agent, observation: Observation) -> tuple[PromptPart, ..
 class Conversation:
     """The turns of an episode so far, and the prompt made from them.
 
-    A prompt has the last `history_turns` turns, and the screenshots of the last `history_screenshots` steps, including
-    this one, each with its notes. Older turns among them remain as text; turns before them are left out entirely. The
-    pictures of the instruction stay. A block is made once and shared by every prompt that contains it.
+    A prompt has the last turns, at most `history_turns`, and the screenshots of the last steps, including this one, at
+    most `history_screenshots`, each with its notes; `window` says how many. Older turns among them remain as text;
+    turns before them are left out entirely. The pictures of the instruction stay. A block is made once and shared by
+    every prompt that contains it.
     """
 
     def __init__(self, agent: config.Agent, instruction: str, goals: Sequence[Image] = ()) -> None:
@@ -75,8 +78,7 @@ class Conversation:
     def prompt(self, observation: Image, notes: tuple[PromptPart, ...] = ()) -> Prompt:
         """The prompt after the turns added so far. `notes`: what it shows beside the screenshot (`shown`)."""
         agent, count = self._agent, len(self._turns)
-        first = max(0, count - agent.history_turns)
-        pictured = min(count, max(first, count + 1 - agent.history_screenshots))
+        first, pictured = window(count, agent.history_screenshots, agent.history_turns, agent.history_stride)
         for index in range(len(self._written) // 2, pictured):
             self._written += (self._before(index), self._pictured[2 * index + 1])
         blocks = self._written[2 * first : 2 * pictured] + self._pictured[2 * pictured :]

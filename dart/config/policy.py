@@ -97,6 +97,13 @@ class Agent(Section):
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
     history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")
+    history_stride: Positive = Field(
+        1,
+        description="How many screenshots leave the prompt at once, with the turns that do not fit either. 1: the "
+        "window slides at every step, so no prompt continues the one before. With 3, and 5 for `history_screenshots`, "
+        "a prompt has 3 to 5 screenshots, and two steps in three continue the prompt before, so that roll-out and "
+        "trainer compute much less (docs/efficiency.md). At most the screenshots that a prompt may have.",
+    )
     show: tuple[Shown, ...] = Field(
         (),
         description="Texts of the environment that stand after each screenshot in the prompt, if the world gives them: "
@@ -136,6 +143,13 @@ class Agent(Section):
             raise ValueError(f"prompt {self.prompt} is none of {', '.join(BUILT_IN_PROMPTS)} and has not been read")
         if not own and self.template is not None:
             raise ValueError(f"template is set, and prompt {self.prompt} is built in: name a file, or omit template")
+        most = min(self.history_screenshots, self.history_turns + 1)
+        if self.history_stride > most:
+            raise ValueError(
+                f"history_stride is {self.history_stride}, and a prompt has at most {most} screenshots "
+                f"(history_screenshots {self.history_screenshots}, history_turns {self.history_turns}), so that not "
+                f"even this step's would be left: set it to {most} or less, or raise the other two"
+            )
         if self.actions_per_step > 1 and self.read == "strict":
             raise ValueError(
                 f"actions_per_step is {self.actions_per_step}, and read is strict, which takes exactly one action: set "

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dart.agent.prompt import Conversation, Turn, build_prompt, shown
 from dart.agent.templates import TEMPLATES
+from dart.agent.window import drops_at, window
 from dart.config import Agent
 from dart.core.types import Image, Markup, Observation, PromptPart, Text, Tokens
 
@@ -22,8 +23,9 @@ def turns(count: int) -> list[Turn]:
     return [Turn(SCREENS[number], (1000 + number, STOP)) for number in range(count)]
 
 
-def agent(prompt: str = "minimal", screenshots: int = 50, history: int = 50) -> Agent:
-    return Agent.model_validate({"prompt": prompt, "history_screenshots": screenshots, "history_turns": history})
+def agent(prompt: str = "minimal", screenshots: int = 50, history: int = 50, stride: int = 1) -> Agent:
+    window = {"history_screenshots": screenshots, "history_turns": history, "history_stride": stride}
+    return Agent.model_validate({"prompt": prompt} | window)
 
 
 def written(parts: tuple[PromptPart, ...]) -> str:
@@ -165,6 +167,11 @@ SETTINGS = st.tuples(
 )  # template, history_screenshots, history_turns, past turns
 
 
+def strides(screenshots: int, history: int) -> range:
+    """Those that a config may have."""
+    return range(1, min(screenshots, history + 1) + 1)
+
+
 @settings(deadline=None)  # a busy machine is no error
 @given(SETTINGS)
 def test_what_always_holds(settings: tuple[str, int, int, int]) -> None:
@@ -193,20 +200,80 @@ def test_without_sliding_each_prompt_begins_with_the_one_before(settings: tuple[
 
 
 @settings(deadline=None)  # a busy machine is no error
-@given(SETTINGS, st.sets(st.integers(0, 10)))
-def test_a_conversation_that_goes_on_says_what_one_made_at_once_says(
-    settings: tuple[str, int, int, int], cut_off: set[int]
+@given(SETTINGS, st.data())
+def test_with_a_stride_a_prompt_continues_the_one_before_unless_the_window_drops_something(
+    settings: tuple[str, int, int, int], data: st.DataObject
 ) -> None:
     name, screenshots, history, count = settings
+    stride = data.draw(st.sampled_from(strides(screenshots, history)))
+    past = [replace(turn, notes=(Text("t"),) * (number % 2)) for number, turn in enumerate(turns(count + 1))]
+    made = [
+        build_prompt(agent(name, screenshots, history, stride), "go", past[:number], SCREENS[number], turn.notes)
+        for number, turn in enumerate(past)
+    ]
+    for prompt in made:
+        assert [part for part in prompt.parts if isinstance(part, Image)] == list(prompt.images)
+        assert len(prompt.images) <= screenshots
+        assert sum(isinstance(part, Tokens) for part in prompt.parts) <= history
+    assert made[-1].images[-1] is SCREENS[count]
+    if count > 0:
+        before, now = (prompt.parts for prompt in made[-2:])
+        continues = now[: len(before)] == before and now[len(before)] == Tokens(past[count - 1].token_ids)
+        assert continues != drops_at(count, screenshots, history, stride)
+
+
+def test_screenshots_leave_three_at_a_time() -> None:
+    """Screenshots and turns of each step's prompt, 3 at a time with 3 to 5 screenshots and 5 to 7 turns."""
+    made = [build_prompt(agent("minimal", 5, 7, 3), "go", turns(n), SCREENS[n]) for n in range(15)]
+    shown = [[image.data[0] for image in prompt.images] for prompt in made]
+    assert [len(one) for one in shown] == [1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5, 3, 4, 5, 3]
+    assert [one[0] for one in shown] == [0] * 5 + [3] * 3 + [6] * 3 + [9] * 3 + [12]
+    said = [sum(isinstance(part, Tokens) for part in prompt.parts) for prompt in made]
+    assert said == [0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 5, 6, 7, 5]
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.integers(1, 40), st.data())
+def test_what_a_window_always_is(count: int, screenshots: int, history: int, data: st.DataObject) -> None:
+    stride = data.draw(st.sampled_from(strides(screenshots, history)))
+    most = min(screenshots, history + 1)
+    first, pictured = window(count, screenshots, history, stride)
+    assert 0 <= first <= pictured <= count
+    assert count - first <= history
+    assert min(count + 1, most - stride + 1) <= count + 1 - pictured <= most
+    after = window(count + 1, screenshots, history, stride)
+    if drops_at(count + 1, screenshots, history, stride):
+        assert after.pictured == pictured + stride
+        assert after.first - first <= stride
+    else:
+        assert after == (first, pictured)
+    if stride == 1:
+        assert first == max(0, count - history)
+        assert pictured == max(first, count + 1 - screenshots)
+
+
+@pytest.mark.parametrize(("screenshots", "history", "stride"), [(5, 35, 6), (5, 2, 4), (1, 35, 2)])
+def test_a_stride_that_would_leave_no_screenshot_is_refused(screenshots: int, history: int, stride: int) -> None:
+    agent("minimal", screenshots, history, stride - 1)
+    with pytest.raises(ValueError, match=f"history_stride is {stride}, and a prompt has at most {stride - 1} screens"):
+        agent("minimal", screenshots, history, stride)
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(SETTINGS, st.sets(st.integers(0, 10)), st.data())
+def test_a_conversation_that_goes_on_says_what_one_made_at_once_says(
+    settings: tuple[str, int, int, int], cut_off: set[int], data: st.DataObject
+) -> None:
+    name, screenshots, history, count = settings
+    like = agent(name, screenshots, history, data.draw(st.sampled_from(strides(screenshots, history))))
     past = [
         Turn(turn.image, turn.token_ids, number in cut_off, (Text(f"t{number}"),) * (number % 2))
         for number, turn in enumerate(turns(count))
     ]
-    conversation = Conversation(agent(name, screenshots, history), "go")
+    conversation = Conversation(like, "go")
     for number in range(count + 1):
         notes = past[number].notes if number < count else ()
         going_on = conversation.prompt(SCREENS[number], notes)
-        at_once = build_prompt(agent(name, screenshots, history), "go", past[:number], SCREENS[number], notes)
+        at_once = build_prompt(like, "go", past[:number], SCREENS[number], notes)
         assert (going_on.parts, going_on.images) == (at_once.parts, at_once.images)
         if number < count:
             conversation.add(past[number])

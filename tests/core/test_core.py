@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dart.core.curation.advantage import group_advantages
-from dart.core.curation.batches import ReleasedGroup, balance, samples_of
+from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import Judging, start_budget
 from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
@@ -76,15 +76,6 @@ def test_shaping_moves_advantages_but_drops_nothing() -> None:
     assert judging.decide([long, short]).cause == "all succeeded"
     # rewards 0.5, 1, 0: mean 0.5
     assert judging.decide([long, short, lost]).advantages == ((0.0, 0.0), (0.5, 0.5), (-0.5, -0.5))
-
-
-def test_balance_leaves_no_sample_out() -> None:
-    samples = samples_of([group("a", 0), group("b", 0)])
-    assert len(samples) == 8, "every step of every trajectory"
-    shares = balance(samples, 3)
-    assert sorted(id(s) for share in shares for s in share) == sorted(map(id, samples))
-    tokens = [sum(s.tokens for s in share) for share in shares]
-    assert max(tokens) - min(tokens) <= max(s.tokens for s in samples)
 
 
 def test_budget_always_lets_a_batch_fill() -> None:

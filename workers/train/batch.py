@@ -21,7 +21,7 @@ from dart.algo.importance import ROUNDING
 from dart.algo.steps import Steps
 from dart.core.types import Image, Sample
 from dart.workers.train.errors import SampleError
-from dart.workers.train.screenshots import Processed
+from dart.workers.train.screenshots import PixelForm, Processed
 
 MAX_PADDING = 0.05
 """The largest share of a micro-batch's padded tokens that may be padding."""
@@ -152,18 +152,20 @@ class MicroBatch:
     """Inputs of one forward pass over B rows of L tokens, and T response tokens of S steps, flat.
 
     input_ids int64 [B, L]; position_ids int64 [3, B, L] (time, height, width); attention_mask bool [B, 1, L, L], or
-    None where causal attention is right; pixel_values float32 [patches, …] and image_grid_thw int64 [U, 3] of the U
-    distinct images; image_index: for each image of the prompts, in reading order, which of the U it is. predict_index
-    int64 [T]: the position in [B·L] whose hidden state predicts the token; token_ids int64 [T]; behaviour, advantages
-    float32 [T]; rescored bool [T]: the behaviour policy is π_old; versions int64 [T]; steps: which of the S steps each
-    token belongs to, in the order of the rows.
+    None where causal attention is right; pixel_values float32 [patches, …] (bytes with a `pixel_form` until `to`),
+    image_grid_thw int64 [U, 3] and image_digests of the U distinct images; image_index: for each image of the prompts,
+    in reading order, which of the U it is. predict_index int64 [T]: the position in [B·L] whose hidden state predicts
+    the token; token_ids int64 [T]; behaviour, advantages float32 [T]; rescored bool [T]: the behaviour policy is π_old;
+    versions int64 [T]; steps: which of the S steps each token belongs to, in the order of the rows.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     attention_mask: torch.Tensor | None
     pixel_values: torch.Tensor | None
+    pixel_form: PixelForm | None
     image_grid_thw: torch.Tensor | None
+    image_digests: tuple[bytes, ...]
     image_index: tuple[int, ...]
     predict_index: torch.Tensor
     token_ids: torch.Tensor
@@ -180,15 +182,16 @@ class MicroBatch:
         return int(rows * length)
 
     def to(self, device: torch.device) -> MicroBatch:
-        if self.input_ids.device == device:
-            return self
+        """On this device. Pixels travel as bytes, and become there what the model takes."""
         moved = {
             field.name: value.to(device, non_blocking=True)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
+        if self.pixel_form is not None:
+            moved["pixel_values"] = self.pixel_form.values(moved["pixel_values"])
         steps = Steps(self.steps.index.to(device), self.steps.lengths.to(device))
-        return replace(self, steps=steps, **moved)
+        return replace(self, steps=steps, pixel_form=None, **moved)
 
 
 def check(sample: Sample, layout: Layout) -> None:
@@ -286,15 +289,17 @@ def cut(rows: Iterable[Row], token_limit: int) -> list[list[Row]]:
     """Micro-batches of rows of similar length, each of at most `token_limit` padded tokens (one row may be longer).
 
     A micro-batch ends before its padding exceeds MAX_PADDING, unless it is still small: small ones cost more than
-    padding does.
+    padding does. Rows that need a mask are not among rows that need none: all rows of a micro-batch have one or none,
+    and without one attention is several times faster (flash kernels take no mask).
     """
     parts: list[list[Row]] = []
     real = 0
     # Sorted by images, too, so that rows which share screenshots end up in one micro-batch.
-    for row in sorted(rows, key=lambda row: (row.length, [image.sha256 for image in row.images])):
-        padded = (len(parts[-1]) + 1) * row.length if parts else 0
+    for row in sorted(rows, key=lambda row: (row.straight, row.length, [image.sha256 for image in row.images])):
+        alike = bool(parts) and parts[-1][-1].straight == row.straight
+        padded = (len(parts[-1]) + 1) * row.length if alike else 0
         small = padded <= token_limit * SMALL
-        if parts and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
+        if alike and padded <= token_limit and (small or real + row.length >= padded * (1 - MAX_PADDING)):
             parts[-1].append(row)
             real += row.length
         else:
@@ -323,8 +328,10 @@ def collate(rows: Sequence[Row], images: dict[bytes, Processed], layout: Layout)
         input_ids=input_ids,
         position_ids=position_ids,
         attention_mask=None if all(row.straight for row in rows) else _mask(rows, length),
-        pixel_values=torch.cat([images[digest].pixel_values for digest in order]) if order else None,
+        pixel_values=torch.cat([images[digest].patches for digest in order]) if order else None,
+        pixel_form=images[order[0]].form if order else None,
         image_grid_thw=torch.tensor([images[digest].grid for digest in order]) if order else None,
+        image_digests=tuple(order),
         image_index=tuple(order.index(image.sha256) for row in rows for image in row.images),
         predict_index=torch.cat(predict),
         token_ids=torch.tensor([token for sample in samples for token in sample.generation.token_ids]),

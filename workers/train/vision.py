@@ -1,5 +1,9 @@
 """Qwen's vision towers with fewer, larger kernels: same values (up to rounding), same weights, several times faster.
 
+`features` gives a micro-batch's screenshots as the text model takes them. If the tower is frozen (`freeze`), they are
+computed without gradient and kept by digest (`EncodedScreenshots`), because later passes and updates would compute the
+same.
+
 Attention is within each image. Without FlashAttention, transformers loops over the images in Python; here images of one
 size go through one `scaled_dot_product_attention`. The patch embedding is a convolution whose stride equals its kernel
 size, so every patch is one row of a matrix product, which is four times faster on a CPU than `Conv3d`.
@@ -9,13 +13,92 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
+
+from dart.errors import UserError
+from dart.screenshots.held import Held
+from dart.workers.train.batch import MicroBatch
 
 NAME = "dart_flash_by_length"
 """Contains "flash": by that transformers recognises implementations that take packed sequences with cu_seqlens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Screenshots as the text model takes them (`mm_encoder_outputs`), with the names that transformers uses.
+
+    pooler_output: one tensor [tokens, hidden] for each; deepstack_features: the same for each level that Qwen3-VL adds
+    to its first layers, None for a model without.
+    """
+
+    pooler_output: tuple[torch.Tensor, ...]
+    deepstack_features: list[tuple[torch.Tensor, ...]] | None
+
+
+class EncodedScreenshots:
+    """What a frozen tower made of screenshots, by digest, in host memory; the least recently used are evicted first.
+
+    A 1920 × 1080 screenshot takes 19 MB for Qwen2.5-VL-7B in bfloat16. For one model, and one thread.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._held: Held[tuple[torch.Tensor, ...]] = Held(most_bytes, lambda one: sum(part.nbytes for part in one))
+        self.encoded = 0
+        """How many screenshots the tower was run on."""
+
+    def get(self, model: PreTrainedModel, batch: MicroBatch) -> list[tuple[torch.Tensor, ...]]:
+        """For each of the batch's U distinct screenshots its levels, [tokens, hidden] each, the pooled output first."""
+        digests, device = batch.image_digests, batch.input_ids.device
+        levels = {digest: one for digest in digests if (one := self._held.get(digest)) is not None}
+        missing = [number for number, digest in enumerate(digests) if digest not in levels]
+        if missing:
+            assert batch.pixel_values is not None and batch.image_grid_thw is not None, "it has screenshots"
+            pixels = batch.pixel_values.split(batch.image_grid_thw.prod(-1).tolist())
+            chosen = torch.cat([pixels[number] for number in missing])
+            with torch.no_grad():
+                made = _levels(model, chosen, batch.image_grid_thw[missing])
+            self.encoded += len(missing)
+            # Clones, because the model gives views of all screenshots together.
+            levels |= {digests[n]: tuple(part.clone() for part in one) for n, one in zip(missing, made, strict=True)}
+        for digest, one in levels.items():
+            self._held.note(digest, tuple(part.to("cpu") for part in one))
+        return [tuple(part.to(device) for part in levels[digest]) for digest in digests]
+
+
+def freeze(model: PreTrainedModel) -> None:
+    """The vision tower's parameters, the projection into the text model among them, do not train. Raises UserError."""
+    visual = getattr(model.model, "visual", None)
+    if visual is None:
+        raise UserError(
+            f"trainer.freeze_vision: {type(model).__name__} has no vision tower that is known here (Qwen's are): "
+            "leave it out"
+        )
+    visual.requires_grad_(False)
+
+
+def features(model: PreTrainedModel, batch: MicroBatch, kept: EncodedScreenshots | None = None) -> Encoded | None:
+    """The screenshots of the batch's prompts, in reading order; None if it has none.
+
+    The tower runs once for each distinct screenshot of the batch. `kept`, for a frozen tower: and only for those that
+    are not kept. Then they have no gradient.
+    """
+    if batch.pixel_values is None or batch.image_grid_thw is None:
+        return None
+    made = kept.get(model, batch) if kept else _levels(model, batch.pixel_values, batch.image_grid_thw)
+    pooled, *deep = (tuple(made[index][level] for index in batch.image_index) for level in range(len(made[0])))
+    return Encoded(pooled, deep or None)
+
+
+def _levels(model: PreTrainedModel, pixels: torch.Tensor, grids: torch.Tensor) -> Sequence[tuple[torch.Tensor, ...]]:
+    """For each screenshot the tower's pooled output and its deepstack levels, if it has any."""
+    output = model.model.get_image_features(pixels, grids, return_dict=True)
+    deep = getattr(output, "deepstack_features", None) or ()
+    return list(zip(output.pooler_output, *deep, strict=True))
 
 
 def speed_up(model: torch.nn.Module) -> None:

