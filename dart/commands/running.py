@@ -45,11 +45,17 @@ class JobRun:
 
 
 def check_before(config: Config, job: Job) -> None:
-    """Raises UserError, before anything starts, that lists everything this machine lacks for the job."""
+    """Raises UserError, before anything starts, that lists everything this machine lacks for the job.
+
+    What may not fit in memory, but is no reason to refuse, is printed.
+    """
     from dart.commands.doctor import problems
+    from dart.processes import fits
 
     if found := problems(config, job):
         raise UserError("\n".join(found))
+    for warning in fits.warnings(config, job) if job.model else ():
+        click.echo(f"warning: {warning}", err=True)
 
 
 def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:

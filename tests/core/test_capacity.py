@@ -111,7 +111,9 @@ def test_windows_make_attention_over_a_screenshot_cheaper() -> None:
     load = work.Load(0, 0, 0, screenshots=1, patches=4 * FULL_HD)
     vision = UI_TARS.vision
     per_patch = 2 * (1176 * 1280 + 32 * vision.block_matrices) + 2 * vision.merger_matrices / 4
-    assert work.of_vision(vision, load) == pytest.approx(4 * FULL_HD * (per_patch + 4 * 1280 * (4 * 4 * FULL_HD + 28 * 64)))
+    assert work.of_vision(vision, load) == pytest.approx(
+        4 * FULL_HD * (per_patch + 4 * 1280 * (4 * 4 * FULL_HD + 28 * 64))
+    )
 
 
 def test_an_update_scores_refers_and_trains() -> None:

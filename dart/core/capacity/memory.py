@@ -19,7 +19,9 @@ HEAD_ELEMENTS = 1 << 26
 LOGIT_COPIES = 6
 """Of a chunk: logits, log-probabilities, their exponentials, the entropy's products, and two gradients."""
 RUNTIME = 2 << 30
-"""CUDA context, NCCL's buffers, fragments."""
+"""A GPU's: CUDA context, NCCL's buffers, fragments."""
+RUNTIME_CPU = 1 << 30
+"""A process that has imported torch, on a machine without GPUs."""
 OVERHEAD_TEXT = 1_000
 """Tokens of a system message and an instruction."""
 TURN_TEXT = 150
@@ -74,6 +76,7 @@ class TrainerSetUp:
     reference: bool = True
     vision_frozen: bool = False
     microbatch_tokens: int = 16_384
+    runtime: int = RUNTIME
 
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
@@ -87,20 +90,20 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     trained = weights - shape.vision.weights * set_up.vision_frozen
     parts = set_up.ranks if set_up.sharded else 1
     size = HALF if set_up.mixed else SINGLE
+    tokens = max(set_up.microbatch_tokens, prompts.tokens)
     needs = {
         "weights": SINGLE * weights // parts,
         "gradients": SINGLE * trained // parts,
         "optimiser state": 2 * SINGLE * trained // parts,
         "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * set_up.reference,
-        "logits": LOGIT_COPIES * SINGLE * HEAD_ELEMENTS,
-        "runtime": RUNTIME,
+        "logits": LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary),
+        "runtime": set_up.runtime,
     }
     if set_up.sharded:
         layer = max(shape.text.layer, shape.vision.block)
         needs["gathered layers"] = 2 * size * layer + (size + SINGLE) * shape.text.embedding
     elif set_up.mixed:
         needs["bfloat16 copies"] = HALF * weights
-    tokens = max(set_up.microbatch_tokens, prompts.tokens)
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
     needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
     return Needs(needs)
@@ -109,8 +112,8 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
 def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
     """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
 
-    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32), and one layer at a
-    time is computed again. A frozen tower keeps nothing.
+    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32), and one layer at
+    a time is computed again. A frozen tower keeps nothing.
     """
     of_layer = tokens * _layer_keeps(shape.text, set_up)
     of_block = 0 if set_up.vision_frozen else patches * _block_keeps(shape.vision, set_up)
@@ -167,6 +170,7 @@ class ReplicaSetUp:
     max_model_len: int = 32_768
     batched_tokens: int = 8_192
     """vLLM's max_num_batched_tokens: of one pass, and of the encoder's cache."""
+    runtime: int = RUNTIME
 
 
 def kv_bytes_per_token(text: Text, set_up: ReplicaSetUp) -> float:
@@ -179,8 +183,8 @@ def kv_bytes_per_token(text: Text, set_up: ReplicaSetUp) -> float:
 def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
     """One GPU of a replica whose KV cache holds `tokens` tokens.
 
-    Weights P·e / (TP · PP). Encoder's cache: `batched_tokens` tokens of the decoder's width, once more for each level of
-    deepstack. Activations of one pass of `batched_tokens`: eight of H and three of I numbers a token, and as many
+    Weights P·e / (TP · PP). Encoder's cache: `batched_tokens` tokens of the decoder's width, once more for each level
+    of deepstack. Activations of one pass of `batched_tokens`: eight of H and three of I numbers a token, and as many
     patches as fill the encoder's cache, with eight of h and three of i; logits of every slot in float32.
     """
     text, vision = shape.text, shape.vision
@@ -194,7 +198,7 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
             "KV cache": round(tokens * kv_bytes_per_token(text, set_up)),
             "encoder cache": set_up.size * set_up.batched_tokens * vision.out * (1 + vision.deepstack),
             "activations": round(set_up.size * numbers) + SINGLE * set_up.slots * text.vocabulary,
-            "runtime": RUNTIME,
+            "runtime": set_up.runtime,
         }
     )
 

@@ -121,7 +121,7 @@ PEAKS = {
     "L40S": 362e12,
     "L4": 121e12,
 }
-"""Part of a card's name, the more exact ones first → dense bfloat16 operations per second, from NVIDIA's data sheets."""
+"""Words of a card's name, the more exact ones first → dense bfloat16 operations per second (NVIDIA's data sheets)."""
 
 
 def peak_of(card: str) -> float | None:

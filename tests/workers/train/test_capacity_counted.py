@@ -19,8 +19,9 @@ from dart.core.capacity.memory import Prompts, TrainerSetUp  # noqa: E402
 from dart.core.capacity.shape import read_shape  # noqa: E402
 from dart.workers.train import vision  # noqa: E402
 
-GRID = (1, 16, 16)
-PATCHES, TOKENS = 256, 512
+GRID = (1, 16, 18)
+PATCHES, TOKENS = 288, 450
+"""Sizes that no weight has, so that weights can be told from activations."""
 TINY_QWEN3: dict[str, Any] = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text())
 TINY = {"qwen2_5": TINY_QWEN2_5, "qwen3": TINY_QWEN3}
 
