@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dart.agent.parsing import smart_resize
 from dart.config import Config, Section
 from dart.coordinator.job import Job, Train
+from dart.coordinator.training.meter import passes_of, screenshot_tokens
 from dart.core.capacity import memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
@@ -118,12 +118,9 @@ def stored_weights(folder: Path) -> int | None:
 def expected_prompts(config: Config) -> Prompts:
     """The longest prompt of an episode that goes to its step limit. Raises UserError for an impossible viewport."""
     agent = config.agent
-    width, height = smart_resize(
-        *config.environment.viewport, agent.resize_multiple, agent.min_pixels, agent.max_pixels
-    )
     return Prompts.expected(
         agent.history_screenshots + agent.goal_images,
-        (width // agent.resize_multiple) * (height // agent.resize_multiple),
+        screenshot_tokens(config),
         min(agent.history_turns, config.curation.step_limit),
         config.rollout.max_model_len,
     )
@@ -250,21 +247,24 @@ def _time(config: Config, found: Fit) -> str:
         screenshots=found.prompts.screenshots,
         patches=found.prompts.screenshot_tokens * found.shape.vision.merge**2,
     )
-    quantile = config.trainer.loss.entropy_quantile
-    passes = work.Passes(
-        score=quantile > 0 or config.trainer.minibatches > 1,
-        reference=found.trainer.reference,
-        trained_share=1 - quantile,
-        recompute=found.trainer.checkpointing,
-        vision_trains=not found.trainer.vision_frozen,
-    )
-    operations = work.update(found.shape, step, passes).total * steps
+    operations = work.update(found.shape, step, passes_of(config)).total * steps
     told = f"an update: up to {operations:.1e} floating-point operations ({steps:,} steps of {tokens:,} tokens each)"
-    peaks = {work.peak_of(card.name) for gpu in found.placement.trainer if (card := found.cards.get(gpu))}
-    if len(peaks) != 1 or (peak := peaks.pop()) is None:
+    if (peak := _peak(found)) is None:
         return told
     taken = work.seconds(operations, found.ranks, peak, UTILISATION)
     return f"{told}, {taken:,.0f} s at {UTILISATION:.0%} of the cards' peak"
+
+
+def trainer_peak(config: Config, job: Job) -> float | None:
+    """bfloat16 operations per second of one rank's card, by its data sheet; None if it is not known, or if ranks have
+    different cards or share one."""
+    found = fit(config, job) if isinstance(job, Train) and config.model.dtype == "bfloat16" else None
+    return None if found is None or len(found.placement.trainer) < found.ranks else _peak(found)
+
+
+def _peak(found: Fit) -> float | None:
+    peaks = {work.peak_of(card.name) for gpu in found.placement.trainer if (card := found.cards.get(gpu))}
+    return peaks.pop() if len(peaks) == 1 else None
 
 
 def warnings(config: Config, job: Job) -> list[str]:
