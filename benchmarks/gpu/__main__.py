@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("this machine has no GPU that torch can use: --device cpu --tiny shows only that everything runs")
     if options.device == "cpu" and not options.tiny:
         sys.exit("a model of the full width is for GPUs: add --tiny")
-    bench = Bench(torch.device(options.device), tiny() if options.tiny else full(), repeats=1 if options.tiny else 3)
+    bench = Bench(torch.device(options.device), tiny() if options.tiny else full(), repeats=0 if options.tiny else 3)
     began = time.monotonic()
     path = _path(bench, options.output, tiny=options.tiny)
     for name in MEASUREMENTS:

@@ -20,6 +20,7 @@ class Bench:
     device: torch.device
     scale: Scale
     repeats: int = 3
+    """Calls that are timed, after one that is not; 0: one call alone, to see that it runs."""
     peak: float | None = None
     """Measured bfloat16 operations per second of a large matrix product; None until it has been measured."""
     notes: dict[str, float] = field(default_factory=dict)
@@ -36,9 +37,10 @@ class Bench:
 
     def seconds(self, call: Callable[[], object]) -> float:
         """The median of `repeats` calls, after one that is not counted."""
-        call()
+        if self.repeats:
+            call()
         taken = []
-        for _ in range(self.repeats):
+        for _ in range(max(1, self.repeats)):
             self.wait()
             began = time.perf_counter()
             call()
@@ -47,9 +49,8 @@ class Bench:
         return statistics.median(taken)
 
     def peak_bytes(self, call: Callable[[], object]) -> int | None:
-        """The most bytes allocated during the call, with those from before it; None on a CPU."""
+        """The most bytes allocated during the call, with those from before it; None on a CPU, where it is not made."""
         if not self.on_gpu:
-            call()
             return None
         self.wait()
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -87,7 +87,7 @@ class Subject(torch.nn.Module):  # type: ignore[misc]
     def forward(self, batch: batches.MicroBatch) -> torch.Tensor:
         banned = torch.empty(0, dtype=torch.int64, device=batch.input_ids.device)
         logprobs, _ = train_model.forward(self.model, batch, 1.0, banned)
-        return logprobs
+        return logprobs.clone()  # FSDP2 warns of a view
 
 
 def build(scale: Scale, layers: int, blocks: int, device: torch.device, *, checkpointing: bool = True) -> Subject:

@@ -46,6 +46,8 @@ class Fit:
     """Tokens that a replica's KV cache must hold: one request of max_model_len, or what kv_cache_bytes are for."""
     placement: Placement
     cards: Mapping[str, Card]
+    gpus: int
+    """How many this machine has."""
     ranks: int
     replicas: int
 
@@ -71,17 +73,20 @@ class Fit:
 
 
 def fit(config: Config, job: Job) -> Fit | None:
-    """None if the model's folder cannot be read (which `dart doctor` reports), or is of an unknown kind, or if the
-    workers have no place."""
+    """None if the model's folder cannot be read (which `dart doctor` reports), or is of an unknown kind. The placement
+    is empty without GPUs, or where there are too few for NCCL."""
     folder = config.model.folder
     try:
         document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         shape = read_shape(document, stored_weights(folder))
-        gpus = gpus_here()
-        placement = place(config, job, gpus)
         prompts = expected_prompts(config)
     except (OSError, ValueError, UnknownShape, UserError):
         return None
+    gpus = gpus_here()
+    try:
+        placement = place(config, job, gpus)
+    except UserError:  # too few GPUs, which is told elsewhere; what is needed can be told all the same
+        placement = Placement()
     replica = replica_set_up(config, gpus=bool(gpus))
     cache = config.rollout.kv_cache_bytes
     tokens = config.rollout.max_model_len
@@ -95,6 +100,7 @@ def fit(config: Config, job: Job) -> Fit | None:
         kv_tokens=tokens,
         placement=placement,
         cards=cards_of(gpus),
+        gpus=len(gpus),
         ranks=config.trainer.ranks if isinstance(job, Train) else 0,
         replicas=job.replicas(config),
     )
@@ -277,7 +283,7 @@ def warnings(config: Config, job: Job) -> list[str]:
         if card is not None and tight(needs, card.bytes):
             told.append(f"memory: GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) may be too small: {_told(needs)}")
     here = _machine_bytes()
-    if not found.placement.trainer and not found.placement.replicas and here is not None:
+    if not found.gpus and here is not None:
         every = Needs(
             {
                 "trainer": found.ranks * found.rank_needs.total,

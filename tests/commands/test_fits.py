@@ -117,6 +117,13 @@ def test_doctor_says_what_each_role_needs(tmp_path: Path) -> None:
     assert "40% of the cards' peak" in text
 
 
+def test_what_is_needed_is_told_where_there_are_too_few_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 2, H100)
+    told = fits.notes(_config(tmp_path), Train())
+    assert any("trainer: each of 8 ranks needs about" in note for note in told)
+    assert fits.too_much(_config(tmp_path), Train()) is None, "what is wrong is the number of GPUs"
+
+
 def test_without_gpus_the_machines_memory_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cards(monkeypatch, 0, H100)
     config = _config(tmp_path, sync={"transport": "gloo"})

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from capacity_samples import TINY_QWEN2_5
+from capacity_samples import QWEN3_VL_8B, TINY_QWEN2_5
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
+from benchmarks.models import UI_TARS_7B  # noqa: E402
 from dart.config import BUILTIN_MODELS  # noqa: E402
 from dart.core.capacity import memory  # noqa: E402
 from dart.core.capacity.memory import Prompts, TrainerSetUp  # noqa: E402
@@ -23,6 +24,7 @@ GRID = (1, 16, 18)
 PATCHES, TOKENS = 288, 450
 """Sizes that no weight has, so that weights can be told from activations."""
 TINY_QWEN3: dict[str, Any] = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text())
+_LARGE_QWEN3 = {**QWEN3_VL_8B, "text_config": {**QWEN3_VL_8B["text_config"], "model_type": "qwen3_vl_text"}}
 TINY = {"qwen2_5": TINY_QWEN2_5, "qwen3": TINY_QWEN3}
 
 
@@ -77,6 +79,13 @@ def _kept(model: Any, *, mixed: bool) -> tuple[int, int]:
         with Kept(model) as decoder:
             model.model(input_ids=ids, position_ids=positions, use_cache=False, mm_encoder_outputs={"image": images})
     return tower.bytes, decoder.bytes
+
+
+@pytest.mark.parametrize("document", [UI_TARS_7B, _LARGE_QWEN3], ids=["ui_tars_7b", "qwen3_vl_8b"])
+def test_the_released_models_have_as_many_weights_in_transformers(document: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**document))
+    assert sum(parameter.numel() for parameter in model.parameters()) == read_shape(document).weights
 
 
 @pytest.mark.parametrize("family", TINY)
