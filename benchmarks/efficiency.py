@@ -6,7 +6,7 @@ sampling, synchronous training and all replicas updated at once; "decoupled" is 
 of the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
 with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
 and larger trainers; and 1,000 and 10,000 environments. The set-ups with "honest" in their names have timings derived
-for full-HD screenshots (`benchmarks.simulation.honest`), and `--only honest` runs these alone. Finished runs are kept,
+for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. Finished runs are kept,
 so it can be stopped and started again; --anew discards them. Writes results/efficiency.json.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
-from benchmarks.simulation.honest import NAMED
+from benchmarks.simulation.full_hd.derived import NAMED
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
 

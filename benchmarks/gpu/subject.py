@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from benchmarks.models import UI_TARS_7B
+from benchmarks.gpu.models import UI_TARS_7B
 from dart.config import BUILTIN_MODELS
 from dart.core.capacity.shape import Shape, read_shape
 from dart.core.capacity.work import Load, causal_pairs

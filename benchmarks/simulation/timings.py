@@ -5,7 +5,7 @@ after each action); the ranges are theirs, the uniform distribution within them 
 (set-ups, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput figures of 7B models on an
 H100, to one digit. [ours]: an assumption that nothing published settles; docs/efficiency.md says what depends on it.
 
-Full-HD screenshots cost more than is assumed here: `benchmarks.simulation.honest` has timings derived for them.
+Full-HD screenshots cost more than is assumed here: `benchmarks.simulation.full_hd` has timings for them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReplicaTimes:
 
     prefill_seconds: float = 0.12
     """A new screenshot and the turn before, some 1,200 tokens; the rest is in the prefix cache [vLLM: 10,000 tokens/s
-    for a 7B model on an H100]. Sliding windows, which lose their cached prefix, are in `honest` alone."""
+    for a 7B model on an H100]. Sliding windows, which lose their cached prefix, are in `full_hd` alone."""
     pass_seconds: float = 0.009
     """A decoding pass with one request [vLLM: about 110 tokens/s]."""
     pass_seconds_per_request: float = 0.00025

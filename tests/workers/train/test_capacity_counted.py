@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
-from benchmarks.models import UI_TARS_7B  # noqa: E402
+from benchmarks.gpu.models import UI_TARS_7B  # noqa: E402
 from dart.config import BUILTIN_MODELS  # noqa: E402
 from dart.core.capacity import memory  # noqa: E402
 from dart.core.capacity.memory import Prompts, TrainerSetUp  # noqa: E402

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.models import SCREENSHOT_TOKENS
+from benchmarks.gpu.models import SCREENSHOT_TOKENS
 from dart.core.capacity.work import Load, causal_pairs
 
 SYSTEM = 1000

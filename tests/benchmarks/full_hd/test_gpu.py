@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,19 @@ from benchmarks.gpu.pair import SET_UPS, SetUp, config_of, findings, parity
 TP_1, TP_2, KILLED = SET_UPS
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for one another take longer than these passes."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.torch
+@pytest.mark.usefixtures("one_thread")
 def test_every_measurement_runs_on_a_cpu(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     from benchmarks.gpu.__main__ import MEASUREMENTS, main
 
     main(["--device", "cpu", "--tiny", "--output", str(tmp_path)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import efficiency
-from benchmarks.simulation import honest
-from benchmarks.simulation.prompts import ANSWER, SCREENSHOT, SLIDING, STRIDE_3, SYSTEM, TEMPLATE, History
+from benchmarks.simulation.full_hd import derived
+from benchmarks.simulation.full_hd.prompts import ANSWER, SCREENSHOT, SLIDING, STRIDE_3, SYSTEM, TEMPLATE, History
 from benchmarks.simulation.timings import Timings
 
 
@@ -41,10 +41,10 @@ def test_thirty_steps_of_full_hd() -> None:
 
 
 def test_seconds_of_a_step_follow_from_operations() -> None:
-    assert honest.trainer_seconds(SLIDING) == pytest.approx(0.50, abs=0.03)
-    assert honest.trainer_seconds(STRIDE_3) < honest.trainer_seconds(SLIDING) / 2
-    assert honest.trainer_seconds(STRIDE_3, frozen=True) < honest.trainer_seconds(STRIDE_3)
-    assert honest.prefill_seconds(STRIDE_3) < honest.prefill_seconds(SLIDING) / 2
+    assert derived.trainer_seconds(SLIDING) == pytest.approx(0.50, abs=0.03)
+    assert derived.trainer_seconds(STRIDE_3) < derived.trainer_seconds(SLIDING) / 2
+    assert derived.trainer_seconds(STRIDE_3, frozen=True) < derived.trainer_seconds(STRIDE_3)
+    assert derived.prefill_seconds(STRIDE_3) < derived.prefill_seconds(SLIDING) / 2
 
 
 def test_set_ups_without_a_name_have_their_timings_as_ever() -> None:
@@ -56,7 +56,7 @@ def test_set_ups_without_a_name_have_their_timings_as_ever() -> None:
         15.2,
     )
     assert efficiency.timings_for(16, "honest-sliding").trainer.seconds_per_step == pytest.approx(
-        honest.trainer_seconds(SLIDING) / 2
+        derived.trainer_seconds(SLIDING) / 2
     )
 
 
@@ -66,5 +66,5 @@ def test_named_set_ups_come_after_all_others_with_names_of_their_own() -> None:
     named = [place for place in planned if "honest" in place[0]]
     assert planned[-len(named) :] == named
     assert {name for name, _, _ in named} == {
-        f"180 environments, {gpus} training GPUs, {name}" for gpus in (8, 18) for name in honest.NAMED
+        f"180 environments, {gpus} training GPUs, {name}" for gpus in (8, 18) for name in derived.NAMED
     }

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.models import ui_tars
-from benchmarks.simulation.prompts import SLIDING, STRIDE_3, History
+from benchmarks.gpu.models import ui_tars
+from benchmarks.simulation.full_hd.prompts import SLIDING, STRIDE_3, History
 from benchmarks.simulation.timings import Timings
 from dart.core.capacity.work import PEAKS, Passes, forward, of_vision, seconds, update
 
