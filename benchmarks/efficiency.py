@@ -5,8 +5,9 @@ trainer are timing models (`benchmarks.simulation.timings` has every number with
 sampling, synchronous training and all replicas updated at once; "decoupled" is DART's schedule. Between the two, each
 of the three is changed alone, on the paper's two set-ups. Further runs have adaptive data curation; a coupled baseline
 with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
-and larger trainers; and 1,000 and 10,000 environments. Finished runs are kept, so it can be stopped and started again;
---anew discards them. Writes results/efficiency.json.
+and larger trainers; and 1,000 and 10,000 environments. The set-ups with "honest" in their names have timings derived
+for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. Finished runs are kept,
+so it can be stopped and started again; --anew discards them. Writes results/efficiency.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
+from benchmarks.simulation.full_hd.derived import NAMED
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
 
@@ -63,9 +65,10 @@ def filled(set_up: SetUp) -> SetUp:
     return replace(set_up, trajectories_per_update=groups * set_up.rollouts)
 
 
-def with_trainer(gpus: int) -> SetUp:
-    """The paper's environments and replicas, with a trainer of `gpus` GPUs."""
-    return replace(FULL_RUN, name=f"180 environments, {gpus} training GPUs", max_staleness=LARGE_STALENESS)
+def with_trainer(gpus: int, named: str = "") -> SetUp:
+    """The paper's environments and replicas, with a trainer of `gpus` GPUs. `named`: timings of `NAMED`."""
+    name = f"180 environments, {gpus} training GPUs" + (f", {named}" if named else "")
+    return replace(FULL_RUN, name=name, max_staleness=LARGE_STALENESS)
 
 
 def scaled(environments: int) -> tuple[SetUp, Timings]:
@@ -84,9 +87,9 @@ def scaled(environments: int) -> tuple[SetUp, Timings]:
     )
 
 
-def timings_for(training_gpus: float) -> Timings:
+def timings_for(training_gpus: float, named: str = "") -> Timings:
     """The timings for this many training GPUs, which share an update's steps; the model is for 8."""
-    timings = Timings()
+    timings = NAMED[named] if named else Timings()
     seconds = timings.trainer.seconds_per_step * 8 / training_gpus
     return replace(
         timings,
@@ -112,6 +115,10 @@ def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
         set_up, timings = scaled(environments)
         for rung in ("coupled", "decoupled"):
             yield rung, set_up, LADDER[rung], timings, min(hours, longest)
+    for named in NAMED:
+        for gpus in (8, BALANCED):
+            for rung in ("coupled", "decoupled"):
+                yield rung, with_trainer(gpus, named), LADDER[rung], timings_for(gpus, named), hours
 
 
 def main() -> None:
@@ -157,7 +164,11 @@ def _write(results: list[dict[str, Any]]) -> None:
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
-            "results": {"timings": asdict(Timings()), "runs": results},
+            "results": {
+                "timings": asdict(Timings()),
+                "named_timings": {name: asdict(timings) for name, timings in NAMED.items()},
+                "runs": results,
+            },
         },
     )
 

@@ -4,16 +4,15 @@ Sources. [OSWorld]: arXiv 2404.07972, its repository, and what its users report 
 after each action); the ranges are theirs, the uniform distribution within them is ours. [DART]: arXiv 2509.23866
 (set-ups, 30 steps, N = 8, UI-TARS-1.5-7B, 8 H100 for training). [vLLM]: public throughput figures of 7B models on an
 H100, to one digit. [ours]: an assumption that nothing published settles; docs/efficiency.md says what depends on it.
+
+Full-HD screenshots cost more than is assumed here: `benchmarks.simulation.full_hd` has timings for them.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
-
-PREFILLED, COMPUTED = 1_200, 7_000
-"""Tokens of a step that the defaults of `ReplicaTimes` and `TrainerTimes` assume to be computed."""
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class ReplicaTimes:
 
     prefill_seconds: float = 0.12
     """A new screenshot and the turn before, some 1,200 tokens; the rest is in the prefix cache [vLLM: 10,000 tokens/s
-    for a 7B model on an H100]. So it is as long as the window holds everything; `Timings.of_window` is for others."""
+    for a 7B model on an H100]. Sliding windows, which lose their cached prefix, are in `full_hd` alone."""
     pass_seconds: float = 0.009
     """A decoding pass with one request [vLLM: about 110 tokens/s]."""
     pass_seconds_per_request: float = 0.00025
@@ -124,18 +123,6 @@ class Timings:
     sync: SyncTimes = SyncTimes()
     failures_per_step: float = 0.0003
     """The chance that a desktop hangs or dies [ours: one trajectory in two hundred]."""
-
-    def of_window(self, prefilled: float, computed: float) -> Timings:
-        """With the tokens that a window costs for each step, in proportion to those that the defaults assume.
-
-        prefilled: those of a prompt that are not in the replica's prefix cache; computed: those that the trainer
-        computes. `benchmarks.simulation.window` has both, by `agent.history_stride`.
-        """
-        return replace(
-            self,
-            replica=replace(self.replica, prefill_seconds=self.replica.prefill_seconds * prefilled / PREFILLED),
-            trainer=replace(self.trainer, seconds_per_step=self.trainer.seconds_per_step * computed / COMPUTED),
-        )
 
 
 def success_rate(task: int, tasks: int) -> float:

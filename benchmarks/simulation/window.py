@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.simulation.timings import Timings
 from dart.agent.prompt import Conversation, Turn
 from dart.config import Agent
 from dart.coordinator.summary import machine, software, write_json
@@ -51,11 +50,6 @@ class Cost:
     straight: int
     screenshots: int
     encodings: int
-
-    def timings(self, like: Timings) -> Timings:
-        """Those of a simulated cluster whose episodes have this window."""
-        prompts = self.prompts_and_answers - STEPS * ANSWER
-        return like.of_window(prompts * (1 - self.cached) / STEPS, self.computed / STEPS)
 
 
 def episode(agent: Agent, name: str = "t", steps: int = STEPS) -> list[Sample]:

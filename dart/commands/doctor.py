@@ -19,6 +19,7 @@ import click
 from dart.config import BUILTIN_SUITE, Config, Environment, load
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
+from dart.processes import fits
 from dart.processes.gpus import gpus_here, place
 from dart.worlds.plugs import find, read_options
 
@@ -33,7 +34,9 @@ def doctor(config_path: Path | None) -> None:
         problem = check()
         bad += problem is not None
         click.echo(f"{'missing' if problem else 'ok     '}  {name}" + (f": {problem}" if problem else ""))
-    for warning in warnings(config) if config else ():
+    for note in fits.notes(config, Train()) if config else ():
+        click.echo(f"needs    {note}")
+    for warning in (*warnings(config), *fits.warnings(config, Train())) if config else ():
         click.echo(f"warning  {warning}")
     click.echo("nothing is missing" if not bad else f"{bad} to fix")
     sys.exit(2 if bad else 0)
@@ -64,6 +67,8 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
             found.append(("model folder", lambda: _model(config)))
         found.append(("port", lambda: _port(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
+        if job.model:
+            found.append(("memory of the gpus", lambda: fits.too_much(config, job)))
     return found
 
 

@@ -22,6 +22,8 @@ from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.malloc import keep_memory
+from dart.processes.fits import trainer_peak
+from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
 from dart.processes.settings import collect_seldom, ending_signals
 from dart.rundir import Guard, RunDirectory
@@ -45,11 +47,16 @@ class JobRun:
 
 
 def check_before(config: Config, job: Job) -> None:
-    """Raises UserError, before anything starts, that lists everything this machine lacks for the job."""
+    """Raises UserError, before anything starts, that lists everything this machine lacks for the job.
+
+    What may not fit in memory, but is no reason to refuse, is printed.
+    """
     from dart.commands.doctor import problems
 
     if found := problems(config, job):
         raise UserError("\n".join(found))
+    for warning in memory_warnings(config, job) if job.model else ():
+        click.echo(f"warning: {warning}", err=True)
 
 
 def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
@@ -76,7 +83,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         database.patience.seconds = wanted.config.run.database_wait_seconds
         guard = Guard(wanted.directory, hold)
         start = await (_resumed if wanted.resume else _begun)(wanted, database)
-        run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard)
+        peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
+        run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
         loop = asyncio.get_running_loop()
         for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)

@@ -55,7 +55,8 @@ def details(status: Status) -> Iterator[str]:
     """Lines that say what was sampled and trained on, where the time went and why, what became of the trajectories."""
     counts, usage = status.figures.counts, status.figures.usage
     yield (
-        f"{counts.env_steps} steps, {usage.trained_actions_per_minute:.0f} actions/min trained on, "
+        f"{counts.env_steps} steps, {usage.trained_actions_per_minute:.0f} actions/min trained on "
+        f"({usage.trained_tokens_per_minute / 60:,.0f} tokens/s), "
         f"trainer busy {usage.trainer_utilisation:.0%}"
     )
     for name, spent in (("environments", status.env_time), ("replicas", status.rollout_time)):

@@ -36,6 +36,7 @@ from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.service.watching import Sampled, Watch
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, training_summary, write_json
+from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
@@ -78,8 +79,10 @@ class Run:
         job: Job,
         start: Start,
         guard: Guard | None = None,
+        trainer_peak: float | None = None,
     ) -> None:
-        """`guard`: protects the directory that this process holds; tests may run without one."""
+        """`guard`: protects the directory that this process holds; tests may run without one. `trainer_peak`: as the
+        `peak` of `Meter`."""
         self.config, self.directory, self.database = config, directory, database
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
@@ -116,6 +119,7 @@ class Run:
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
+            Meter(config, trainer_peak),
         )  # fmt: skip
         self._paused = False
         self._watch = self._make_watch()

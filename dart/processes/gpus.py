@@ -14,6 +14,7 @@ from dart.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+DESCRIBE = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
 LIST_SECONDS = 30.0
 
 
@@ -40,13 +41,38 @@ def gpus_here() -> list[str]:
     """By CUDA_VISIBLE_DEVICES where it is set, else all that nvidia-smi lists; none without it."""
     if (named := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
-    if shutil.which(LIST[0]) is None:
-        return []
+    return _asked(LIST).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU as nvidia-smi describes it."""
+
+    name: str
+    bytes: int
+
+
+def cards_of(gpus: Sequence[str]) -> dict[str, Card]:
+    """The cards of those of `gpus` (indexes or UUIDs, also shortened) that nvidia-smi describes; not of MIG slices."""
+    if not gpus:
+        return {}
+    found: dict[str, Card] = {}
+    for line in _asked(DESCRIBE).splitlines():
+        index, uuid, mebibytes, name = (*(cell.strip() for cell in line.split(",", 3)), "", "", "", "")[:4]
+        if name and mebibytes.isdigit():
+            here = (gpu for gpu in gpus if gpu == index or (gpu.startswith("GPU-") and uuid.startswith(gpu)))
+            found |= dict.fromkeys(here, Card(name, int(mebibytes) << 20))
+    return found
+
+
+def _asked(command: Sequence[str]) -> str:
+    """What nvidia-smi prints; empty without it, or if it fails."""
+    if shutil.which(command[0]) is None:
+        return ""
     try:
-        listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIST_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.split()
+        return ""
 
 
 def place(config: Config, job: Job, gpus: Sequence[str]) -> Placement:

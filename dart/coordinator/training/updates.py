@@ -23,6 +23,7 @@ from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.service.accounting import Accounting, Times
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import Start
+from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused, timed
 from dart.coordinator.training.syncing import WeightSync
 from dart.core.curation.batches import ReleasedGroup
@@ -58,11 +59,12 @@ class Training:
         sync: WeightSync,
         data: DataManager | Demonstrations,
         accounting: Accounting,
+        meter: Meter,
     ) -> None:
         self._config, self._start, self._checkpoints = config, start, checkpoints
         self._database, self._progress, self._journal = database, progress, journal
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
-        self._accounting = accounting
+        self._accounting, self._meter = accounting, meter
         self._drained = False
         self.sampling = False
         """Roll-outs are wanted."""
@@ -232,6 +234,7 @@ class Training:
         trainer had to skip every optimiser step."""
         self._in_flight = None
         before = self._progress.counts.version
+        metrics = metrics | self._meter.measured(batch, metrics.get("seconds"))
         self._progress.version_made(made, metrics.get("round_trip_seconds"))
         self._last_update, update = metrics, self._progress.counts.updates
         failpoint("batch-trained")

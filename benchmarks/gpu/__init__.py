@@ -1,0 +1,1 @@
+"""What only a machine with GPUs can show."""

@@ -1,0 +1,1 @@
+"""Timings of full-HD screenshots, from floating-point operations."""

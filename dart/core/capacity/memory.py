@@ -1,0 +1,212 @@
+"""Bytes that a trainer rank, a replica's GPU and the host need.
+
+What is kept between steps (weights, gradients, optimiser state) is exact. Activations are counted layer by layer: what
+autograd keeps for the backward pass of transformers' eager modules with fused attention. What the CUDA runtime, NCCL
+and the allocator's fragmentation take is a constant of ours (`RUNTIME`), never measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dart.core.capacity.shape import QWEN2_5, Shape, Text, Vision
+
+SINGLE, HALF = 4, 2
+"""Bytes of a float32 and a bfloat16."""
+HEAD_ELEMENTS = 1 << 26
+"""Logits that the trainer holds at once (`HEAD_ELEMENTS` in workers/train)."""
+LOGIT_COPIES = 6
+"""Of a chunk: logits, log-probabilities, their exponentials, the entropy's products, and two gradients."""
+RUNTIME = 2 << 30
+"""A GPU's: CUDA context, NCCL's buffers, fragments."""
+RUNTIME_CPU = 1 << 30
+"""A process that has imported torch, on a machine without GPUs."""
+OVERHEAD_TEXT = 1_000
+"""Tokens of a system message and an instruction."""
+TURN_TEXT = 150
+"""Tokens of a turn's answer with its template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes by what they are for; `total` is the peak, with all of them at the same time."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    def told(self) -> str:
+        """ "weights 33.2 GB, gradients 33.2 GB", the largest first, without what is below 0.1 GB and 1 % of all."""
+        shown = sorted(self.parts.items(), key=lambda part: -part[1])
+        least = min(10**8, self.total // 100)
+        return ", ".join(f"{name} {gigabytes(size)}" for name, size in shown if size > least)
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The longest prompt that is expected, with its answer. All tokens include those of screenshots."""
+
+    tokens: int
+    screenshots: int
+    screenshot_tokens: int
+
+    @classmethod
+    def expected(cls, screenshots: int, screenshot_tokens: int, turns: int, most: int) -> Prompts:
+        """`screenshots` · (`screenshot_tokens` + 4 of template) + OVERHEAD_TEXT + `turns` · TURN_TEXT, at most
+        `most`."""
+        tokens = screenshots * (screenshot_tokens + 4) + OVERHEAD_TEXT + turns * TURN_TEXT
+        return cls(min(tokens, most), screenshots, screenshot_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSetUp:
+    ranks: int = 1
+    sharded: bool = False
+    """Weights, gradients, optimiser state and reference are divided among the ranks (FSDP2)."""
+    mixed: bool = True
+    """Computes in bfloat16; masters are float32 in any case."""
+    checkpointing: bool = False
+    reference: bool = True
+    vision_frozen: bool = False
+    microbatch_tokens: int = 16_384
+    runtime: int = RUNTIME
+
+
+def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
+    """One rank's GPU, at the end of the forward pass of its largest micro-batch, in the second update or later.
+
+    P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
+    8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
+    sharded, there are instead the weights of two gathered layers, of the embedding, and of the head in float32.
+    """
+    weights = shape.weights
+    trained = weights - shape.vision.weights * set_up.vision_frozen
+    parts = set_up.ranks if set_up.sharded else 1
+    size = HALF if set_up.mixed else SINGLE
+    tokens = max(set_up.microbatch_tokens, prompts.tokens)
+    needs = {
+        "weights": SINGLE * weights // parts,
+        "gradients": SINGLE * trained // parts,
+        "optimiser state": 2 * SINGLE * trained // parts,
+        "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * set_up.reference,
+        "logits": LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary),
+        "runtime": set_up.runtime,
+    }
+    if set_up.sharded:
+        layer = max(shape.text.layer, shape.vision.block)
+        needs["gathered layers"] = 2 * size * layer + (size + SINGLE) * shape.text.embedding
+    elif set_up.mixed:
+        needs["bfloat16 copies"] = HALF * weights
+    share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
+    needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
+    return Needs(needs)
+
+
+def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
+    """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
+
+    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32), and one layer at
+    a time is computed again. A frozen tower keeps nothing.
+    """
+    of_layer = tokens * _layer_keeps(shape.text, set_up)
+    of_block = 0 if set_up.vision_frozen else patches * _block_keeps(shape.vision, set_up)
+    if not set_up.checkpointing:
+        return shape.text.layers * of_layer + shape.vision.depth * of_block
+    inputs = shape.text.layers * tokens * shape.text.hidden
+    inputs += 0 if set_up.vision_frozen else shape.vision.depth * patches * shape.vision.hidden
+    return SINGLE * inputs + max(of_layer, of_block)
+
+
+def _rms_norms_keep(set_up: TrainerSetUp, products: int) -> int:
+    """Bytes per channel of a layer's two RMSNorms, whose outputs go into `products` matrix products.
+
+    Float32: input, normalised input, output. Autocast: the first two in float32, and a bfloat16 cast of the output for
+    each product. Weights in bfloat16 (sharded): the input in float32, the other two in bfloat16.
+    """
+    if not set_up.mixed:
+        return 2 * 3 * SINGLE
+    return 2 * (SINGLE + 2 * HALF) if set_up.sharded else 2 * 2 * SINGLE + products * HALF
+
+
+def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
+    """Bytes per token. e: bytes of a matrix product's input.
+
+    Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; where heads
+    are normalised, also their inputs in float32 and normalised: (4 + e)·(n + m)·d. MLP: gate, its activation, up, and
+    their product: 4·e·I.
+    """
+    size = HALF if set_up.mixed else SINGLE
+    channels = (text.heads + text.kv_heads) * text.head_size
+    norms = _rms_norms_keep(set_up, 5) * text.hidden
+    attention = (2 * size + text.head_norms * (SINGLE + size)) * channels
+    return norms + attention + 4 * size * text.intermediate
+
+
+def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
+    """Bytes per patch. Attention: q, k and v before rotation (one tensor), q and k after it, the output and a copy in
+    the order of the patches: 7·e·h. Gated (Qwen2.5-VL): RMSNorms for qkv, gate and up, and 4·e·i of the MLP. Else: two
+    LayerNorms, each its input in float32 and its output cast, and what goes into and comes out of the activation,
+    2·e·i."""
+    size = HALF if set_up.mixed else SINGLE
+    gated = vision.family == QWEN2_5
+    norms = _rms_norms_keep(set_up, 3) if gated else 2 * (SINGLE + size)
+    return (norms + 7 * size) * vision.hidden + (4 if gated else 2) * size * vision.intermediate
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSetUp:
+    size: int = HALF
+    """Bytes of a weight and of a number in the KV cache."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    slots: int = 32
+    max_model_len: int = 32_768
+    batched_tokens: int = 8_192
+    """vLLM's max_num_batched_tokens: of one pass, and of the encoder's cache."""
+    runtime: int = RUNTIME
+
+
+def kv_bytes_per_token(text: Text, set_up: ReplicaSetUp) -> float:
+    """On each GPU: 2 (key and value) · layers · m · d · bytes, layers divided by pipeline stages, heads by tensor
+    parallelism, but never less than one head."""
+    heads = max(1.0, text.kv_heads / set_up.tensor_parallel)
+    return 2 * text.layers / set_up.pipeline_parallel * heads * text.head_size * set_up.size
+
+
+def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
+    """One GPU of a replica whose KV cache holds `tokens` tokens.
+
+    Weights P·e / (TP · PP). Encoder's cache: `batched_tokens` tokens of the decoder's width, once more for each level
+    of deepstack. Activations of one pass of `batched_tokens`: eight of H and three of I numbers a token, and as many
+    patches as fill the encoder's cache, with eight of h and three of i; logits of every slot in float32.
+    """
+    text, vision = shape.text, shape.vision
+    spread = set_up.tensor_parallel * set_up.pipeline_parallel
+    patches = set_up.batched_tokens * vision.merge**2
+    numbers = set_up.batched_tokens * (8 * text.hidden + 3 * text.intermediate / set_up.tensor_parallel)
+    numbers = max(numbers, patches * (8 * vision.hidden + 3 * vision.intermediate / set_up.tensor_parallel))
+    return Needs(
+        {
+            "weights": set_up.size * shape.weights // spread,
+            "KV cache": round(tokens * kv_bytes_per_token(text, set_up)),
+            "encoder cache": set_up.size * set_up.batched_tokens * vision.out * (1 + vision.deepstack),
+            "activations": round(set_up.size * numbers) + SINGLE * set_up.slots * text.vocabulary,
+            "runtime": set_up.runtime,
+        }
+    )
+
+
+def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3) -> Needs:
+    """Host memory of the ranks on one machine. A snapshot for the replicas: e·P on rank 0, up to `snapshots` at once
+    (staged, being sent, being written). Loading: the weights in float32, by every rank, or by one if sharded."""
+    size = HALF if set_up.mixed else SINGLE
+    loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)
+    kept = snapshots * size * shape.weights
+    return Needs({"snapshots": kept, "loading beyond that": max(0, loading - kept)})

@@ -1,0 +1,305 @@
+"""What a run's trainer and replicas need, what the cards of this machine have, and what is told about it.
+
+The numbers are those of `dart.core.capacity`; here they get the model's files, the config, and the machine. A run is
+refused only where the cards are known and a worker clearly does not fit (`verdict.REFUSED`). Without GPUs nothing is
+refused: the needs are compared with the machine's memory, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dart.config import Config, Section
+from dart.coordinator.job import Job, Train
+from dart.coordinator.training.meter import passes_of, screenshot_tokens
+from dart.core.capacity import memory, work
+from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
+from dart.core.capacity.shape import Shape, UnknownShape, read_shape
+from dart.core.capacity.verdict import clearly_too_much, replica_remedies, tight, trainer_remedies
+from dart.errors import UserError
+from dart.processes.gpus import Card, Placement, cards_of, gpus_here, place
+
+UTILISATION = 0.4
+"""The share of a card's peak that is assumed for times; `python -m benchmarks.gpu` measures it on a card."""
+MOST_HEADER = 100 << 20
+"""Bytes of a safetensors header; the format's own limit."""
+BATCHED_TOKENS = 8192
+"""vLLM's max_num_batched_tokens where the config does not set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A run's model, and the set-ups that its config describes. `cards`: of the GPUs in `placement` that are known."""
+
+    shape: Shape
+    prompts: Prompts
+    trainer: TrainerSetUp
+    replica: ReplicaSetUp
+    kv_tokens: int
+    """Tokens that a replica's KV cache must hold: one request of max_model_len, or what kv_cache_bytes are for."""
+    placement: Placement
+    cards: Mapping[str, Card]
+    gpus: int
+    """How many this machine has."""
+    ranks: int
+    replicas: int
+
+    @property
+    def rank_needs(self) -> Needs:
+        return memory.of_rank(self.shape, self.trainer, self.prompts)
+
+    @property
+    def replica_needs(self) -> Needs:
+        """Of each of its GPUs."""
+        return memory.of_replica_gpu(self.shape, self.replica, self.kv_tokens)
+
+    @property
+    def by_gpu(self) -> dict[str, list[tuple[str, Needs]]]:
+        """(who, its needs) for each GPU."""
+        found: dict[str, list[tuple[str, Needs]]] = defaultdict(list)
+        for rank in range(self.ranks if self.placement.trainer else 0):
+            found[self.placement.trainer[rank % len(self.placement.trainer)]].append(("trainer", self.rank_needs))
+        for gpus in self.placement.replicas:
+            for gpu in gpus:
+                found[gpu].append(("replica", self.replica_needs))
+        return found
+
+
+def fit(config: Config, job: Job) -> Fit | None:
+    """None if the model's folder cannot be read (which `dart doctor` reports), or is of an unknown kind. The placement
+    is empty without GPUs, or where there are too few for NCCL."""
+    folder = config.model.folder
+    try:
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        shape = read_shape(document, stored_weights(folder))
+        prompts = expected_prompts(config)
+    except (OSError, ValueError, UnknownShape, UserError):
+        return None
+    gpus = gpus_here()
+    try:
+        placement = place(config, job, gpus)
+    except UserError:  # too few GPUs, which is told elsewhere; what is needed can be told all the same
+        placement = Placement()
+    replica = replica_set_up(config, gpus=bool(gpus))
+    cache = config.rollout.kv_cache_bytes
+    tokens = config.rollout.max_model_len
+    if cache is not None:
+        tokens = max(tokens, round(cache / memory.kv_bytes_per_token(shape.text, replica)))
+    return Fit(
+        shape=shape,
+        prompts=prompts,
+        trainer=trainer_set_up(config, gpus=bool(gpus)),
+        replica=replica,
+        kv_tokens=tokens,
+        placement=placement,
+        cards=cards_of(gpus),
+        gpus=len(gpus),
+        ranks=config.trainer.ranks if isinstance(job, Train) else 0,
+        replicas=job.replicas(config),
+    )
+
+
+def stored_weights(folder: Path) -> int | None:
+    """Numbers in the folder's *.safetensors, from their headers alone; None without any, or if one cannot be read."""
+    total = 0
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(size, MOST_HEADER)))
+            total += sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+    return total if files else None
+
+
+def expected_prompts(config: Config) -> Prompts:
+    """The longest prompt of an episode that goes to its step limit. Raises UserError for an impossible viewport."""
+    agent = config.agent
+    return Prompts.expected(
+        agent.history_screenshots + agent.goal_images,
+        screenshot_tokens(config),
+        min(agent.history_turns, config.curation.step_limit),
+        config.rollout.max_model_len,
+    )
+
+
+def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
+    trainer = config.trainer
+    return TrainerSetUp(
+        ranks=trainer.ranks,
+        sharded=_chosen(trainer, "sharding", "none") == "full",
+        mixed=config.model.dtype == "bfloat16",
+        checkpointing=bool(trainer.gradient_checkpointing),
+        reference=trainer.loss.kl_coefficient > 0,
+        vision_frozen=bool(_chosen(trainer, "freeze_vision", False)),
+        microbatch_tokens=trainer.microbatch_tokens,
+        runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
+    )
+
+
+def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
+    rollout = config.rollout
+    arguments = _chosen(rollout, "engine_args", {})
+    return ReplicaSetUp(
+        size=memory.HALF if config.model.dtype == "bfloat16" else memory.SINGLE,
+        tensor_parallel=rollout.tensor_parallel,
+        pipeline_parallel=int(_chosen(rollout, "pipeline_parallel", 1)),
+        slots=rollout.slots,
+        max_model_len=rollout.max_model_len,
+        batched_tokens=min(rollout.max_model_len, int(arguments.get("max_num_batched_tokens", BATCHED_TOKENS))),
+        runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
+    )
+
+
+def _chosen(section: Section, field: str, otherwise: Any) -> Any:
+    """A field's value; `otherwise` where this release's config has no such field."""
+    return getattr(section, field, otherwise)
+
+
+def too_much(config: Config, job: Job) -> str | None:
+    """What clearly does not fit, with what to change; None if everything may fit, or nothing is known."""
+    found = fit(config, job)
+    return None if found is None else "; ".join(_refusals(found, type(config.trainer).model_fields)) or None
+
+
+def _refusals(found: Fit, fields: Mapping[str, object]) -> Iterator[str]:
+    said = set()
+    for gpu, members in found.by_gpu.items():
+        card = found.cards.get(gpu)
+        if card is None:
+            continue
+        for who, needs in members:
+            if clearly_too_much(needs, card.bytes) and who not in said:
+                said.add(who)
+                yield f"{_named(found, who)} needs about {_told(needs)}, and GPU {gpu} ({card.name}) has " + (
+                    f"{gigabytes(card.bytes)}: {_advice(found, who, fields)}"
+                )
+        together = Needs({who: sum(n.total for w, n in members if w == who) for who, _ in members})
+        if len(members) > 1 and clearly_too_much(together, card.bytes) and not said:
+            said.add("together")
+            yield (
+                f"GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) is shared by {len(members)} workers that need about "
+                f"{_told(together)}: lower rollout.replicas or trainer.ranks, or use a machine with more GPUs"
+            )
+
+
+def _named(found: Fit, who: str) -> str:
+    return "each trainer rank" if who == "trainer" else f"each GPU of a replica ({found.replica.tensor_parallel} each)"
+
+
+def _told(needs: Needs) -> str:
+    return f"{gigabytes(needs.total)} ({needs.told()})"
+
+
+def _advice(found: Fit, who: str, fields: Mapping[str, object]) -> str:
+    if who == "trainer":
+        helps = trainer_remedies(found.shape, found.trainer, found.prompts, fields)
+    else:
+        helps = replica_remedies(found.shape, found.replica, found.kv_tokens)
+    return f"set {', or '.join(helps)}" if helps else "use a smaller model, or cards with more memory"
+
+
+def notes(config: Config, job: Job) -> list[str]:
+    """For a person: what each role needs and what there is. Empty if nothing is known of the model."""
+    found = fit(config, job)
+    return [] if found is None else list(_notes(config, found))
+
+
+def _notes(config: Config, found: Fit) -> Iterator[str]:
+    stored = "counted in its files" if found.shape.stored is not None else "by its config.json"
+    yield f"model: {found.shape.weights:,} weights, {stored}"
+    if found.ranks:
+        yield f"trainer: each of {found.ranks} ranks needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
+        host = memory.of_trainer_host(found.shape, found.trainer, found.ranks)
+        yield f"trainer's host memory: about {_told(host)}"
+        yield _time(config, found)
+    if found.replicas:
+        yield (
+            f"replicas: each GPU of {found.replicas} replicas needs about {_told(found.replica_needs)} for one request "
+            f"of {found.kv_tokens:,} tokens{_there(found, 'replica')}"
+        )
+        slots = found.replica.slots
+        per_token = memory.kv_bytes_per_token(found.shape.text, found.replica)
+        full = slots * found.prompts.tokens * per_token
+        yield (
+            f"replicas: {slots} requests of {found.prompts.tokens:,} tokens, the longest expected, have a KV cache of "
+            f"{gigabytes(full)} on each GPU"
+        )
+
+
+def _there(found: Fit, who: str) -> str:
+    gpus = [gpu for gpu, members in found.by_gpu.items() if any(name == who for name, _ in members)]
+    cards = sorted({f"{card.name} with {gigabytes(card.bytes)}" for gpu in gpus if (card := found.cards.get(gpu))})
+    return f"; it gets {', '.join(cards)}" if cards else ""
+
+
+def _time(config: Config, found: Fit) -> str:
+    """Of an update whose trajectories all go to the step limit with the longest prompt, which is an upper bound."""
+    steps = config.trainer.trajectories_per_update * config.curation.step_limit
+    tokens = found.prompts.tokens
+    step = work.Load(
+        tokens=tokens,
+        pairs=work.causal_pairs(tokens),
+        responses=memory.TURN_TEXT,
+        screenshots=found.prompts.screenshots,
+        patches=found.prompts.screenshot_tokens * found.shape.vision.merge**2,
+    )
+    operations = work.update(found.shape, step, passes_of(config)).total * steps
+    told = f"an update: up to {operations:.1e} floating-point operations ({steps:,} steps of {tokens:,} tokens each)"
+    if (peak := _peak(found)) is None:
+        return told
+    taken = work.seconds(operations, found.ranks, peak, UTILISATION)
+    return f"{told}, {taken:,.0f} s at {UTILISATION:.0%} of the cards' peak"
+
+
+def trainer_peak(config: Config, job: Job) -> float | None:
+    """bfloat16 operations per second of one rank's card, by its data sheet; None if it is not known, or if ranks have
+    different cards or share one."""
+    found = fit(config, job) if isinstance(job, Train) and config.model.dtype == "bfloat16" else None
+    return None if found is None or len(found.placement.trainer) < found.ranks else _peak(found)
+
+
+def _peak(found: Fit) -> float | None:
+    peaks = {work.peak_of(card.name) for gpu in found.placement.trainer if (card := found.cards.get(gpu))}
+    return peaks.pop() if len(peaks) == 1 else None
+
+
+def warnings(config: Config, job: Job) -> list[str]:
+    """What may not fit."""
+    if (found := fit(config, job)) is None:
+        return []
+    told = []
+    for gpu, members in found.by_gpu.items():
+        card, needs = found.cards.get(gpu), Needs({f"{who} {n}": needs.total for n, (who, needs) in enumerate(members)})
+        if card is not None and tight(needs, card.bytes):
+            told.append(f"memory: GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) may be too small: {_told(needs)}")
+    here = _machine_bytes()
+    if not found.gpus and here is not None:
+        every = Needs(
+            {
+                "trainer": found.ranks * found.rank_needs.total,
+                "replicas": found.replicas * config.rollout.tensor_parallel * found.replica_needs.total,
+            }
+        )
+        if every.total > here:
+            told.append(
+                f"memory: without GPUs, the workers need about {_told(every)}, and this machine has {gigabytes(here)}: "
+                "lower rollout.replicas or trainer.microbatch_tokens, or use a smaller model"
+            )
+    return told
+
+
+def _machine_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

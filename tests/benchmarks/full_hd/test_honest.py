@@ -1,0 +1,70 @@
+"""Timings derived for full-HD screenshots, and that those without a name have stayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import efficiency
+from benchmarks.simulation.full_hd import derived
+from benchmarks.simulation.full_hd.prompts import ANSWER, SCREENSHOT, SLIDING, STRIDE_3, SYSTEM, TEMPLATE, History
+from benchmarks.simulation.timings import Timings
+
+
+def test_a_window_slides_by_one_or_in_blocks() -> None:
+    assert [SLIDING.shown(step) for step in range(1, 9)] == [1, 2, 3, 4, 5, 5, 5, 5]
+    assert [STRIDE_3.shown(step) for step in range(1, 13)] == [1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5, 3]
+
+
+def test_what_is_cached_ends_at_the_first_screenshot_that_is_left_out() -> None:
+    assert SLIDING.cached(1) == 0
+    assert SLIDING.cached(5) == SLIDING.prompt(4) + ANSWER
+    assert SLIDING.cached(6) == SYSTEM
+    assert SLIDING.cached(8) == SYSTEM + 2 * (ANSWER + TEMPLATE)
+    assert STRIDE_3.cached(7) == STRIDE_3.prompt(6) + ANSWER
+    assert STRIDE_3.prompt(7) - STRIDE_3.cached(7) == SCREENSHOT + TEMPLATE
+
+
+def test_rows_hold_every_step_once_and_end_where_a_screenshot_is_left_out() -> None:
+    rows = list(STRIDE_3.rows(12))
+    assert [steps for _, steps, _ in rows] == [5, 3, 3, 1]
+    assert [screenshots for _, _, screenshots in rows] == [5, 5, 5, 3]
+    assert [steps for _, steps, _ in SLIDING.rows(8)] == [5, 1, 1, 1]
+    assert next(STRIDE_3.rows(12))[0] == SYSTEM + 5 * SCREENSHOT + 4 * (ANSWER + TEMPLATE) + ANSWER
+
+
+def test_thirty_steps_of_full_hd() -> None:
+    assert SLIDING.prompt_tokens(30) == pytest.approx(469e3, rel=0.01)
+    assert SLIDING.cached_share(30) == pytest.approx(0.20, abs=0.02)
+    assert STRIDE_3.cached_share(30) == pytest.approx(0.64, abs=0.02)
+    assert SLIDING.training(30).tokens > 2.5 * STRIDE_3.training(30).tokens
+    assert History(9, 5).training(30).screenshots < SLIDING.training(30).screenshots / 2
+
+
+def test_seconds_of_a_step_follow_from_operations() -> None:
+    assert derived.trainer_seconds(SLIDING) == pytest.approx(0.50, abs=0.03)
+    assert derived.trainer_seconds(STRIDE_3) < derived.trainer_seconds(SLIDING) / 2
+    assert derived.trainer_seconds(STRIDE_3, frozen=True) < derived.trainer_seconds(STRIDE_3)
+    assert derived.prefill_seconds(STRIDE_3) < derived.prefill_seconds(SLIDING) / 2
+
+
+def test_set_ups_without_a_name_have_their_timings_as_ever() -> None:
+    timings = efficiency.timings_for(8)
+    assert timings == Timings()
+    assert (timings.trainer.seconds_per_step, timings.replica.prefill_seconds, timings.sync.gigabytes) == (
+        0.15,
+        0.12,
+        15.2,
+    )
+    assert efficiency.timings_for(16, "honest-sliding").trainer.seconds_per_step == pytest.approx(
+        derived.trainer_seconds(SLIDING) / 2
+    )
+
+
+def test_named_set_ups_come_after_all_others_with_names_of_their_own() -> None:
+    planned = [(set_up.name, rung, hours) for rung, set_up, _, _, hours in efficiency.runs(6.0)]
+    assert len(set(planned)) == len(planned)
+    named = [place for place in planned if "honest" in place[0]]
+    assert planned[-len(named) :] == named
+    assert {name for name, _, _ in named} == {
+        f"180 environments, {gpus} training GPUs, {name}" for gpus in (8, 18) for name in derived.NAMED
+    }

@@ -1,0 +1,196 @@
+"""`dart doctor` and `dart train`: what fits the cards of a machine."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
+
+from dart.config import Config, load, parse
+from dart.coordinator.job import Collect, Evaluate, Train
+from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
+from dart.core.capacity.shape import read_shape
+from dart.core.capacity.verdict import clearly_too_much, tight, trainer_remedies
+from dart.errors import UserError
+from dart.processes import fits, gpus
+from dart.processes.gpus import Card, cards_of
+
+H100 = Card("NVIDIA H100 80GB HBM3", 81559 << 20)
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def eight_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 16, H100)
+
+
+def _cards(monkeypatch: pytest.MonkeyPatch, number: int, card: Card) -> None:
+    names = [str(index) for index in range(number)]
+    monkeypatch.setattr(fits, "gpus_here", lambda: names)
+    monkeypatch.setattr(fits, "cards_of", lambda gpus: dict.fromkeys(gpus, card))
+
+
+def _config(tmp_path: Path, document: dict[str, Any] = UI_TARS_7B, **sections: Any) -> Config:
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    fields: dict[str, Any] = {
+        "model": {"path": str(tmp_path)},
+        "environment": {"tasks": {"names": ["click-button"]}, "viewport": [1920, 1080]},
+        "rollout": {"replicas": 4, "tensor_parallel": 2},
+        "trainer": {"ranks": 8},
+        "stop": {"updates": 1},
+        "evaluation": {"episodes": 0},
+    }
+    return parse(fields | sections)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_config_that_ships_is_refused_on_a_machine_without_gpus(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 0, H100)
+    config = load(path, ("sync.transport=gloo",))
+    for job in (Train(), Evaluate(), Collect("oracle", (0, 1), 1, 1, 1, 1.0)):
+        assert fits.too_much(config, job) is None
+
+
+@pytest.mark.parametrize("name", ["ladder_demo", "miniwob_cpu", "desktop_cpu"])
+def test_the_small_models_fit_any_card_and_any_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(next(path for path in CONFIGS if path.stem == name))
+    _cards(monkeypatch, 0, H100)
+    monkeypatch.setattr(fits, "_machine_bytes", lambda: 16 << 30)
+    assert fits.warnings(config, Train()) == []
+    _cards(monkeypatch, 8, Card("a small one", 8 << 30))
+    assert fits.too_much(config, Train()) is None
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_seven_billion_weights_on_every_rank_are_refused_with_what_helps(tmp_path: Path) -> None:
+    told = fits.too_much(_config(tmp_path), Train())
+    assert told is not None
+    assert told.startswith("each trainer rank needs about ")
+    assert "GPU 0 (NVIDIA H100 80GB HBM3) has 85.5 GB" in told
+    assert "trainer.gradient_checkpointing: true (" in told
+    assert "trainer.loss.kl_coefficient: 0" in told
+    assert "replica" not in told
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_without_a_trainer_the_same_machine_serves_the_model(tmp_path: Path) -> None:
+    for document in (UI_TARS_7B, QWEN3_VL_8B):
+        assert fits.too_much(_config(tmp_path, document), Evaluate()) is None
+
+
+def test_a_replica_that_does_not_fit_is_told_to_use_more_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 16, Card("a small card", 12 << 30))
+    config = _config(tmp_path, rollout={"replicas": 1}, trainer={"ranks": 1})
+    told = fits.too_much(config, Evaluate())
+    assert told is not None
+    assert "each GPU of a replica (1 each) needs about" in told
+    assert "rollout.tensor_parallel: 2 (" in told
+
+
+def test_nothing_is_refused_where_cards_or_model_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 16, H100)
+    monkeypatch.setattr(fits, "cards_of", lambda gpus: {})
+    assert fits.too_much(_config(tmp_path), Train()) is None
+    _cards(monkeypatch, 16, H100)
+    assert fits.too_much(_config(tmp_path, {"model_type": "another"}), Train()) is None
+    assert fits.notes(_config(tmp_path, {"model_type": "another"}), Train()) == []
+
+
+def test_workers_that_share_a_card_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 1, Card("a card", 40 << 30))
+    config = _config(tmp_path, rollout={"replicas": 3}, trainer={"ranks": 1}, sync={"transport": "gloo"})
+    assert "is shared by 3 workers" in (fits.too_much(config, Evaluate()) or "")
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_doctor_says_what_each_role_needs(tmp_path: Path) -> None:
+    text = "\n".join(fits.notes(_config(tmp_path), Train()))
+    assert "model: 8,292,166,656 weights, by its config.json" in text
+    assert "trainer: each of 8 ranks needs about" in text
+    assert "it gets NVIDIA H100 80GB HBM3 with 85.5 GB" in text
+    assert "optimiser state 66.3 GB" in text
+    assert "replicas: each GPU of 4 replicas needs about" in text
+    assert "40% of the cards' peak" in text
+
+
+def test_what_is_needed_is_told_where_there_are_too_few_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 2, H100)
+    told = fits.notes(_config(tmp_path), Train())
+    assert any("trainer: each of 8 ranks needs about" in note for note in told)
+    assert fits.too_much(_config(tmp_path), Train()) is None, "what is wrong is the number of GPUs"
+
+
+def test_without_gpus_the_machines_memory_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 0, H100)
+    config = _config(tmp_path, sync={"transport": "gloo"})
+    monkeypatch.setattr(fits, "_machine_bytes", lambda: 16 << 30)
+    assert any("this machine has 17.2 GB" in told for told in fits.warnings(config, Train()))
+    monkeypatch.setattr(fits, "_machine_bytes", lambda: 10**15)
+    assert fits.warnings(config, Train()) == []
+    assert fits.too_much(config, Train()) is None
+
+
+def test_the_weights_in_the_files_are_counted(tmp_path: Path) -> None:
+    assert fits.stored_weights(tmp_path) is None
+    header = json.dumps(
+        {"__metadata__": {}, "a": {"dtype": "BF16", "shape": [3, 4]}, "b": {"dtype": "F32", "shape": []}}
+    ).encode()
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"weights")
+    assert fits.stored_weights(tmp_path) == 26
+    (tmp_path / "two.safetensors").write_bytes(b"\x00" * 12)
+    assert fits.stored_weights(tmp_path) is None
+
+
+def test_the_builtin_model_counts_the_same_both_ways() -> None:
+    config = load(next(path for path in CONFIGS if path.stem == "miniwob_cpu"))
+    stored = fits.stored_weights(config.model.folder)
+    document = json.loads((config.model.folder / "config.json").read_text())
+    assert stored == read_shape(document).computed
+
+
+def test_cards_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = tmp_path / "nvidia-smi"
+    lines = r"0, GPU-aa11, 81559, NVIDIA H100 80GB HBM3\n1, GPU-bb22, [N/A], NVIDIA GB\n2, GPU-cc33, 23034, NVIDIA L4\n"
+    listing.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    listing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert cards_of(["0", "1", "GPU-cc", "MIG-1"]) == {"0": H100, "GPU-cc": Card("NVIDIA L4", 23034 << 20)}
+    assert cards_of([]) == {}
+    listing.write_text("#!/bin/sh\nexit 9\n")
+    assert cards_of(["0"]) == {}
+    assert gpus.DESCRIBE[0] == "nvidia-smi"
+
+
+def test_the_margin_between_what_is_refused_and_what_is_tight() -> None:
+    assert clearly_too_much(Needs({"weights": 116}), 100)
+    assert not clearly_too_much(Needs({"weights": 114}), 100)
+    assert tight(Needs({"weights": 114}), 100)
+    assert not tight(Needs({"weights": 92}), 100)
+
+
+def test_remedies_name_only_fields_that_there_are() -> None:
+    shape, prompts = read_shape(UI_TARS_7B), Prompts.expected(5, 2691, 30, 32768)
+    old = trainer_remedies(shape, TrainerSetUp(), prompts, ())
+    assert not any("sharding" in told or "freeze" in told for told in old)
+    new = trainer_remedies(shape, TrainerSetUp(), prompts, ("sharding", "freeze_vision"))
+    assert any("trainer.sharding: full with trainer.ranks: 8" in told for told in new)
+    assert any("trainer.freeze_vision: true" in told for told in new)
+    assert new[-1].startswith("all of these (")
+    assert any("trainer.ranks: 16" in told for told in trainer_remedies(shape, TrainerSetUp(8, True), prompts, ()))
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_train_refuses_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dart.commands import doctor, running
+
+    names = {"memory of the gpus"}
+    found = doctor.checks(_config(tmp_path), Train())
+    assert names <= {name for name, _ in found}
+    monkeypatch.setattr(doctor, "checks", lambda config, job: [one for one in found if one[0] in names])
+    with pytest.raises(UserError, match="each trainer rank needs about"):
+        running.check_before(_config(tmp_path), Train())
