@@ -28,7 +28,7 @@ class Bench:
 
     @property
     def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
+        return bool(self.device.type == "cuda")
 
     def wait(self) -> None:
         """Until the device has done everything."""

@@ -134,11 +134,13 @@ def expected_prompts(config: Config) -> Prompts:
 
 def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
     trainer = config.trainer
+    checkpointing: bool | None = trainer.gradient_checkpointing
     return TrainerSetUp(
         ranks=trainer.ranks,
         sharded=_chosen(trainer, "sharding", "none") == "full",
         mixed=config.model.dtype == "bfloat16",
-        checkpointing=bool(trainer.gradient_checkpointing),
+        # Where it may be left to the trainer, that chooses it on GPUs.
+        checkpointing=gpus if checkpointing is None else checkpointing,
         reference=trainer.loss.kl_coefficient > 0,
         vision_frozen=bool(_chosen(trainer, "freeze_vision", False)),
         microbatch_tokens=trainer.microbatch_tokens,
@@ -149,13 +151,15 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
 def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
     rollout = config.rollout
     arguments = _chosen(rollout, "engine_args", {})
+    chosen = arguments.get("max_num_batched_tokens") if isinstance(arguments, Mapping) else None
+    batched = chosen if isinstance(chosen, int) else BATCHED_TOKENS
     return ReplicaSetUp(
         size=memory.HALF if config.model.dtype == "bfloat16" else memory.SINGLE,
         tensor_parallel=rollout.tensor_parallel,
         pipeline_parallel=int(_chosen(rollout, "pipeline_parallel", 1)),
         slots=rollout.slots,
         max_model_len=rollout.max_model_len,
-        batched_tokens=min(rollout.max_model_len, int(arguments.get("max_num_batched_tokens", BATCHED_TOKENS))),
+        batched_tokens=min(rollout.max_model_len, batched),
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +133,24 @@ def test_without_gpus_the_machines_memory_is_compared(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fits, "_machine_bytes", lambda: 10**15)
     assert fits.warnings(config, Train()) == []
     assert fits.too_much(config, Train()) is None
+
+
+def test_fields_of_a_later_release_are_read_where_there_are_some() -> None:
+    later: Any = SimpleNamespace(
+        model=SimpleNamespace(dtype="bfloat16"),
+        trainer=SimpleNamespace(
+            ranks=8, sharding="full", freeze_vision=True, gradient_checkpointing=None, microbatch_tokens=1000,
+            loss=SimpleNamespace(kl_coefficient=0.0),
+        ),
+        rollout=SimpleNamespace(
+            tensor_parallel=2, pipeline_parallel=2, slots=4, max_model_len=30_000,
+            engine_args={"max_num_batched_tokens": 16_384},
+        ),
+    )  # fmt: skip
+    trainer, replica = fits.trainer_set_up(later, gpus=True), fits.replica_set_up(later, gpus=True)
+    assert trainer == TrainerSetUp(8, True, True, True, False, True, 1000)
+    assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
+    assert not fits.trainer_set_up(later, gpus=False).checkpointing
 
 
 def test_the_weights_in_the_files_are_counted(tmp_path: Path) -> None:
