@@ -16,8 +16,8 @@ _ALONE = "a replica is one engine on one machine: set rollout.replicas instead"
 _DISTRIBUTION = "the trainer recomputes log-probabilities without it: leave it out"
 _ADAPTERS = "replicas get whole weights from the trainer: leave it out"
 _SPECULATION = (
-    "a draft model would keep its first weights, and on a CPU vLLM 0.32 then samples from another distribution than the "
-    "policy's (docs/decisions.md): leave it out"
+    "a draft model would keep its first weights, and on a CPU vLLM 0.32 then samples from another distribution than "
+    "the policy's (docs/decisions.md): leave it out"
 )
 _QUANTISED = _PARITY + "computed; it is untested how far, and whether weights can then be updated: leave it out"
 _TOKENS = "prompts reach the engine as tokens and whole screenshots, which the trainer has, too: leave it out"
