@@ -39,17 +39,21 @@ SPECS = [TensorSpec("w", "float32", (2,))]
 
 
 @pytest.fixture(autouse=True)
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.1)
+def vllm() -> Iterator[None]:
     with fake_vllm():
         yield
 
 
-def worker_config() -> config.RolloutWorkerConfig:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.1)
+
+
+def worker_config(timeout_seconds: float = TIMEOUT) -> config.RolloutWorkerConfig:
     return config.RolloutWorkerConfig(
         model=config.Model(path="nowhere"),
         rollout=config.Rollout(),
-        sync=config.Sync(transport="nccl", timeout_seconds=TIMEOUT),
+        sync=config.Sync(transport="nccl", timeout_seconds=timeout_seconds),
         max_images=1,
         seed=0,
     )
@@ -66,7 +70,7 @@ def started(llm: Any) -> Engine:
         "reset_prefix_cache", "resume_generation",
     ],
 )  # fmt: skip
-async def test_whatever_hangs_the_engine_counts_as_dead_and_is_asked_nothing_more(name: str) -> None:
+async def test_whatever_hangs_the_engine_counts_as_dead_and_is_asked_nothing_more(name: str, impatient: None) -> None:
     llm = FakeLLM(lambda called: called == name)
     async with asyncio.timeout(20):
         with pytest.raises(EngineDiedError, match=r"weights 1 were not loaded within sync.timeout_seconds"):
@@ -85,7 +89,7 @@ async def test_requests_that_do_not_end_leave_the_engine_as_it_was() -> None:
     assert engine.version == 0
 
 
-async def test_an_engine_that_does_not_even_resume_counts_as_dead() -> None:
+async def test_an_engine_that_does_not_even_resume_counts_as_dead(impatient: None) -> None:
     llm = FakeLLM(lambda called: called in ("pause_generation", "resume_generation"))
     async with asyncio.timeout(20):
         with pytest.raises(EngineDiedError, match="weights 1"):
@@ -94,7 +98,7 @@ async def test_an_engine_that_does_not_even_resume_counts_as_dead() -> None:
 
 async def test_an_update_that_does_not_hang_is_served() -> None:
     llm = FakeLLM()
-    engine = started(llm)
+    engine = Engine(llm, worker_config(timeout_seconds=20.0))  # type: ignore[arg-type]
     update = await engine.update(1, GROUP, SPECS, "drain")
     assert engine.version == 1 and update.bytes == 8
     assert llm.calls == [
@@ -126,6 +130,8 @@ async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_aga
     """The real worker, engine and coordinator over gRPC; only vLLM is not real, and the trainer."""
     llms = iter([stuck := FakeLLM(lambda called: called == "update_weights"), FakeLLM(), FakeLLM()])
     monkeypatch.setattr(engine_module, "start_vllm", lambda config: next(llms))
+    monkeypatch.setattr(engine_module, "GRACE_SECONDS", 3.0)
+    made = worker_config(timeout_seconds=1.0)
 
     async def add_sync(record: Any) -> None:
         pass
@@ -135,11 +141,11 @@ async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_aga
     RolloutPool(fleet, StoredScreenshots(None), replicas)
     ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
     sync = WeightSync(
-        worker_config().sync, replicas, ranks, SimpleNamespace(add_sync=add_sync), Progress(1),  # type: ignore[arg-type]
+        made.sync, replicas, ranks, SimpleNamespace(add_sync=add_sync), Progress(1),  # type: ignore[arg-type]
         Journal(tmp_path / "metrics.jsonl"),
     )  # fmt: skip
     server = Server(settings)
-    told = worker_config().model_dump_json()
+    told = made.model_dump_json()
     await server.start(
         CoordinatorService(fleet, settings, "run", lambda hello: told), control_pb2_grpc.ControlServiceServicer()
     )
