@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -23,8 +23,6 @@ class Bench:
     """Calls that are timed, after one that is not; 0: one call alone, to see that it runs."""
     peak: float | None = None
     """Measured bfloat16 operations per second of a large matrix product; None until it has been measured."""
-    notes: dict[str, float] = field(default_factory=dict)
-    """Numbers that later measurements compare with."""
 
     @property
     def on_gpu(self) -> bool:

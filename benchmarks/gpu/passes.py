@@ -113,7 +113,7 @@ def attention(bench: Bench) -> Result:
     fused = [name for name in chosen if "flash" in name or "cudnn" in name]
     if not fused or any("math" in name for name in chosen):
         raise AssertionError(f"attention is not fused: PyTorch chose {', '.join(chosen) or 'nothing'}")
-    seconds = {"default": bench.seconds(once)}
+    seconds, without = {"default": bench.seconds(once)}, {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
         try:
             with sdpa_kernel(backend):
@@ -121,10 +121,9 @@ def attention(bench: Bench) -> Result:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             # Gigabytes of scores, or a kernel that this build or card does not have.
             subject.zero_grad(set_to_none=True)
-            bench.notes[f"no {backend.name}"] = 1.0
-            print(f"attention with {backend.name}: {str(error).splitlines()[0]}")
+            without[backend.name.lower()] = str(error).splitlines()[0]
     gain = {name: round(value / seconds["default"], 3) for name, value in seconds.items()}
-    return {"chosen": chosen, "seconds": seconds, "over_default": gain}
+    return {"chosen": chosen, "seconds": seconds, "over_default": gain, "not_possible": without}
 
 
 def rows(bench: Bench) -> Result:

@@ -222,14 +222,17 @@ def _notes(config: Config, found: Fit) -> Iterator[str]:
     stored = "counted in its files" if found.shape.stored is not None else "by its config.json"
     yield f"model: {found.shape.weights:,} weights, {stored}"
     if found.ranks:
-        yield f"trainer: each of {found.ranks} ranks needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
+        each = f"each of {found.ranks} ranks" if found.ranks > 1 else "its one rank"
+        yield f"trainer: {each} needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
         host = memory.of_trainer_host(found.shape, found.trainer, found.ranks)
         yield f"trainer's host memory: about {_told(host)}"
         yield _time(config, found)
     if found.replicas:
+        set_by_hand = config.rollout.kv_cache_bytes is not None
         yield (
-            f"replicas: each GPU of {found.replicas} replicas needs about {_told(found.replica_needs)} for one request "
-            f"of {found.kv_tokens:,} tokens{_there(found, 'replica')}"
+            f"replicas: each GPU (or CPU) of {found.replicas} needs about {_told(found.replica_needs)}, with a KV "
+            f"cache of {found.kv_tokens:,} tokens, {'which kv_cache_bytes sets' if set_by_hand else 'the least'}"
+            f"{_there(found, 'replica')}"
         )
         slots = found.replica.slots
         per_token = memory.kv_bytes_per_token(found.shape.text, found.replica)

@@ -14,7 +14,7 @@ from dart.commands.status_text import details, quiet_line, stall_lines
 from dart.commands.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts
-from dart.core.status import Figures, Stall, Status
+from dart.core.status import Figures, Stall, Status, Usage
 from dart.rundir import RunDirectory
 from dart.store.records import Event, RunState
 
@@ -99,6 +99,11 @@ def test_a_stall_on_lines() -> None:
     paused = Stall("paused", "sampling", "a person", 5.0, "a person", deliberate=True)
     assert list(stall_lines(paused)) == ["waiting for 00:05: sampling waits for a person"]
     assert quiet_line({"step": 2.2, "episode": 40.0}) == "last episode 40 s ago, last step 2 s ago"
+
+
+def test_the_status_says_how_many_tokens_are_trained_on() -> None:
+    usage = Usage(trained_tokens_per_minute=120_000.0)
+    assert any("(2,000 tokens/s)" in line for line in details(Status("run", "training", Figures(usage=usage))))
 
 
 def test_the_status_says_which_rules_reading_took() -> None:
