@@ -1,6 +1,7 @@
-"""One rank of `test_train_sharding`: `train_sharded.py FOLDER EARLIER OUT`, with torchrun's environment variables.
+"""One rank of `test_train_sharding`: `train_sharded.py FOLDER WINDOWED EARLIER OUT [CASE…]`, in a rank's environment.
 
-Runs every case in one process group and saves what each had. EARLIER: a checkpoint of one rank, after one update.
+Runs every case (or those named) in one process group and saves what each had. WINDOWED: a Qwen2.5-VL; EARLIER: a checkpoint of one rank,
+after one update.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dart.workers.train.trainer import Trainer
 HANG_SECONDS = 900
 BASE: dict[str, Any] = {"learning_rate": 2e-6, "microbatch_tokens": 120}
 BOTH = {"entropy_quantile": 0.4, "kl_coefficient": 0.1}
-TOO_LONG = "too long"
+TOO_LONG, LONG_ANSWER = "too long", "12345678901"
+"""A sample, and its response, which is longer than all others."""
 
 
 def batch() -> list[pb.Sample]:
@@ -31,7 +33,7 @@ def batch() -> list[pb.Sample]:
 
 
 def with_long(advantage: float = 1.0) -> list[pb.Sample]:
-    return [*batch(), sample(TOO_LONG, "go" * 60, "12345", advantage, [screenshot(7)], group="long")]
+    return [*batch(), sample(TOO_LONG, "go" * 60, LONG_ANSWER, advantage, [screenshot(7)], group="long")]
 
 
 def shared_out(samples: list[pb.Sample], rank: int, ranks: int) -> list[pb.Sample]:
@@ -78,12 +80,13 @@ def out_of_memory(trainer: Trainer, *, backward: bool, rows: int = 1, length: in
 class Cases:
     """Each method is a case, run by all ranks at the same time."""
 
-    def __init__(self, folder: Path, earlier: Path, out: Path) -> None:
-        self._folder, self._earlier, self._out = folder, earlier, out
+    def __init__(self, folder: Path, windowed: Path, earlier: Path, out: Path) -> None:
+        self._folder, self._windowed, self._earlier, self._out = folder, windowed, earlier, out
         self.rank = self.ranks = 0
 
     def trainer(self, **trainer: Any) -> Trainer:
-        made = Trainer(settings(self._folder, **{**BASE, "sharding": "full", **trainer}))
+        folder = trainer.pop("folder", self._folder)
+        made = Trainer(settings(folder, **{**BASE, "sharding": "full", **trainer}))
         self.rank, self.ranks = made.rank, int(made.state.num_processes)
         return made
 
@@ -122,7 +125,7 @@ class Cases:
 
         def broken(policy: Any, inputs: Any) -> Any:
             logprobs, entropy = forward(policy, inputs)
-            long = inputs.steps.spread(inputs.steps.lengths) == len(with_long()[-1].token_ids)
+            long = inputs.steps.spread(inputs.steps.lengths) == len(LONG_ANSWER) + 1
             return torch.where(long & (inputs.real_tokens > 0), torch.nan, logprobs), entropy
 
         if self.rank == self.ranks - 1:
@@ -181,15 +184,21 @@ class Cases:
             "used as": set(used), "logprobs": logprobs.dtype,
         }  # fmt: skip
 
+    def another_family(self) -> dict[str, Any]:
+        trainer = self.trainer(folder=self._windowed)
+        metrics = [self.update(trainer, batch()) for _ in range(2)]
+        return {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
 
-def main(folder: Path, earlier: Path, out: Path) -> None:
+
+def main(folder: Path, windowed: Path, earlier: Path, out: Path, names: list[str]) -> None:
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-    cases = Cases(folder, earlier, out)
-    for name in (name for name in vars(Cases) if not name.startswith("_") and name not in ("trainer", "update")):
+    cases = Cases(folder, windowed, earlier, out)
+    every = [name for name in vars(Cases) if not name.startswith("_") and name not in ("trainer", "update")]
+    for name in names or every:
         print("case", name, file=sys.stderr, flush=True)
         result = getattr(cases, name)()
         torch.save(result, out / f"{name}-{cases.rank}.pt")
 
 
 if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:4]))
+    main(*(Path(argument) for argument in sys.argv[1:5]), names=sys.argv[5:])

@@ -36,7 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("windowed")
+    tiny_model.build_windowed(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, windowed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank has: weights and metrics after each update, and its checkpoint after the first."""
     earlier = tmp_path_factory.mktemp("earlier") / "v1"
     results: dict[str, Any] = {"checkpoint": earlier}
@@ -54,19 +61,23 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     results["plain"] = plain.snapshot(), metrics
     silent = Trainer(settings(folder, **cases.BASE))
     samples = cases.with_long(advantage=0.0)
-    results["without the long one"] = None, silent.update(samples, *totals(samples))
-    results["without the long one"] = silent.snapshot(), results["without the long one"][1]
+    metrics = silent.update(samples, *totals(samples))
+    results["without the long one"] = silent.snapshot(), metrics
+    other = Trainer(settings(windowed, **cases.BASE))
+    for _ in range(2):
+        metrics = other.update(cases.batch(), *totals(cases.batch()))
+    results["another family"] = other.snapshot(), metrics
     return results
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank had in each case, by name."""
     out = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(SCRIPT), str(folder), str(alone["checkpoint"]), str(out)]
+    command = [sys.executable, str(SCRIPT), str(folder), str(windowed), str(alone["checkpoint"]), str(out)]
     common = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     started = [
         subprocess.Popen(
@@ -82,7 +93,7 @@ def ranks(folder: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPath
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
     assert list(one) == list(other)
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
 
 
 def test_three_updates_with_selection_and_kl_and_uneven_shares(alone: Any, ranks: Any) -> None:
@@ -173,3 +184,11 @@ def test_bfloat16_is_gathered_from_float32_parts_and_the_kl_begins_at_zero(ranks
     assert result["used as"] == {torch.bfloat16}
     assert result["logprobs"] == torch.float32
     assert {tensor.dtype for tensor in result["weights"].values()} == {torch.bfloat16}
+
+
+def test_another_family_with_windowed_vision_and_tied_embeddings(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["another family"]
+    first, second, _ = ranks("another_family")
+    assert furthest(first["weights"], weights) <= CLOSE
+    assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
+    assert second["held"]["weights"] == pytest.approx(1 / RANKS, abs=1e-2)

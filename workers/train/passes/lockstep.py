@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
 
 from dart.algo.steps import Steps
 from dart.workers.train import collectives
@@ -102,6 +103,7 @@ class InStep(Pace):
         except (NotFinite, torch.OutOfMemoryError, TrainError, ValueError) as error:
             trouble = error.with_traceback(None)
         if trouble is not None:
+            self._forget_partial_gradients()
             self._reset(keep_graph=False)
         filled = self._script.end(complete=trouble is None)
         troubled, fillers = collectives.add([float(trouble is not None), float(filled)], self._device)
@@ -109,6 +111,12 @@ class InStep(Pace):
             result = None
         self._reset(keep_graph=keep_graph and not troubled)
         return Passed(result, trouble, all_passed=not troubled, disturbed=fillers > 0 and not filled)
+
+    def _forget_partial_gradients(self) -> None:
+        """Of weights that a failed backward pass had gathered: the next one would add to them."""
+        for parameter in self._policy.parameters():
+            if not isinstance(parameter, DTensor):
+                parameter.grad = None
 
     def _reset(self, *, keep_graph: bool) -> None:
         """Forget what FSDP keeps of a pass, which after a pass without a backward pass would grow, and would be
