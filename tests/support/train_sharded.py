@@ -1,7 +1,7 @@
 """One rank of `test_train_sharding`: `train_sharded.py FOLDER WINDOWED EARLIER OUT [CASE…]`, in a rank's environment.
 
-Runs every case (or those named) in one process group and saves what each had. WINDOWED: a Qwen2.5-VL; EARLIER: a checkpoint of one rank,
-after one update.
+Runs every case (or those named) in one process group and saves what each had. WINDOWED: a Qwen2.5-VL; EARLIER: a
+checkpoint of one rank, after one update.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.train.errors import TrainError
 from dart.workers.train.trainer import Trainer
 
-HANG_SECONDS = 900
+HANG_SECONDS = 1800
+MARK = 77
+"""The weight version of samples that come to no number."""
 BASE: dict[str, Any] = {"learning_rate": 2e-6, "microbatch_tokens": 120}
 BOTH = {"entropy_quantile": 0.4, "kl_coefficient": 0.1}
 TOO_LONG, LONG_ANSWER = "too long", "12345678901"
@@ -132,6 +134,22 @@ class Cases:
             trainer._forward = broken  # type: ignore[method-assign]
         metrics = self.update(trainer, with_long())
         return {"weights": trainer.snapshot(), "metrics": metrics, "remarks": trainer.remarks}
+
+    def no_number_on_any_rank(self) -> dict[str, Any]:
+        """Each rank has a sample that comes to no number, and stops before the reference's pass at the same time."""
+        trainer = self.trainer(loss={"kl_coefficient": 0.1})
+        forward = trainer._forward
+
+        def broken(policy: Any, inputs: Any) -> Any:
+            logprobs, entropy = forward(policy, inputs)
+            return torch.where(inputs.versions == MARK, torch.nan, logprobs), entropy
+
+        trainer._forward = broken  # type: ignore[method-assign]
+        samples = batch()
+        for number in (0, 2):
+            samples[number].versions[0].version = MARK
+        metrics = self.update(trainer, samples)
+        return {"metrics": metrics, "remarks": trainer.remarks}
 
     def memory(self) -> dict[str, Any]:
         """The last rank's memory takes one row, and the long sample not even alone."""

@@ -24,8 +24,9 @@ from transformers import PreTrainedModel
 
 from dart import manifest
 from dart.errors import UserError
-from dart.workers.train import collectives, sharding
+from dart.workers.train import collectives
 from dart.workers.train.errors import TrainError
+from dart.workers.train.passes import parts
 
 STATE = "trainer_state.pt"
 PARTS = "trainer_state"
@@ -123,7 +124,7 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, value in state["weights"].items():
-                sharding.copy_into(parameters[name], value)
+                parts.copy_into(parameters[name], value)
     return int(state["updates"]), int(state["version"])
 
 
@@ -168,12 +169,12 @@ def _sharded_alike(
     weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
 
     def mine(number: int, key: str, value: torch.Tensor) -> torch.Tensor:
-        return sharding.part_of(value, weights[number]) if key in MOMENTS else value.clone()
+        return parts.part_of(value, weights[number]) if key in MOMENTS else value.clone()
 
-    parts = {
+    shares = {
         number: {key: mine(number, key, value) for key, value in one.items()} for number, one in state["state"].items()
     }
-    return {**state, "state": parts}
+    return {**state, "state": shares}
 
 
 def _does_not_fit(state: Path, error: Exception) -> UserError:

@@ -88,7 +88,10 @@ class Policy(nn.Module):  # type: ignore[misc]
         logprobs, entropy = head(
             self.model.lm_head, hidden, batch.token_ids, self._temperature, self._banned, self._entropy_gradient
         )
-        return (logprobs if nothing is None else logprobs + nothing), entropy
+        if self._blank is not None:
+            # FSDP warns of results that are views.
+            logprobs = logprobs.clone() if nothing is None else logprobs + nothing
+        return logprobs, entropy
 
     def _features(self, pixel_values: torch.Tensor, grid: torch.Tensor | None):  # type: ignore[no-untyped-def]
         """The vision tower's output in transformers' own type."""

@@ -33,11 +33,12 @@ from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
-from dart.workers.train import checkpoint, collectives, sharding
+from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.passes import parts
 from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
-from dart.workers.train.passes.lockstep import Alone, Pace
+from dart.workers.train.passes.pace import Alone, Pace
 from dart.workers.train.passes.rounds import rehearse, work_through
 from dart.workers.train.passes.settings import learning_rate, loss_recipe, make_optimizer
 from dart.workers.train.passes.tally import Tally, summed
@@ -67,6 +68,9 @@ class Trainer:
         self.reference: Policy | None = None
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
+            # Imported here, because what it needs of torch is newer than the rest.
+            from dart.workers.train import sharding
+
             ready = sharding.load(config, self.folder, self.device, self._make_policy)
             self.policy, self.reference = ready.policy, ready.reference
             self._pace: Pace = ready.pace
@@ -209,8 +213,8 @@ class Trainer:
         """log π_old and entropy of every step before the first optimiser step, by `id` of the sample."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
-        parts = batches.cut(rows, self.token_limit)
-        collectives.together(lambda: work_through(parts, work, faults, self._pace), "score its share", self.device)
+        cut = batches.cut(rows, self.token_limit)
+        collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
         self._check_some_left(rows, faults, first=True)
         return work.scores
 
@@ -222,8 +226,8 @@ class Trainer:
         The norm is None where the step was skipped. `first`: no minibatch of the update has changed the weights yet.
         """
         work = Learning(self, totals, scores)
-        parts = batches.cut(rows, self.token_limit)
-        collectives.together(lambda: work_through(parts, work, faults, self._pace), "finish its share", self.device)
+        cut = batches.cut(rows, self.token_limit)
+        collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
         if not self._check_some_left(rows, faults, first):
             return work.tally, None
         norm = self._gradient_over_ranks()
@@ -243,7 +247,7 @@ class Trainer:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
             collectives.add_tensors([parameter.grad for parameter in self.parameters])
-        return sharding.total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return parts.total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def _check_some_left(self, rows: list[batches.Row], faults: Faults, first: bool) -> bool:
         """Whether any sample of the minibatch is left, over all ranks. If none is, the cause is looked for.
@@ -256,7 +260,7 @@ class Trainer:
         bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
         if not bad or bad < steps:
             return True
-        if not sharding.all_finite(self.parameters, self.device):
+        if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if first:
             blamed = sorted({name for names in collectives.gather(_trajectories(left_out)) for name in names})
@@ -312,7 +316,7 @@ class Trainer:
         def finite(part: list[batches.Row]) -> bool:
             work_through([part] if part else [], Learning(self, totals, scores), Faults(), self._pace)
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            return not gradients or bool(torch.isfinite(sharding.total_norm(gradients)))
+            return not gradients or bool(torch.isfinite(parts.total_norm(gradients)))
 
         found = []
         for number in range(count):
@@ -397,7 +401,7 @@ class Trainer:
         """
         copies: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            value = sharding.whole(parameter.detach().to(self.dtype))
+            value = parts.whole(parameter.detach().to(self.dtype))
             if self.rank == 0 or not self.sharded:
                 former = into.get(name) if into else None
                 pinned = self.device.type == "cuda"

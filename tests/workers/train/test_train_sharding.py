@@ -138,6 +138,13 @@ def test_a_sample_that_comes_to_no_number_on_one_rank_is_left_out(alone: Any, ra
     assert furthest(first["weights"], alone["without the long one"][0]) <= CLOSE
 
 
+def test_ranks_that_stop_in_the_same_pass_each_leave_out_their_own_sample(ranks: Any) -> None:
+    for rank, result in enumerate(ranks("no_number_on_any_rank")[:RANKS]):
+        assert result["metrics"]["samples_left_out"] == 2
+        (remark,) = result["remarks"]
+        assert remark.startswith(f"sample 0-{2 * rank}/0 ") and "not finite" in remark
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches(alone: Any, ranks: Any, where: str) -> None:
     first, second = (one[where] for one in ranks("memory")[:RANKS])

@@ -1,4 +1,4 @@
-"""Whether ranks work through their micro-batches alone, or in step because each pass gathers weights from all of them.
+"""Ranks that work through their micro-batches in step, because each pass gathers weights from all of them.
 
 Over sharded weights every forward and backward pass is a sequence of collectives, the same on each rank: a rank that
 stays away, or stops in the middle, leaves the others waiting for ever. So ranks in step agree before each micro-batch
@@ -8,10 +8,9 @@ the collectives that are left of it, with zeros, before all of them give the pas
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,59 +23,14 @@ from dart.workers.train import collectives
 from dart.workers.train.batch import Layout, MicroBatch
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import NotFinite
+from dart.workers.train.passes.pace import Pace, Passed, Trouble
 from dart.workers.train.policy import Blank
 
 T = TypeVar("T")
-Trouble = NotFinite | torch.OutOfMemoryError | TrainError | ValueError
-
+NEVER = 1 << 40
+"""More collectives than any pass has."""
 IDLE_TOKENS = 2
 """Response tokens of an idle micro-batch: the last one sees the image and the token before it."""
-
-
-@dataclass(frozen=True)
-class Passed(Generic[T]):
-    """A pass: its result, or this rank's trouble; `all_passed`: no rank had any.
-
-    `disturbed`: another rank filled in zeros, so whatever this rank computed means nothing.
-    """
-
-    result: T | None
-    trouble: Trouble | None
-    all_passed: bool
-    disturbed: bool = False
-
-
-class Pace(ABC):
-    """How this rank's passes depend on those of others."""
-
-    idle: MicroBatch | None
-    """What a rank without a micro-batch computes meanwhile; None: nothing."""
-
-    @abstractmethod
-    def agree(self, left: bool, problem: TrainError | None) -> bool:
-        """Whether any rank has a micro-batch left. If any rank has a problem, all raise TrainError."""
-
-    @abstractmethod
-    def run(self, name: str, work: Callable[[], T], *, keep_graph: bool = False) -> Passed[T]:
-        """One pass. `name` says which sequence of collectives it has; `keep_graph`: a backward pass follows."""
-
-
-class Alone(Pace):
-    """Every rank has all weights, or there is one rank."""
-
-    idle = None
-
-    def agree(self, left: bool, problem: TrainError | None) -> bool:
-        if problem is not None:
-            raise problem
-        return left
-
-    def run(self, name: str, work: Callable[[], T], *, keep_graph: bool = False) -> Passed[T]:
-        try:
-            return Passed(work(), None, all_passed=True)
-        except (NotFinite, torch.OutOfMemoryError) as error:
-            # Without its frames, which hold the tensors that filled the memory.
-            return Passed(None, error.with_traceback(None), all_passed=False)
 
 
 class InStep(Pace):
@@ -105,12 +59,14 @@ class InStep(Pace):
         if trouble is not None:
             self._forget_partial_gradients()
             self._reset(keep_graph=False)
-        filled = self._script.end(complete=trouble is None)
-        troubled, fillers = collectives.add([float(trouble is not None), float(filled)], self._device)
+        stopped = self._script.end(complete=trouble is None)
+        # The rank that stopped first had no zeros from others yet, so its trouble is its own.
+        numbers = [float(trouble is not None), float(-stopped)]
+        troubled, first = collectives.largest(numbers, self._device)
         if troubled:
             result = None
         self._reset(keep_graph=keep_graph and not troubled)
-        return Passed(result, trouble, all_passed=not troubled, disturbed=fillers > 0 and not filled)
+        return Passed(result, trouble, all_passed=not troubled, disturbed=stopped > -first)
 
     def _forget_partial_gradients(self) -> None:
         """Of weights that a failed backward pass had gathered: the next one would add to them."""
@@ -163,8 +119,11 @@ class Script:
         self._recording = name not in self._passes
         self._passes.setdefault(name, [])
 
-    def end(self, *, complete: bool) -> bool:
-        """The pass has ended. If it is not complete, take part in what is left of it; whether anything was."""
+    def end(self, *, complete: bool) -> int:
+        """The pass has ended. If it is not complete, take part in what is left of it.
+
+        Returns the number of collectives before this rank began to fill in; NEVER if it did not.
+        """
         if self._name is None:
             raise RuntimeError("no pass has begun")
         if self._recording and not complete:
@@ -175,7 +134,7 @@ class Script:
             raise RuntimeError(f"a pass ended {len(left)} collectives early: other ranks wait for them")
         for step in left:
             self._fill_in(step)
-        return bool(left)
+        return self._at if left else NEVER
 
     def note(self, kind: str, part: torch.Tensor) -> None:
         """A collective is about to begin."""
@@ -193,9 +152,9 @@ class Script:
         ranks = dist.get_world_size()
         part = torch.zeros(step.elements, dtype=step.dtype, device=self._device)
         if step.kind == "all-gather":
-            dist.all_gather_into_tensor(part.new_empty(step.elements * ranks), part)
+            dist.all_gather_single(part.new_empty(step.elements * ranks), part)
         else:
-            dist.reduce_scatter_tensor(part.new_empty(step.elements // ranks), part)
+            dist.reduce_scatter_single(part.new_empty(step.elements // ranks), part)
 
 
 class _Gather(AllGather):  # type: ignore[misc]
@@ -209,7 +168,7 @@ class _Gather(AllGather):  # type: ignore[misc]
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self._script.note("all-gather", input_tensor)
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _Scatter(ReduceScatter):  # type: ignore[misc]
@@ -228,7 +187,7 @@ class _Scatter(ReduceScatter):  # type: ignore[misc]
         async_op: bool = False,
     ) -> dist.Work | None:
         self._script.note("reduce-scatter", input_tensor)
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
 def idle_batch(blank: Blank, layout: Layout) -> MicroBatch:

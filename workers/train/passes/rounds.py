@@ -16,7 +16,7 @@ from dart.workers.train import collectives
 from dart.workers.train.batch import MicroBatch, Row, without
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import Faults, NotFinite
-from dart.workers.train.passes.lockstep import Pace, Passed
+from dart.workers.train.passes.pace import Pace, Passed
 
 
 class Work(Protocol):
@@ -61,7 +61,7 @@ def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, pace: P
         if passed.all_passed:
             at += 1
             continue
-        if passed.trouble is not None and not passed.disturbed:
+        if isinstance(passed.trouble, torch.OutOfMemoryError) or (passed.trouble and not passed.disturbed):
             halves, problem = _answered(passed.trouble, part, faults)
             queue[at : at + 1] = halves
         if began_backward:
