@@ -16,13 +16,14 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-import train_sharded as cases  # noqa: E402
+from ranks import train_sharded as cases  # noqa: E402
 from train_samples import settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SCRIPT = Path(cases.__file__)
+SUPPORT = SCRIPT.parents[1]
 RANKS = 2
 CLOSE = 1e-6
 """Steps are of 2e-6: Adam turns rounding in a gradient near 0 into a part of a step, of either sign."""
@@ -78,7 +79,10 @@ def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(SCRIPT), str(folder), str(windowed), str(alone["checkpoint"]), str(out)]
-    common = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
     started = [
         subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True,

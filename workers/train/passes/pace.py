@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import NotFinite
 
 T = TypeVar("T")
-Trouble = NotFinite | torch.OutOfMemoryError | TrainError | ValueError
+Trouble: TypeAlias = NotFinite | torch.OutOfMemoryError | TrainError | ValueError
 
 
 @dataclass(frozen=True)
