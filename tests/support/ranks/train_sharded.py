@@ -178,8 +178,15 @@ class Cases:
         again = resumed.snapshot()
         counters = (resumed.updates, resumed.version)
         self.update(resumed, batch())
+        if self.rank == 0:
+            (self._out / "file").write_text("")
+        try:
+            resumed.save_checkpoint(self._out / "file" / "v2")
+            refused = ""
+        except TrainError as error:
+            refused = str(error)
         return {
-            "first": first, "second": trainer.snapshot(),
+            "refused": refused, "first": first, "second": trainer.snapshot(),
             "again": again, "counters": counters, "second again": resumed.snapshot(),
         }  # fmt: skip
 

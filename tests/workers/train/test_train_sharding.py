@@ -20,6 +20,7 @@ from ranks import train_sharded as cases  # noqa: E402
 from train_samples import settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
+from dart.workers.train.passes.lockstep import NEVER, Script  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SCRIPT = Path(cases.__file__)
@@ -93,6 +94,29 @@ def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory:
     told = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * RANKS, "\n----\n".join(one[-4000:] for one in told)
     return lambda name: [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(RANKS)] + [out]
+
+
+def test_a_pass_with_other_collectives_than_were_recorded_is_refused_before_ranks_wait() -> None:
+    script = Script(torch.device("cpu"))
+    four, two = torch.zeros(4), torch.zeros(2)
+
+    def passed(*parts: Any) -> int:
+        script.begin("loss")
+        for part in parts:
+            script.note("all-gather", part)
+        return script.end(complete=True)
+
+    script.note("all-gather", two)  # outside a pass
+    assert passed(four, two) == passed(four, two) == NEVER
+    with pytest.raises(RuntimeError, match="collective 1 of a loss pass"):
+        passed(four, four)
+    with pytest.raises(RuntimeError, match="1 collectives early"):
+        passed(four)
+    with pytest.raises(RuntimeError, match="collective 2 of a loss pass"):
+        passed(four, two, two)
+    script.begin("score")
+    with pytest.raises(RuntimeError, match="the first score pass"):
+        script.end(complete=False)
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -170,6 +194,7 @@ def test_checkpoint_of_sharded_weights_resumes_bit_for_bit_on_two_ranks_and_on_o
     assert result["counters"] == other["counters"] == (1, 1)
     assert furthest(result["again"], result["first"]) == 0
     assert furthest(result["second again"], result["second"]) == 0
+    assert "file" in result["refused"] and other["refused"].startswith("another rank could not write the checkpoint")
     path = out / "checkpoints" / "v1"
     assert manifest.problem(path) is None and (path / manifest.NAME).exists()
     assert [entry.name for entry in path.parent.iterdir()] == ["v1"]

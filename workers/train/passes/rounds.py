@@ -62,8 +62,8 @@ def work_through(parts: Sequence[list[Row]], work: Work, faults: Faults, pace: P
             at += 1
             continue
         if isinstance(passed.trouble, torch.OutOfMemoryError) or (passed.trouble and not passed.disturbed):
-            halves, problem = _answered(passed.trouble, part, faults)
-            queue[at : at + 1] = halves
+            instead, problem = _answered(passed.trouble, part, faults)
+            queue[at : at + 1] = instead
         if began_backward:
             work.begin()
             at = 0
