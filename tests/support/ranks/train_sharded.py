@@ -40,6 +40,8 @@ def with_long(advantage: float = 1.0) -> list[pb.Sample]:
 
 def shared_out(samples: list[pb.Sample], rank: int, ranks: int) -> list[pb.Sample]:
     """The first rank has two samples, the last the long one too, if there is one."""
+    if ranks == 1:
+        return samples
     return samples[:2] if rank == 0 else samples[2:][rank - 1 :: ranks - 1]
 
 
