@@ -140,6 +140,11 @@ class Trainer(Section):
     trajectories_per_update: Positive = Field(64, description="The fewest released trajectories that make a batch.")
     minibatches: Positive = Field(1, description="Optimiser steps per batch.")
     microbatch_tokens: Positive = Field(16384, description="The most tokens per forward pass, padding included.")
+    sharding: Literal["none", "full"] | None = Field(
+        None,
+        description="`none`: every rank holds all weights, gradients and optimiser state; `full`: each holds a part "
+        "(FSDP2). Not set: `none` with one rank, `full` with several.",
+    )
     gradient_checkpointing: bool = Field(False, description="Saves memory at the cost of a second forward pass.")
     freeze_vision: bool = Field(
         False,

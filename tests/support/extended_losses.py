@@ -8,7 +8,7 @@ from loss_samples import arguments
 
 from dart.algo.loss import policy_loss
 from dart.config import Loss
-from dart.workers.train.trainer import loss_recipe
+from dart.workers.train.passes.settings import loss_recipe
 
 if __name__ == "__main__":
     recipes = {kind: loss_recipe(Loss(kind=kind, kl_coefficient=0.0)) for kind in ("reinforce", "my_losses:reinforce")}

@@ -107,3 +107,43 @@ def build(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     build_processor(tokenizer).save_pretrained(folder)
+
+
+def build_windowed(folder: Path, seed: int = 0) -> None:
+    """Write a tiny Qwen2.5-VL, as UI-TARS 1.5 is one, whose first vision block attends within windows of 4 × 4 patches.
+
+    It has the tokenizer and the images of the other model, tied embeddings, and no processor for videos.
+    """
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = build_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [8, 8, 8], "rope_theta": 10000.0},
+            "bos_token_id": None, "eos_token_id": ids("<|im_end|>"), "pad_token_id": ids("<|endoftext|>"),
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 64, "out_hidden_size": 96,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2_5_VLForConditionalGeneration(config).float()
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.data.mul_(4.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    build_processor(tokenizer).image_processor.save_pretrained(folder)

@@ -2,69 +2,183 @@
 
 Tokenizer, processor and chat template are copied byte for byte from the folder that training started from. Optimiser
 state, update count, weight version and, where the model's dtype is narrower, float32 weights are in `trainer_state.pt`.
+Where ranks hold parts of the weights, all of this is in the folder `trainer_state`, written by
+`torch.distributed.checkpoint`. Any number of ranks, sharded or not, resumes from either.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
 from dart import manifest
 from dart.errors import UserError
+from dart.workers.train import collectives
+from dart.workers.train.errors import TrainError
+from dart.workers.train.passes import parts
 
 STATE = "trainer_state.pt"
+PARTS = "trainer_state"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's state of a weight, beside its number of steps."""
+
+Nested = dict[str, dict[str, torch.Tensor]]
+T = TypeVar("T")
 
 
-def save(
-    path: Path,
-    *,
-    source: Path,
-    model: PreTrainedModel,
-    weights: dict[str, torch.Tensor],
-    dtype: torch.dtype,
-    optimizer: torch.optim.Optimizer,
-    updates: int,
-    version: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a checkpoint is made of. source: the folder with the tokenizer and the processor; dtype: of the weights."""
+
+    source: Path
+    model: PreTrainedModel
+    dtype: torch.dtype
+    optimizer: torch.optim.Optimizer
+    updates: int
+    version: int
+
+
+def save(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> None:
     """Write a folder that is either complete or absent (`dart.manifest`)."""
     with manifest.written(path.absolute()) as folder:
-        for file in source.iterdir():
-            if file.is_file() and not file.name.endswith(NOT_COPIED):
-                shutil.copyfile(file, folder / file.name)
-        model.save_pretrained(folder, state_dict=weights)
-        _write_dtype(folder / "config.json", dtype)
-        state = {"optimizer": optimizer.state_dict(), "updates": updates, "version": version}
-        if dtype != torch.float32:
-            state["weights"] = {name: p.detach().cpu() for name, p in model.named_parameters()}
+        _write_model(folder, saved, weights)
+        state = {"optimizer": saved.optimizer.state_dict(), "updates": saved.updates, "version": saved.version}
+        if saved.dtype != torch.float32:
+            state["weights"] = {name: p.detach().cpu() for name, p in saved.model.named_parameters()}
         torch.save(state, folder / STATE)
 
 
+def save_sharded(path: Path, saved: Saved, gather: Callable[[], dict[str, torch.Tensor]], device: torch.device) -> None:
+    """The same by all ranks, each of which writes its parts. Raises TrainError on all of them.
+
+    gather: gives rank 0 all weights, in the model's dtype. All ranks call this at the same time; all see the folder.
+    """
+    first = dist.get_rank() == 0
+    with ExitStack() as until_whole:
+        # Leaving this on rank 0 seals the folder and gives it its name; on an error it is removed.
+        begun = _by_all(
+            lambda: str(until_whole.enter_context(manifest.written(path.absolute()))) if first else "", device
+        )
+        folder = Path(collectives.gather(begun)[0])
+        try:
+            dcp.save(_state(saved), checkpoint_id=folder / PARTS)
+        except CheckpointException as error:
+            raise TrainError(f"the sharded state cannot be written: {error}") from error
+        weights = gather()
+        _by_all(lambda: _write_model(folder, saved, weights) if first else None, device)
+        _by_all(until_whole.close, device)
+
+
+def _by_all(work: Callable[[], T], device: torch.device) -> T:
+    """The work's result, if it succeeded on every rank."""
+
+    def told() -> T:
+        try:
+            return work()
+        except OSError as error:
+            raise TrainError(str(error)) from error
+
+    return collectives.together(told, "write the checkpoint", device)
+
+
+def _write_model(folder: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> None:
+    for file in saved.source.iterdir():
+        if file.is_file() and not file.name.endswith(NOT_COPIED):
+            shutil.copyfile(file, folder / file.name)
+    saved.model.save_pretrained(folder, state_dict=weights)
+    _write_dtype(folder / "config.json", saved.dtype)
+
+
 def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Load optimiser state (and float32 weights) into the model and optimiser. Returns updates and version."""
+    """Load optimiser state (and float32 weights) into the model and optimiser. Returns updates and version.
+
+    All ranks call this at the same time. Raises UserError.
+    """
+    if (folder / PARTS).is_dir():
+        return _resume_from_parts(folder / PARTS, model, optimizer)
     file = folder / STATE
     if not file.is_file():
         raise UserError(
-            f"resume_from: {folder} has no {STATE}, so training cannot resume from it: "
+            f"resume_from: {folder} has neither {STATE} nor {PARTS}/, so training cannot resume from it: "
             "name a checkpoint folder of a run, or start a new run with model.path"
         )
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    # Mapped, not read: a rank with sharded weights wants a part of each tensor.
+    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     try:
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(_sharded_alike(state["optimizer"], optimizer))
     except (ValueError, KeyError) as error:
-        raise UserError(
-            f"resume_from: {file} does not fit the model beside it ({error}): use another checkpoint"
-        ) from None
+        raise _does_not_fit(file, error) from None
     if "weights" in state:
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, value in state["weights"].items():
-                parameters[name].copy_(value)
+                parts.copy_into(parameters[name], value)
     return int(state["updates"]), int(state["version"])
+
+
+def _resume_from_parts(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    state = _state(Saved(folder, model, torch.float32, optimizer, updates=0, version=0))
+    try:
+        # Into the tensors that are there already.
+        dcp.load(state, checkpoint_id=folder)
+    except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
+        raise _does_not_fit(folder, error) from None
+    counters = state["counters"]
+    return int(counters["updates"]), int(counters["version"])
+
+
+def _state(saved: Saved) -> Nested:
+    """The very tensors of the model and the optimiser, by the weights' names, and the counters.
+
+    A weight without optimiser state gets that of the beginning: zeros.
+    """
+    weights = dict(saved.model.named_parameters())
+    of_optimizer = {name: _adam(saved.optimizer, weights[name]) for name in weights if weights[name].requires_grad}
+    return {
+        "weights": {name: weight.detach() for name, weight in weights.items()},
+        **{key: {name: state[key] for name, state in of_optimizer.items()} for key in ("step", *MOMENTS)},
+        "counters": {"updates": torch.tensor(saved.updates), "version": torch.tensor(saved.version)},
+    }
+
+
+def _adam(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = optimizer.state[weight]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+        state |= {name: torch.zeros_like(weight.detach()) for name in MOMENTS}
+        optimizer.state[weight] = state
+    return state
+
+
+def _sharded_alike(
+    state: dict[str, dict[int, dict[str, torch.Tensor]]], optimizer: torch.optim.Optimizer
+) -> dict[str, object]:
+    """A whole optimiser's state dict with each rank's own parts of the moments."""
+    weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
+
+    def mine(number: int, key: str, value: torch.Tensor) -> torch.Tensor:
+        return parts.part_of(value, weights[number]) if key in MOMENTS else value.clone()
+
+    shares = {
+        number: {key: mine(number, key, value) for key, value in one.items()} for number, one in state["state"].items()
+    }
+    return {**state, "state": shares}
+
+
+def _does_not_fit(state: Path, error: Exception) -> UserError:
+    return UserError(f"resume_from: {state} does not fit the model beside it ({error}): use another checkpoint")
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -91,22 +91,23 @@ def together(work: Callable[[], T], what: str, device: torch.device) -> T:
     If any has failed, every rank raises SampleError with the trajectories that any of them blames,
     UnknownScreenshotError if any lacks a screenshot, else TrainError. (The equations raise ValueError for bad numbers.)
     """
-    problem: TrainError
-    try:
-        result = work()
-    except TrainError as error:
-        problem = error
-    except UnknownScreenshot as error:
-        problem = UnknownScreenshotError(str(error))
-    except ValueError as error:
-        problem = TrainError(str(error))
-    except torch.OutOfMemoryError as error:
-        problem = TrainError(f"the device's memory is full ({error}): lower trainer.microbatch_tokens")
-    else:
-        raise_together(None, what, device)
-        return result
+    result, problem = attempt(work)
     raise_together(problem, what, device)
-    raise problem
+    return result  # type: ignore[return-value]
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, TrainError | None]:
+    """This rank's result, or its problem as a TrainError."""
+    try:
+        return work(), None
+    except TrainError as error:
+        return None, error
+    except UnknownScreenshot as error:
+        return None, UnknownScreenshotError(str(error))
+    except ValueError as error:
+        return None, TrainError(str(error))
+    except torch.OutOfMemoryError as error:
+        return None, TrainError(f"the device's memory is full ({error}): lower trainer.microbatch_tokens")
 
 
 def raise_together(problem: TrainError | None, what: str, device: torch.device) -> None:

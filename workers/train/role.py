@@ -3,7 +3,7 @@
 Everything that touches the model runs in one thread, one thing after the other, so the event loop (and its heartbeats)
 keeps running during an update. Transfers run in other threads: they read staged snapshots, which training never
 changes. Rank and world size come from Accelerate's environment variables; ranks other than 0 train and answer, but
-send and save nothing.
+send nothing, and save nothing but their parts of sharded weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dart.workers.train.errors import (
     TrainError,
     UnknownScreenshotError,
 )
-from dart.workers.train.senders import Senders, Snapshots
+from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
 
@@ -78,8 +78,10 @@ class TrainRole:
         self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer = await self._train_thread(lambda: Trainer(config))
+        trainer = self._trainer
+        weights = await self._train_thread(lambda: self._snapshot(trainer, None))
         if self.rank == 0:
-            self._snapshots.stage(self._trainer.version, await self._train_thread(self._trainer.snapshot))
+            self._snapshots.stage(trainer.version, weights)
         return pb.Ready(
             slots=1,
             weight_version=self._trainer.version,
@@ -131,10 +133,11 @@ class TrainRole:
         images = [image for one in pages.values() for image in one.images]
         trainer = self._loaded()
         started = time.perf_counter()
+        spare = self._snapshots.spare()
 
         def update() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
             metrics = trainer.update(samples, page.total_samples, page.total_tokens, images)
-            return metrics, trainer.snapshot() if self.rank == 0 else {}
+            return metrics, self._snapshot(trainer, spare)
 
         try:
             metrics, weights = await self._train_thread(update)
@@ -173,7 +176,7 @@ class TrainRole:
         trainer, path = self._loaded(), Path(command.path)
 
         def save() -> int:
-            if self.rank == 0:
+            if self.rank == 0 or trainer.sharded:
                 trainer.save_checkpoint(path)
             return trainer.version
 
@@ -182,6 +185,10 @@ class TrainRole:
         except Exception as error:
             raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
         return pb.CheckpointSaved(path=str(path), weight_version=version, seconds=time.perf_counter() - started)
+
+    def _snapshot(self, trainer: Trainer, spare: Weights | None) -> Weights:
+        """Rank 0's copy of the weights, for which all ranks give their parts if weights are sharded."""
+        return trainer.snapshot(spare) if self.rank == 0 or trainer.sharded else {}
 
     def _loaded(self) -> Trainer:
         if self._trainer is None:

@@ -107,8 +107,10 @@ class Snapshots:
     """The staged weights of the newest versions, each immutable, kept for as long as a transfer may want them.
 
     It keeps the newest version, those being sent, and the one before the newest until a transfer of the newest is
-    requested: a command to send the older one may have crossed the report of the newer one on the wire. Owned by the
-    role; used from the event loop only.
+    requested: a command to send the older one may have crossed the report of the newer one on the wire. When the next
+    update begins, that can no longer be, and the memory of a version that was dropped is used for the next one: so
+    there are two copies of the weights, and more only while replicas are being sent older ones. Owned by the role; used
+    from the event loop only.
     """
 
     def __init__(self) -> None:
@@ -116,6 +118,7 @@ class Snapshots:
         self._sending: dict[int, int] = {}
         self._newest = -1
         self._newest_asked_for = False
+        self._spare: Weights | None = None
 
     @property
     def versions(self) -> list[int]:
@@ -127,6 +130,12 @@ class Snapshots:
         previous, self._newest, self._newest_asked_for = self._newest, version, False
         self._weights[version] = weights
         self._drop(keep=previous)
+
+    def spare(self) -> Weights | None:
+        """A dropped version's memory, for the next one; None if there is none. Called when an update begins."""
+        self._drop(keep=None)
+        spare, self._spare = self._spare, None
+        return spare
 
     @contextmanager
     def sending(self, version: int) -> Iterator[Weights]:
@@ -146,4 +155,4 @@ class Snapshots:
     def _drop(self, keep: int | None) -> None:
         for version in list(self._weights):
             if version not in (self._newest, keep) and version not in self._sending:
-                del self._weights[version]
+                self._spare = self._weights.pop(version)

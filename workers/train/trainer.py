@@ -5,7 +5,9 @@ then over ranks, and every mean is over the whole batch, so how a batch is cut a
 Ranks may have different numbers of micro-batches, or no samples at all; all of them call `update` at the same time.
 
 Weights are float32 masters; with `model.dtype` bfloat16 the forward pass runs under autocast and snapshots are
-bfloat16. Methods are called from one thread (`cancel` from any).
+bfloat16. With `trainer.sharding: full` each rank holds a part of the weights, gradients and optimiser state, and ranks
+make their passes in step (`dart.workers.train.sharding`); snapshots and checkpoints are then made by all ranks at once.
+Methods are called from one thread (`cancel` from any).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +24,9 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from dart.algo import objectives
-from dart.algo.loss import Recipe
 from dart.algo.steps import Totals
-from dart.config import Loss, TrainWorkerConfig
+from dart.config import TrainWorkerConfig
 from dart.core.types import Sample
-from dart.errors import UserError
 from dart.screenshots.lookup import BadScreenshot
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import image_pb2 as ipb
@@ -36,11 +35,17 @@ from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
-from dart.workers.train.faults import Faults, MicroLoss, check_finite, micro_loss
-from dart.workers.train.model import forward, load_banned_tokens, load_image_processor, load_model, pairs_per_token
+from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.passes import parts
+from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
+from dart.workers.train.passes.pace import Alone, Pace
+from dart.workers.train.passes.rounds import rehearse, work_through
+from dart.workers.train.passes.settings import learning_rate, loss_recipe, make_optimizer
+from dart.workers.train.passes.tally import Tally, summed
+from dart.workers.train.passes.works import Learning, Scoring
+from dart.workers.train.policy import Blank, Policy
 from dart.workers.train.screenshots import ProcessedScreenshots
 from dart.workers.train.selection import Score, select
-from dart.workers.train.tally import Tally, summed
 
 SKIPS_ALLOWED = 1
 """How many optimiser steps in a row may be skipped for a non-finite gradient before its cause is looked for."""
@@ -60,47 +65,45 @@ class Trainer:
         self.device: torch.device = self.state.device
         self.folder = config.resume_from or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self.model = load_model(self.folder, self.device)
+        self.reference: Policy | None = None
+        self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
+        if self.sharded:
+            # Imported here, because what it needs of torch is newer than the rest.
+            from dart.workers.train import sharding
+
+            ready = sharding.load(config, self.folder, self.device, self._make_policy)
+            self.policy, self.reference = ready.policy, ready.reference
+            self._pace: Pace = ready.pace
+        else:
+            self.policy = self._make_policy(load_model(self.folder, self.device), None)
+            if settings.loss.kl_coefficient > 0:
+                # Float32 under the same autocast, so that the KL to it is exactly 0 at the start.
+                reference = load_model(config.model.folder, self.device).requires_grad_(False)
+                self.reference = self._make_policy(reference, None)
+            self._pace = Alone()
+        self.model = self.policy.model
         if settings.gradient_checkpointing:
             # Checkpointing works only in training mode; these models have no dropout unless their config says so.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
-        self.reference: PreTrainedModel | None = None
-        if settings.loss.kl_coefficient > 0:
-            # Float32 under the same autocast, so that the KL to it is exactly 0 at the start.
-            self.reference = load_model(config.model.folder, self.device).requires_grad_(False)
+        self.layout = layout_of(self.model, self.folder)
         self.screenshots = ProcessedScreenshots(
             load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs)
         )
-        text = self.model.config.get_text_config()
-        self.layout = batches.Layout(
-            vocab_size=text.vocab_size,
-            image_token_id=self.model.config.image_token_id,
-            merge_size=self.model.config.vision_config.spatial_merge_size,
-            banned=load_banned_tokens(self.folder),
-            pairs_per_token=pairs_per_token(self.model),
-        )
-        self._banned = torch.tensor(self.layout.banned, dtype=torch.int64, device=self.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                # Norms and biases have no weight decay.
-                {"params": [p for p in self.parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-                {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0},
-            ],
-            lr=settings.learning_rate,
-            betas=settings.adam_betas,
-            eps=settings.adam_epsilon,
-            fused=True,
-        )
+        self.optimizer = make_optimizer(self.parameters, settings)
         self.updates = 0
         self.version = 0
         if config.resume_from is not None:
             self.updates, self.version = checkpoint.resume(config.resume_from, self.model, self.optimizer)
+        self.token_limit = settings.microbatch_tokens
+        """The most tokens of a micro-batch: half of what has ever not fitted."""
         self.remarks: list[str] = []
         """What was left out of the last update or skipped, and why."""
         self._skipped_in_a_row = 0
         self._cancelled = threading.Event()
+        for work in (Learning(self, Totals(1, 1, 1), {}), Scoring(self)):
+            rehearse(work, self._pace)
 
     @property
     def rank(self) -> int:
@@ -111,16 +114,8 @@ class Trainer:
         self._cancelled.set()
 
     def learning_rate(self, update: int) -> float:
-        """For the update with this index (from 0): up in equal steps over the warm-up, to its full value at the first
-        update after that; from there linear to the last update, or constant without a last."""
-        settings, total = self.config.trainer, self.config.total_updates
-        warmup = settings.warmup_updates
-        if update < warmup:
-            return settings.learning_rate * (update + 1) / (warmup + 1)
-        if total is None:
-            return settings.learning_rate
-        progress = min(1.0, (update - warmup) / max(1, total - 1 - warmup))
-        return settings.learning_rate * (1 - (1 - settings.final_learning_rate_fraction) * progress)
+        """For the update with this index, from 0."""
+        return learning_rate(self.config.trainer, update, self.config.total_updates)
 
     # ---- one update ----
 
@@ -166,6 +161,8 @@ class Trainer:
         self.updates += 1
         self.version += 1
         self.remarks = faults.remarks
+        if faults.smallest_too_large is not None:
+            self.token_limit = max(1, min(self.token_limit, faults.smallest_too_large // 2))
         metrics |= self._metrics(tallies)
         (metrics["samples_left_out"],) = collectives.add([len(faults.left_out)], self.device)
         metrics["steps_taken"] = len(norms)
@@ -183,7 +180,7 @@ class Trainer:
         for sample in samples:
             batches.check(sample, self.layout)
         self.screenshots.check_there({i.sha256: i for sample in samples for i in sample.images}.values())
-        return self._deal(batches.make_rows(samples, self.config.trainer.microbatch_tokens, self.layout))
+        return self._deal(batches.make_rows(samples, self.token_limit, self.layout))
 
     def _deal(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
         """Assign rows to minibatches, at random but the same every time."""
@@ -215,23 +212,11 @@ class Trainer:
     def _score(self, minibatches: list[list[batches.Row]], faults: Faults) -> dict[int, Score]:
         """log π_old and entropy of every step before the first optimiser step, by `id` of the sample."""
         rows = [row for rows in minibatches for row in rows]
-
-        def work() -> dict[int, Score]:
-            scores: dict[int, Score] = {}
-            for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
-                scores |= faults.finite(part, self._scores) or {}
-            return scores
-
-        scores = collectives.together(work, "score its share", self.device)
+        work = Scoring(self)
+        cut = batches.cut(rows, self.token_limit)
+        collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
         self._check_some_left(rows, faults, first=True)
-        return scores
-
-    @torch.no_grad()
-    def _scores(self, part: list[batches.Row]) -> dict[int, Score]:
-        inputs, logprobs, entropy = self._policy(part)
-        entropies = inputs.steps.means(entropy).tolist()
-        pieces = logprobs.split(inputs.steps.lengths.tolist())
-        return {id(s): Score(piece, h) for s, piece, h in zip(batches.samples_of(part), pieces, entropies, strict=True)}
+        return work.scores
 
     def _optimiser_step(
         self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score], faults: Faults, first: bool
@@ -240,30 +225,29 @@ class Trainer:
 
         The norm is None where the step was skipped. `first`: no minibatch of the update has changed the weights yet.
         """
-        tally = Tally()
-
-        def work() -> None:
-            self.optimizer.zero_grad(set_to_none=True)
-            for part in batches.cut(rows, self.config.trainer.microbatch_tokens):
-                self._accumulate(part, totals, scores, tally, faults)
-
-        collectives.together(work, "finish its share", self.device)
+        work = Learning(self, totals, scores)
+        cut = batches.cut(rows, self.token_limit)
+        collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
         if not self._check_some_left(rows, faults, first):
-            return tally, None
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self.parameters]
-        collectives.add_tensors(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
+            return work.tally, None
+        norm = self._gradient_over_ranks()
         if not bool(torch.isfinite(norm)):
             self._skip(float(norm), rows, totals, scores, faults, first)
-            return tally, None
+            return work.tally, None
         self._skipped_in_a_row = 0
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.trainer.gradient_clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return tally, float(norm)
+        return work.tally, float(norm)
+
+    def _gradient_over_ranks(self) -> torch.Tensor:
+        """Sum the gradients over ranks, which sharded ones are already. Returns their norm."""
+        if not self.sharded:
+            for parameter in self.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            collectives.add_tensors([parameter.grad for parameter in self.parameters])
+        return parts.total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def _check_some_left(self, rows: list[batches.Row], faults: Faults, first: bool) -> bool:
         """Whether any sample of the minibatch is left, over all ranks. If none is, the cause is looked for.
@@ -276,14 +260,15 @@ class Trainer:
         bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
         if not bad or bad < steps:
             return True
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+        if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if first:
             blamed = sorted({name for names in collectives.gather(_trajectories(left_out)) for name in names})
+            fits = " and fits the device's memory" if faults.no_memory else ""
             raise SampleError(
-                f"the weights are finite, but no sample of the batch gives finite numbers: {blamed}", blamed
+                f"the weights are finite, but no sample of the batch gives finite numbers{fits}: {blamed}", blamed
             )
-        faults.remark("no sample of a minibatch gave finite numbers: the optimiser's step was skipped")
+        faults.remark("no sample of a minibatch could be trained on: the optimiser's step was skipped")
         return False
 
     def _skip(
@@ -317,52 +302,65 @@ class Trainer:
         )
 
     def _culprits(self, rows: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> list[Sample]:
-        """The samples whose own gradient is not finite; this takes one backward pass each."""
-        found = []
-        for branch in (branch for row in rows for branch in row.branches):
-            self.optimizer.zero_grad(set_to_none=True)
-            self._accumulate([batches.Row.of([branch.keyed])], totals, scores, Tally(), Faults())
+        """The samples of this rank whose own gradient is not finite; this takes one backward pass each.
+
+        Where passes are in step, each rank's next sample is tried together with those of the others, and only if
+        that fails each of them by itself.
+        """
+        alone = [[batches.Row.of([branch.keyed])] for row in rows for branch in row.branches]
+        count, turns = len(alone), [self.rank]
+        if self.sharded:
+            count = int(collectives.largest([float(count)], self.device)[0])
+            turns = list(range(int(self.state.num_processes)))
+
+        def finite(part: list[batches.Row]) -> bool:
+            work_through([part] if part else [], Learning(self, totals, scores), Faults(), self._pace)
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            if gradients and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
-                found.append(branch.sample)
+            return not gradients or bool(torch.isfinite(parts.total_norm(gradients)))
+
+        found = []
+        for number in range(count):
+            part = alone[number] if number < len(alone) else []
+            if finite(part):
+                continue
+            for rank in turns:
+                if not finite(part if rank == self.rank else []) and rank == self.rank:
+                    found += batches.samples_of(part)
         self.optimizer.zero_grad(set_to_none=True)
         return found
 
-    def _accumulate(
-        self, part: list[batches.Row], totals: Totals, scores: dict[int, Score], tally: Tally, faults: Faults
-    ) -> None:
-        """Add one micro-batch's share of the gradient, without the samples whose loss is not finite."""
-        loss = faults.finite(part, lambda left: self._loss(left, totals, scores))
-        if loss is None:
-            return
-        loss.terms.loss.backward()
-        mean_entropy = loss.entropy.detach().sum() / totals.trained_tokens
-        metrics = loss.terms.metrics | {"loss": loss.terms.loss.detach(), "entropy": mean_entropy}
-        tally.count(loss.inputs, metrics, loss.difference, self.version, totals.trained_tokens)
+    # ---- what the passes need ----
 
-    def _loss(self, part: list[batches.Row], totals: Totals, scores: dict[int, Score]) -> MicroLoss:
-        """Raises NotFinite with the samples whose loss is not finite."""
-        inputs, new, entropy = self._policy(part)
+    def prepare(self, part: list[batches.Row]) -> batches.MicroBatch:
+        """The part's inputs, in host memory. Raises SampleError, UnknownScreenshot, CancelledUpdateError."""
+        if self._cancelled.is_set():
+            raise CancelledUpdateError("the worker is closing")
+        return self._collate(part)
+
+    def evaluate(self, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's log-probs and entropies, float32 [T]."""
+        return self._forward(self.policy, inputs)
+
+    @torch.no_grad()
+    def evaluate_reference(self, inputs: batches.MicroBatch) -> torch.Tensor | None:
+        """The reference model's log-probs, float32 [T]; None without one."""
+        return None if self.reference is None else self._forward(self.reference, inputs)[0]
+
+    def loss(
+        self, part: list[batches.Row], inputs: batches.MicroBatch, totals: Totals, scores: Mapping[int, Score]
+    ) -> MicroLoss:
+        """Raises NotFinite with the samples whose log-probs or loss are not finite."""
+        new, entropy = self.evaluate(inputs)
+        check_finite(part, inputs.steps, new + entropy, "its log-probs are not finite")
         samples = batches.samples_of(part)
         old = torch.cat([scores[id(one)].logprobs for one in samples]) if id(samples[0]) in scores else new.detach()
-        reference = None
-        if self.reference is not None:
-            with torch.no_grad():
-                reference, _ = self._forward(self.reference, inputs)
+        reference = self.evaluate_reference(inputs)
+        if reference is not None:
             check_finite(part, inputs.steps, reference, "the reference model's log-probs are not finite")
         return micro_loss(self.recipe, part, inputs, totals, new, old, entropy, reference)
 
-    def _policy(self, part: list[batches.Row]) -> tuple[batches.MicroBatch, torch.Tensor, torch.Tensor]:
-        """Inputs of one micro-batch, and the current policy's log-probs and entropies of their tokens.
-
-        Raises NotFinite.
-        """
-        if self._cancelled.is_set():
-            raise CancelledUpdateError("the worker is closing")
-        inputs = self._collate(part)
-        logprobs, entropy = self._forward(self.model, inputs)
-        check_finite(part, inputs.steps, logprobs + entropy, "its log-probs are not finite")
-        return inputs, logprobs, entropy
+    def forget_gradient(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _metrics(self, tallies: list[Tally]) -> dict[str, float]:
         metrics = summed(tallies, self.device)
@@ -378,44 +376,56 @@ class Trainer:
         except BadScreenshot as error:
             blamed = [s for s in batches.samples_of(rows) if any(image.sha256 == error.digest for image in s.images)]
             raise SampleError(f"{blamed[0].name}: {error}", _trajectories(blamed)) from error
-        return batches.collate(rows, screenshots, self.layout).to(self.device)
+        return batches.collate(rows, screenshots, self.layout)
 
-    def _forward(self, model: PreTrainedModel, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            entropy_gradient = self.recipe.entropy_coefficient > 0
-            return forward(model, inputs, self.config.temperature, self._banned, entropy_gradient=entropy_gradient)
+    def _make_policy(self, model: PreTrainedModel, blank: Blank | None) -> Policy:
+        banned = torch.tensor(load_banned_tokens(self.folder), dtype=torch.int64, device=self.device)
+        entropy_gradient = self.recipe.entropy_coefficient > 0
+        return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank)
+
+    def _forward(self, policy: Policy, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        # Sharded weights are gathered in the dtype in which they are used.
+        autocast = self.dtype == torch.bfloat16 and not self.sharded
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+            logprobs, entropy = policy(inputs.to(self.device))
+        return logprobs, entropy
 
     # ---- weights for others ----
 
     @torch.no_grad()
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """A copy of the weights by their checkpoint names, in the model's dtype; training does not change it."""
-        return {
-            name: parameter.detach().to("cpu", self.dtype, copy=True)
-            for name, parameter in self.model.named_parameters()
-        }
+    def snapshot(self, into: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """A copy of the weights by their checkpoint names, in the model's dtype; training does not change it.
+
+        `into`: an earlier copy that nobody needs any more, whose memory is used again. Sharded weights are gathered
+        one tensor after the other into rank 0's copy: all ranks call this, and the others get nothing.
+        """
+        copies: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            value = parts.whole(parameter.detach().to(self.dtype))
+            if self.rank == 0 or not self.sharded:
+                former = into.get(name) if into else None
+                pinned = self.device.type == "cuda"
+                copy = torch.empty(value.shape, dtype=self.dtype, pin_memory=pinned) if former is None else former
+                copies[name] = copy.copy_(value)
+        return copies
 
     def save_checkpoint(self, path: Path) -> None:
-        """Write a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent."""
-        checkpoint.save(
-            path,
+        """Write a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent.
+
+        Sharded: all ranks call this at the same time, and write into one folder, which all of them must see.
+        """
+        saved = checkpoint.Saved(
             source=self.config.model.folder,  # the checkpoint that a run resumed from is deleted in time
             model=self.model,
-            weights=self.snapshot(),
             dtype=self.dtype,
             optimizer=self.optimizer,
             updates=self.updates,
             version=self.version,
         )
-
-
-def loss_recipe(loss: Loss) -> Recipe:
-    """The loss that the configuration describes. Raises UserError if it names a function that does not exist."""
-    try:
-        objective = objectives.find(loss.kind)
-    except ValueError as error:
-        raise UserError(f"trainer.loss.kind: {error}") from error
-    return Recipe(objective=objective, **loss.model_dump(exclude={"kind", "entropy_quantile"}))
+        if self.sharded:
+            checkpoint.save_sharded(path, saved, self.snapshot, self.device)
+        else:
+            checkpoint.save(path, saved, self.snapshot())
 
 
 def _trajectories(samples: Iterable[Sample]) -> list[str]:

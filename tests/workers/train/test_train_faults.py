@@ -150,3 +150,62 @@ def test_a_screenshot_that_cannot_be_decoded_names_its_trajectories(folder: Path
     assert {"t2", "t3"}.issuperset(caught.value.trajectories) and caught.value.trajectories
     good = [samples[0]]
     assert trainer.update(good, *totals(good))["gradient_norm"] > 0
+
+
+def out_of_memory(trainer: Trainer, *, backward: bool, rows: int, length: int = 10**9) -> list[tuple[int, int]]:
+    """From now on a micro-batch of more rows than this, or as long as this, does not fit. Returns the shapes tried."""
+    tried = []
+
+    def too_much(hidden: Any) -> bool:
+        return bool(hidden.shape[0] > rows or hidden.shape[1] >= length)
+
+    def before(_module: Any, args: Any, kwargs: Any) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        tried.append((hidden.shape[0], hidden.shape[1]))
+        if not backward and too_much(hidden):
+            raise torch.OutOfMemoryError("injected")
+
+    def raising(_gradient: Any) -> None:
+        raise torch.OutOfMemoryError("injected")
+
+    def after(_module: Any, _args: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if backward and hidden.requires_grad and too_much(hidden):
+            hidden.register_hook(raising)
+
+    layer = trainer.model.get_decoder().layers[0]
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after)
+    return tried
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(folder: Path, where: str) -> None:
+    samples = mixed(groups=3)
+    rate = {"learning_rate": 2e-6, "loss": {"entropy_quantile": 0.4, "kl_coefficient": 0.1}}
+    roomy, full = (Trainer(settings(folder, microbatch_tokens=400, **rate)) for _ in range(2))
+    tried = out_of_memory(full, backward=where == "backward", rows=1)
+    expected, metrics = (one.update(samples, *totals(samples)) for one in (roomy, full))
+    assert max(rows for rows, _ in tried) > 1
+    assert metrics["microbatches"] > expected["microbatches"]
+    for name in ("loss", "gradient_norm", "selected_share"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-4), name
+    ours, theirs = full.snapshot(), roomy.snapshot()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+    assert full.remarks and all("rows of up to" in line and "were halved" in line for line in full.remarks)
+    assert (roomy.token_limit, full.token_limit <= 200) == (400, True)
+
+
+def test_a_sample_that_does_not_fit_alone_is_left_out_and_named(folder: Path) -> None:
+    trainer, without = (Trainer(settings(folder, microbatch_tokens=400, learning_rate=2e-6)) for _ in range(2))
+    out_of_memory(trainer, backward=False, rows=9, length=120)
+    long = [sample("long", "go" * 60, "12345", advantage, [screenshot(7)], group="l") for advantage in (1.0, 0.0)]
+    with_it, silent = [*mixed(groups=1), long[0]], [*mixed(groups=1), long[1]]
+    metrics = trainer.update(with_it, *totals(with_it))
+    assert (metrics["samples_left_out"], metrics["steps_taken"]) == (1, 1)
+    assert trainer.remarks[-1].startswith("sample long/0 of group l was left out of the update: its ")
+    assert trainer.remarks[-1].endswith("tokens alone do not fit the device's memory")
+    assert metrics["gradient_norm"] == pytest.approx(without.update(silent, *totals(silent))["gradient_norm"], rel=1e-4)
+    with pytest.raises(SampleError, match=r"finite numbers and fits the device's memory: \['long'\]"):
+        trainer.update([long[0]], *totals([long[0]]))

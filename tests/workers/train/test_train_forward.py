@@ -18,7 +18,7 @@ from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
 from dart.workers.train import linear  # noqa: E402
-from dart.workers.train import model as models  # noqa: E402
+from dart.workers.train import policy as policies  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
@@ -54,7 +54,7 @@ def logprobs(trainer: Trainer, parts: list[list[batches.Row]]) -> dict[str, Any]
     """Of every sample by name."""
     found = {}
     for part in parts:
-        values, _ = trainer._forward(trainer.model, trainer._collate(part))
+        values, _ = trainer._forward(trainer.policy, trainer._collate(part))
         steps = [step for row in part for step in row.samples]
         for step, value in zip(steps, values.split([len(step.generation.token_ids) for step in steps]), strict=True):
             found[step.name] = value
@@ -119,7 +119,7 @@ def test_chunks_of_the_head_change_nothing(trainer: Trainer, monkeypatch: pytest
         return found.detach(), trainer.model.lm_head.weight.grad.clone()
 
     whole = run()
-    monkeypatch.setattr(models, "HEAD_ELEMENTS", 264 * 7)
+    monkeypatch.setattr(policies, "HEAD_ELEMENTS", 264 * 7)
     torch.testing.assert_close(run(), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -127,7 +127,7 @@ def test_the_head_is_float32_under_bfloat16(trainer: Trainer) -> None:
     hidden, ids = torch.randn(40, trainer.model.lm_head.weight.shape[1]), torch.arange(40)
 
     def head() -> Any:
-        return models._head(trainer.model.lm_head, hidden, ids, 1.0, torch.tensor([0]), False)[0].detach()
+        return policies.head(trainer.model.lm_head, hidden, ids, 1.0, torch.tensor([0]), False)[0].detach()
 
     plain = head()
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Two ranks over gloo make the same update as one, however samples are spread."""
+"""Two ranks over gloo, each with all weights, make the same update as one, however samples are spread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train_samples import mixed, settings, totals  # noqa: E402
 
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
-TESTS = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[2] / "support"
 SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty")
 
 
@@ -60,9 +60,10 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
         "--main_process_port", str(port), "--num_cpu_threads_per_process", "1",
-        str(TESTS / "train_rank.py"), str(folder), str(out), *SPLITS,
+        str(SUPPORT / "ranks" / "train_rank.py"), str(folder), str(out), *SPLITS,
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {split: [torch.load(out / f"{split}-{rank}.pt") for rank in range(2)] for split in SPLITS}

@@ -286,3 +286,24 @@ def test_snapshots_are_kept_only_while_needed() -> None:
     assert snapshots.versions == [4]
     with pytest.raises(KeyError), snapshots.sending(3):
         pass
+
+
+def test_a_dropped_versions_memory_is_used_again_so_that_two_copies_are_enough() -> None:
+    snapshots = Snapshots()
+    copies: list[dict[str, Any]] = [{} for _ in range(4)]
+    snapshots.stage(0, copies[0])
+    assert snapshots.spare() is None
+    snapshots.stage(1, copies[1])
+    assert snapshots.versions == [0, 1]
+    # The samples of the next update have come, so a command for version 0 cannot any more.
+    assert snapshots.spare() is copies[0]
+    assert snapshots.spare() is None
+    assert snapshots.versions == [1]
+    snapshots.stage(2, copies[2])
+    with snapshots.sending(1):
+        assert snapshots.spare() is None
+    assert snapshots.versions == [1, 2]
+    with snapshots.sending(2):
+        pass
+    assert snapshots.versions == [2]
+    assert snapshots.spare() is copies[1]

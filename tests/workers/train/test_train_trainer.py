@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logprob(trainer: Trainer, one: pb.Sample) -> float:
     row = alone(one, trainer.layout)
     with torch.no_grad():
-        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+        values, _ = trainer._forward(trainer.policy, trainer._collate([row]))
     return float(values.sum())
 
 
@@ -91,7 +91,7 @@ def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> N
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
         row = alone(one, trainer.layout)
-        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+        values, _ = trainer._forward(trainer.policy, trainer._collate([row]))
     del one.logprobs[:]
     one.logprobs.extend((values + torch.tensor([0.0, -0.3, 0.0])).tolist())
     old = sample("old", "go", "1", 1.0, [screenshot(1)], version=0)
@@ -109,7 +109,7 @@ def test_importance_weights_are_those_of_the_behaviour_logprobs(folder: Path) ->
     one = sample("t", "go", "12", 1.0, [screenshot(0)])
     with torch.no_grad():
         row = alone(one, trainer.layout)
-        values, _ = trainer._forward(trainer.model, trainer._collate([row]))
+        values, _ = trainer._forward(trainer.policy, trainer._collate([row]))
     # The engine thought twice as much of the first token, half as much of the second.
     del one.logprobs[:]
     one.logprobs.extend((values + torch.tensor([2.0, 0.5, 1.0]).log()).tolist())
@@ -144,7 +144,7 @@ def entropies(trainer: Trainer, samples: list[pb.Sample]) -> list[float]:
     """H of each step, alone."""
     with torch.no_grad():
         rows = [alone(one, trainer.layout) for one in samples]
-        return [float(trainer._forward(trainer.model, trainer._collate([row]))[1].mean()) for row in rows]
+        return [float(trainer._forward(trainer.policy, trainer._collate([row]))[1].mean()) for row in rows]
 
 
 @pytest.mark.parametrize("aggregation", ["step_mean", "token_mean"])

@@ -1,4 +1,4 @@
-"""One micro-batch's loss, and which samples an update leaves out because their numbers are not finite.
+"""One micro-batch's loss, and which samples an update leaves out: their numbers are not finite, or they do not fit.
 
 A single NaN sample would make the whole gradient NaN. So it is left out before the backward pass and contributes
 nothing; it still counts in the totals, like the samples that high-entropy selection leaves out. The reasons go to the
@@ -8,19 +8,17 @@ coordinator with the reply (`Trained.remarks`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from dart.algo.loss import Recipe, Terms, policy_loss
 from dart.algo.steps import Steps, Totals
 from dart.core.types import Sample
-from dart.workers.train.batch import MicroBatch, Row, samples_of, without
+from dart.workers.train.batch import MicroBatch, Row, samples_of
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MOST_REMARKS = 20
 
@@ -40,24 +38,27 @@ class Faults:
         self.left_out: dict[int, Sample] = {}
         """By `id`, which stays valid because the samples are kept here."""
         self.remarks: list[str] = []
+        self.no_memory = False
+        """Whether a sample was left out because it alone does not fit the device's memory."""
+        self.smallest_too_large: int | None = None
+        """The fewest padded tokens of a micro-batch of several rows that did not fit; None: all did."""
 
     def remark(self, text: str) -> None:
         log.warning("%s", text)
         if len(self.remarks) < MOST_REMARKS:
             self.remarks.append(text)
 
-    def finite(self, rows: Sequence[Row], work: Callable[[list[Row]], T]) -> T | None:
-        """The result of the work on the rows without the samples for which it raises NotFinite; None if none remain."""
-        left = without(rows, self.left_out)
-        while left:
-            try:
-                return work(left)
-            except NotFinite as error:
-                for sample in error.samples:
-                    self.left_out[id(sample)] = sample
-                    self.remark(f"{sample.name} of group {sample.group_id} was left out of the update: {error}")
-                left = without(left, self.left_out)
-        return None
+    def leave_out(self, samples: Sequence[Sample], why: str, *, memory: bool = False) -> None:
+        self.no_memory = self.no_memory or memory
+        for sample in samples:
+            self.left_out[id(sample)] = sample
+            self.remark(f"{sample.name} of group {sample.group_id} was left out of the update: {why}")
+
+    def too_large(self, padded_tokens: int | None, what: str) -> None:
+        """A micro-batch did not fit. padded_tokens: None for one row, which a lower limit would not make shorter."""
+        if padded_tokens is not None:
+            self.smallest_too_large = min(padded_tokens, self.smallest_too_large or padded_tokens)
+        self.remark(f"{what} did not fit the device's memory and were halved: lower trainer.microbatch_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dart.workers.train.trainer import Trainer
 def main(folder: Path, out: Path, split: str) -> None:
     samples = mixed(groups=3)
     loss = {"entropy_quantile": 0.4} if split.startswith("selecting") else {}
-    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
+    trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss, sharding="none"))
     rank, world = trainer.state.process_index, trainer.state.num_processes
     lines: list[str] = []
     if split.endswith("failing"):

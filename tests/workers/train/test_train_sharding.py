@@ -1,0 +1,230 @@
+"""Weights sharded over two ranks train as whole ones do on one rank, and no rank waits for another for ever."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.torch
+
+import tiny_model  # noqa: E402
+from ranks import train_sharded as cases  # noqa: E402
+from train_samples import settings, totals  # noqa: E402
+
+from dart import manifest  # noqa: E402
+from dart.workers.train.passes.lockstep import NEVER, Script  # noqa: E402
+from dart.workers.train.trainer import Trainer  # noqa: E402
+
+SCRIPT = Path(cases.__file__)
+SUPPORT = SCRIPT.parents[1]
+RANKS = 2
+CLOSE = 1e-6
+"""Steps are of 2e-6: Adam turns rounding in a gradient near 0 into a part of a step, of either sign."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
+    return path
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("windowed")
+    tiny_model.build_windowed(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, windowed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank has: weights and metrics after each update, and its checkpoint after the first."""
+    earlier = tmp_path_factory.mktemp("earlier") / "v1"
+    results: dict[str, Any] = {"checkpoint": earlier}
+    both = Trainer(settings(folder, **cases.BASE, loss=cases.BOTH))
+    start = both.snapshot()
+    for number in (1, 2, 3):
+        metrics = both.update(cases.batch(), *totals(cases.batch()))
+        results[f"both {number}"] = both.snapshot(), metrics
+        if number == 1:
+            both.save_checkpoint(earlier)
+    assert max(float((both.snapshot()[name] - start[name]).abs().max()) for name in start) > 4e-6
+    plain = Trainer(settings(folder, **cases.BASE))
+    for _ in range(2):
+        metrics = plain.update(cases.batch(), *totals(cases.batch()))
+    results["plain"] = plain.snapshot(), metrics
+    silent = Trainer(settings(folder, **cases.BASE))
+    samples = cases.with_long(advantage=0.0)
+    metrics = silent.update(samples, *totals(samples))
+    results["without the long one"] = silent.snapshot(), metrics
+    other = Trainer(settings(windowed, **cases.BASE))
+    for _ in range(2):
+        metrics = other.update(cases.batch(), *totals(cases.batch()))
+    results["another family"] = other.snapshot(), metrics
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank had in each case, by name."""
+    out = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(SCRIPT), str(folder), str(windowed), str(alone["checkpoint"]), str(out)]
+    common = {
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True,
+            env=os.environ | common | {"RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": str(RANKS)},
+        )
+        for n in range(RANKS)
+    ]  # fmt: skip
+    told = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * RANKS, "\n----\n".join(one[-4000:] for one in told)
+    return lambda name: [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(RANKS)] + [out]
+
+
+def test_a_pass_with_other_collectives_than_were_recorded_is_refused_before_ranks_wait() -> None:
+    script = Script(torch.device("cpu"))
+    four, two = torch.zeros(4), torch.zeros(2)
+
+    def passed(*parts: Any) -> int:
+        script.begin("loss")
+        for part in parts:
+            script.note("all-gather", part)
+        return script.end(complete=True)
+
+    script.note("all-gather", two)  # outside a pass
+    assert passed(four, two) == passed(four, two) == NEVER
+    with pytest.raises(RuntimeError, match="collective 1 of a loss pass"):
+        passed(four, four)
+    with pytest.raises(RuntimeError, match="1 collectives early"):
+        passed(four)
+    with pytest.raises(RuntimeError, match="collective 2 of a loss pass"):
+        passed(four, two, two)
+    script.begin("score")
+    with pytest.raises(RuntimeError, match="the first score pass"):
+        script.end(complete=False)
+
+
+def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert list(one) == list(other)
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
+
+
+def test_three_updates_with_selection_and_kl_and_uneven_shares(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["both 3"]
+    first, second, _ = ranks("selection_and_kl")
+    assert furthest(first["weights"], weights) <= CLOSE
+    assert second["weights"] == {}
+    for result in (first, second):
+        for name in ("loss", "gradient_norm", "entropy", "kl_reference", "selected_share", "entropy_threshold"):
+            assert result["metrics"][name] == pytest.approx(metrics[name], abs=1e-5), name
+        assert result["metrics"]["kl_reference"] > 0
+        # Tensors of an odd length are not cut in the middle.
+        assert result["held"] == pytest.approx({"weights": 1 / RANKS, "moments": 1 / RANKS}, abs=1e-3)
+
+
+def test_a_rank_without_samples_and_checkpointing(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["plain"]
+    first, second, _ = ranks("nothing_on_one_rank")
+    assert furthest(first["weights"], weights) <= CLOSE
+    assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
+    assert first["metrics"]["loss"] == second["metrics"]["loss"]
+
+
+def test_bad_data_on_one_rank_is_an_error_on_all_and_the_next_update_works(ranks: Any) -> None:
+    *results, _ = ranks("bad_data")
+    for rank, result in enumerate(results):
+        kinds = [line.partition(":")[0] for line in result["lines"]]
+        assert kinds == ["SampleError", "SampleError"]
+        assert all(("another rank" in line) == (rank == 0) for line in result["lines"])
+        assert result["version"] == 0
+        assert result["metrics"]["steps_taken"] == 1
+    assert "log-probs" in results[0]["lines"][0] and "placeholders" in results[0]["lines"][1]
+
+
+def test_a_sample_that_comes_to_no_number_on_one_rank_is_left_out(alone: Any, ranks: Any) -> None:
+    first, second, _ = ranks("no_number")
+    assert first["metrics"]["samples_left_out"] == second["metrics"]["samples_left_out"] == 1
+    assert first["remarks"] == []
+    assert second["remarks"] == [
+        f"sample {cases.TOO_LONG}/0 of group long was left out of the update: its log-probs are not finite"
+    ]
+    assert furthest(first["weights"], alone["without the long one"][0]) <= CLOSE
+
+
+def test_ranks_that_stop_in_the_same_pass_each_leave_out_their_own_sample(ranks: Any) -> None:
+    for rank, result in enumerate(ranks("no_number_on_any_rank")[:RANKS]):
+        assert result["metrics"]["samples_left_out"] == 2
+        (remark,) = result["remarks"]
+        assert remark.startswith(f"sample 0-{2 * rank}/0 ") and "not finite" in remark
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches(alone: Any, ranks: Any, where: str) -> None:
+    first, second = (one[where] for one in ranks("memory")[:RANKS])
+    assert furthest(first["weights"], alone["without the long one"][0]) <= CLOSE
+    assert first["metrics"]["samples_left_out"] == second["metrics"]["samples_left_out"] == 1
+    assert (first["remarks"], first["limit"]) == ([], 400)
+    assert any("rows of up to" in line and "halved" in line for line in second["remarks"])
+    (left_out,) = [line for line in second["remarks"] if "left out" in line]
+    assert left_out.startswith(f"sample {cases.TOO_LONG}/0") and "do not fit the device's memory" in left_out
+    assert second["limit"] <= 200
+
+
+def test_checkpoint_of_sharded_weights_resumes_bit_for_bit_on_two_ranks_and_on_one(
+    folder: Path, alone: Any, ranks: Any
+) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    result, other, out = ranks("saved")
+    assert result["counters"] == other["counters"] == (1, 1)
+    assert furthest(result["again"], result["first"]) == 0
+    assert furthest(result["second again"], result["second"]) == 0
+    assert "file" in result["refused"] and other["refused"].startswith("another rank could not write the checkpoint")
+    path = out / "checkpoints" / "v1"
+    assert manifest.problem(path) is None and (path / manifest.NAME).exists()
+    assert [entry.name for entry in path.parent.iterdir()] == ["v1"]
+    loaded = AutoModelForImageTextToText.from_pretrained(path)
+    assert furthest(dict(loaded.named_parameters()), result["first"]) == 0
+    one = Trainer(settings(folder, **cases.BASE, loss=cases.BOTH, resume_from=str(path)))
+    assert (one.updates, one.version) == (1, 1)
+    assert furthest(one.snapshot(), result["first"]) == 0
+    one.update(cases.batch(), *totals(cases.batch()))
+    assert furthest(one.snapshot(), result["second"]) <= CLOSE
+
+
+def test_checkpoint_of_one_rank_resumes_on_two(alone: Any, ranks: Any) -> None:
+    result, other, _ = ranks("from_one_rank")
+    assert result["counters"] == other["counters"] == (1, 1)
+    assert furthest(result["weights"], alone["both 2"][0]) <= CLOSE
+
+
+def test_bfloat16_is_gathered_from_float32_parts_and_the_kl_begins_at_zero(ranks: Any) -> None:
+    result, _, _ = ranks("bfloat16")
+    assert result["metrics"]["kl_reference"] == 0
+    assert result["held as"] == {torch.float32}
+    assert result["used as"] == {torch.bfloat16}
+    assert result["logprobs"] == torch.float32
+    assert {tensor.dtype for tensor in result["weights"].values()} == {torch.bfloat16}
+
+
+def test_another_family_with_windowed_vision_and_tied_embeddings(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["another family"]
+    first, second, _ = ranks("another_family")
+    assert furthest(first["weights"], weights) <= CLOSE
+    assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
+    assert second["held"]["weights"] == pytest.approx(1 / RANKS, abs=1e-2)

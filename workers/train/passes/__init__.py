@@ -1,0 +1,1 @@
+"""How a rank works through its micro-batches: what is left out, what is halved, and in step with whom."""

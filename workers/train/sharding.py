@@ -1,0 +1,167 @@
+"""Weights sharded over the ranks by torch's `fully_shard` (FSDP2): each rank holds a part of every tensor.
+
+A policy is sharded in units: each decoder layer, each block of the vision tower, and everything else. A unit's weights
+are gathered when its forward or backward pass begins and freed when it ends. Its gradients are summed over the ranks,
+and each rank keeps those of its part, so that its optimiser state is a part too. Nothing is divided by the number of
+ranks, because every mean of the loss is over the whole batch. Parts are float32; with a narrower model dtype, weights
+are gathered and used in that dtype, and gradients are summed in float32.
+
+Only rank 0 ever holds a whole model, in host memory while it loads. The others receive each unit's tensors and keep
+their parts, so that a device holds its parts and one whole unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from dart.config import TrainWorkerConfig
+from dart.errors import UserError
+from dart.workers.train import collectives
+from dart.workers.train.model import check_folder, layout_of, load_image_processor, load_model, shell
+from dart.workers.train.passes.lockstep import InStep, Script, idle_batch
+from dart.workers.train.policy import Blank, Policy
+
+BLANK_PIXELS = 64
+"""The sides of an image that is encoded where a pass has no other."""
+MakePolicy = Callable[[PreTrainedModel, Blank], Policy]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A sharded policy, the reference model if the loss has one, and how their passes are kept in step."""
+
+    policy: Policy
+    reference: Policy | None
+    pace: InStep
+
+
+def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_policy: MakePolicy) -> Ready:
+    """Load the policy from the folder, and the reference from `model.path`. All ranks call it at the same time.
+
+    The reference is held in the model's dtype, to which the policy's weights are rounded in every pass, so that the KL
+    to it is exactly 0 at the start. Raises UserError on all ranks.
+    """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise UserError(
+            f"trainer.sharding: full needs torch 2.13, and this is {torch.__version__}: upgrade it, or set "
+            "trainer.sharding: none"
+        )
+    mesh, script = _mesh_of_ranks(device), Script(device)
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    blank = _blank(folder, device)
+
+    def sharded(of: Path, held: torch.dtype, trained: bool) -> Policy:
+        return _load_sharded(
+            of, lambda model: make_policy(model.requires_grad_(trained), blank), mesh, device, dtype, held, script
+        )
+
+    policy = sharded(folder, torch.float32, True)
+    reference = sharded(config.model.folder, dtype, False) if config.trainer.loss.kl_coefficient > 0 else None
+    idle = idle_batch(blank, layout_of(policy.model, folder)).to(device)
+    return Ready(policy, reference, InStep(script, policy, reference, idle, device))
+
+
+def _blank(folder: Path, device: torch.device) -> Blank:
+    """Raises UserError if the folder has no model or no image processor."""
+    check_folder(folder)
+    processor = load_image_processor(folder)
+    made = processor(images=[Image.new("RGB", (BLANK_PIXELS, BLANK_PIXELS))], return_tensors="pt")
+    grid = torch.as_tensor(made["image_grid_thw"])
+    pixels = torch.as_tensor(made["pixel_values"])
+    return Blank(pixels.to(device), grid.to(device), int(grid.prod()) // processor.merge_size**2)
+
+
+def _mesh_of_ranks(device: torch.device) -> DeviceMesh:
+    """All ranks in one dimension. A single process gets a process group of its own, which sharding needs."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def _load_sharded(
+    folder: Path,
+    make_policy: Callable[[PreTrainedModel], Policy],
+    mesh: DeviceMesh,
+    device: torch.device,
+    dtype: torch.dtype,
+    held: torch.dtype,
+    script: Script,
+) -> Policy:
+    """The folder's model, sharded. dtype: of the gathered weights; held: of the parts. Raises UserError on all."""
+    source: PreTrainedModel | None = None
+    problem: str | None = None
+    if dist.get_rank() == 0:
+        try:
+            source = load_model(folder, torch.device("cpu"))
+        except UserError as error:
+            problem = str(error)
+    if (why := collectives.gather(problem)[0]) is not None:
+        raise UserError(why)
+    model = shell(folder, device)
+    if source is not None:
+        model.generation_config = source.generation_config
+    policy = make_policy(model)
+    mixed = MixedPrecisionPolicy(
+        param_dtype=None if dtype == held else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for name in [name for name, part in model.named_modules() if _is_unit(part, model)]:
+        unit = model.get_submodule(name)
+        _fill(unit, None if source is None else source.get_submodule(name), device, held)
+        fully_shard(unit, mesh=mesh, mp_policy=mixed)
+    _fill(model, source, device, held)
+    # Gathered again for the backward pass, so that every pass has the same collectives whatever came before it.
+    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)
+    for part in policy.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_reduce_scatter_unused_params(True, recurse=False)
+    script.direct(policy)
+    return policy
+
+
+def _is_unit(part: nn.Module, model: PreTrainedModel) -> bool:
+    """Whether it is a decoder layer or a block of the vision tower."""
+    visual = getattr(model.model, "visual", None)
+    blocks = getattr(visual, "blocks", ())
+    return any(part is unit for unit in (*model.get_decoder().layers, *blocks))
+
+
+def _fill(part: nn.Module, source: nn.Module | None, device: torch.device, held: torch.dtype) -> None:
+    """Give the tensors of the part that have no memory yet the values that rank 0 has in `source`, in every rank."""
+    tied: dict[int, nn.Parameter] = {}
+    for path, owner in list(part.named_modules()):
+        twin = None if source is None else source.get_submodule(path)
+
+        def value(name: str, empty: torch.Tensor, dtype: torch.dtype, twin: nn.Module | None = twin) -> torch.Tensor:
+            return _from_rank_0(empty, None if twin is None else getattr(twin, name), device, dtype)
+
+        for name, empty in list(owner.named_parameters(recurse=False)):
+            if empty.is_meta:
+                if id(empty) not in tied:
+                    tied[id(empty)] = nn.Parameter(value(name, empty, held), requires_grad=empty.requires_grad)
+                setattr(owner, name, tied[id(empty)])
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                setattr(owner, name, value(name, buffer, buffer.dtype))
+
+
+def _from_rank_0(
+    like: torch.Tensor, source: torch.Tensor | None, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    value = torch.empty(like.shape, dtype=dtype, device=device)
+    if source is not None:
+        value.copy_(source.detach())
+    dist.broadcast(value, 0)
+    return value
