@@ -24,7 +24,7 @@ from dart.core.capacity.work import Load, causal_pairs
 from dart.core.types import Generation, Image, Sample, VersionSpan
 from dart.workers.train import batch as batches
 from dart.workers.train import model as train_model
-from dart.workers.train import vision
+from dart.workers.train import policy, vision
 from dart.workers.train.screenshots import Processed
 
 
@@ -82,11 +82,15 @@ class Subject(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model
+        device = next(model.parameters()).device
+        self.policy = policy.Policy(model, 1.0, torch.empty(0, dtype=torch.int64, device=device))
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.policy.model
 
     def forward(self, batch: batches.MicroBatch) -> torch.Tensor:
-        banned = torch.empty(0, dtype=torch.int64, device=batch.input_ids.device)
-        logprobs, _ = train_model.forward(self.model, batch, 1.0, banned)
+        logprobs, _ = self.policy(batch)
         return logprobs.clone()  # FSDP2 warns of a view
 
 
@@ -151,7 +155,7 @@ def micro_batch(
     values = 3 * 2 * int(scale.document["vision_config"]["patch_size"]) ** 2
     count = scale.grid[1] * scale.grid[2]
     digests = {image.sha256 for sample in samples for image in sample.images}
-    images = {digest: Processed(torch.randn(count, values), scale.grid, count // 4) for digest in digests}
+    images = {digest: Processed(torch.randn(count, values), None, scale.grid, count // 4) for digest in digests}
     return batches.collate(rows, images, layout).to(device)
 
 
@@ -177,12 +181,12 @@ def forward_backward(subject: torch.nn.Module, batch: batches.MicroBatch, *, mix
 def head(subject: Subject, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The trainer's head over hidden states [T, H]: log-probabilities [T]."""
     banned = torch.empty(0, dtype=torch.int64, device=hidden.device)
-    logprobs, _ = train_model._head(subject.model.lm_head, hidden, tokens, 1.0, banned, False)
+    logprobs, _ = policy.head(subject.model.lm_head, hidden, tokens, 1.0, banned, False)
     return logprobs
 
 
 @contextmanager
 def head_elements(number: int) -> Iterator[None]:
     """The most logits held at once."""
-    with patch.object(train_model, "HEAD_ELEMENTS", number):
+    with patch.object(policy, "HEAD_ELEMENTS", number):
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 
+from dart.config import Agent
 from dart.core.action import Point
 from dart.errors import UserError
 
@@ -80,3 +81,12 @@ def smart_resize(width: int, height: int, multiple: int, min_pixels: int, max_pi
         wide = math.ceil(width * grow / multiple) * multiple
         high = math.ceil(height * grow / multiple) * multiple
     return wide, high
+
+
+def screenshot_tokens(agent: Agent, viewport: tuple[int, int]) -> int:
+    """Tokens of a screenshot of the whole viewport: one for each square of `agent.resize_multiple` pixels.
+
+    Raises UserError for a viewport that models do not take.
+    """
+    width, height = smart_resize(*viewport, agent.resize_multiple, agent.min_pixels, agent.max_pixels)
+    return (width // agent.resize_multiple) * (height // agent.resize_multiple)

@@ -169,6 +169,11 @@ class Trainer(Section):
     loss: Loss = Field(default_factory=Loss)
     advantage: Advantage = Field(default_factory=Advantage)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of the weights; by default if there are several ranks."""
+        return self.sharding == "full" or (self.sharding is None and self.ranks > 1)
+
 
 class Schedule(Section):
     """What waits for what. The defaults are the paper's; the other values are baselines."""

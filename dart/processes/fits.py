@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dart.config import Config, Section
+from dart.agent.parsing import screenshot_tokens
+from dart.config import Config
 from dart.coordinator.job import Job, Train
-from dart.coordinator.training.meter import passes_of, screenshot_tokens
+from dart.coordinator.training.meter import passes_of
 from dart.core.capacity import memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
@@ -126,7 +126,7 @@ def expected_prompts(config: Config) -> Prompts:
     agent = config.agent
     return Prompts.expected(
         agent.history_screenshots + agent.goal_images,
-        screenshot_tokens(config),
+        screenshot_tokens(agent, config.environment.viewport),
         min(agent.history_turns, config.curation.step_limit),
         config.rollout.max_model_len,
     )
@@ -134,15 +134,13 @@ def expected_prompts(config: Config) -> Prompts:
 
 def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
     trainer = config.trainer
-    checkpointing: bool | None = trainer.gradient_checkpointing
     return TrainerSetUp(
         ranks=trainer.ranks,
-        sharded=_chosen(trainer, "sharding", "none") == "full",
+        sharded=trainer.sharded,
         mixed=config.model.dtype == "bfloat16",
-        # Where it may be left to the trainer, that chooses it on GPUs.
-        checkpointing=gpus if checkpointing is None else checkpointing,
+        checkpointing=trainer.gradient_checkpointing,
         reference=trainer.loss.kl_coefficient > 0,
-        vision_frozen=bool(_chosen(trainer, "freeze_vision", False)),
+        vision_frozen=trainer.freeze_vision,
         microbatch_tokens=trainer.microbatch_tokens,
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
     )
@@ -150,13 +148,12 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
 
 def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
     rollout = config.rollout
-    arguments = _chosen(rollout, "engine_args", {})
-    chosen = arguments.get("max_num_batched_tokens") if isinstance(arguments, Mapping) else None
+    chosen = rollout.engine_args.get("max_num_batched_tokens")
     batched = chosen if isinstance(chosen, int) else BATCHED_TOKENS
     return ReplicaSetUp(
         size=memory.HALF if config.model.dtype == "bfloat16" else memory.SINGLE,
         tensor_parallel=rollout.tensor_parallel,
-        pipeline_parallel=int(_chosen(rollout, "pipeline_parallel", 1)),
+        pipeline_parallel=rollout.pipeline_parallel,
         slots=rollout.slots,
         max_model_len=rollout.max_model_len,
         batched_tokens=min(rollout.max_model_len, batched),
@@ -164,18 +161,13 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
     )
 
 
-def _chosen(section: Section, field: str, otherwise: Any) -> Any:
-    """A field's value; `otherwise` where this release's config has no such field."""
-    return getattr(section, field, otherwise)
-
-
 def too_much(config: Config, job: Job) -> str | None:
     """What clearly does not fit, with what to change; None if everything may fit, or nothing is known."""
     found = fit(config, job)
-    return None if found is None else "; ".join(_refusals(found, type(config.trainer).model_fields)) or None
+    return None if found is None else "; ".join(_refusals(found)) or None
 
 
-def _refusals(found: Fit, fields: Mapping[str, object]) -> Iterator[str]:
+def _refusals(found: Fit) -> Iterator[str]:
     said = set()
     for gpu, members in found.by_gpu.items():
         card = found.cards.get(gpu)
@@ -185,7 +177,7 @@ def _refusals(found: Fit, fields: Mapping[str, object]) -> Iterator[str]:
             if clearly_too_much(needs, card.bytes) and who not in said:
                 said.add(who)
                 yield f"{_named(found, who)} needs about {_told(needs)}, and GPU {gpu} ({card.name}) has " + (
-                    f"{gigabytes(card.bytes)}: {_advice(found, who, fields)}"
+                    f"{gigabytes(card.bytes)}: {_advice(found, who)}"
                 )
         together = Needs({who: sum(n.total for w, n in members if w == who) for who, _ in members})
         if len(members) > 1 and clearly_too_much(together, card.bytes) and not said:
@@ -204,9 +196,9 @@ def _told(needs: Needs) -> str:
     return f"{gigabytes(needs.total)} ({needs.told()})"
 
 
-def _advice(found: Fit, who: str, fields: Mapping[str, object]) -> str:
+def _advice(found: Fit, who: str) -> str:
     if who == "trainer":
-        helps = trainer_remedies(found.shape, found.trainer, found.prompts, fields)
+        helps = trainer_remedies(found.shape, found.trainer, found.prompts)
     else:
         helps = replica_remedies(found.shape, found.replica, found.kv_tokens)
     return f"set {', or '.join(helps)}" if helps else "use a smaller model, or cards with more memory"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from store_samples import trajectory
 
+from dart.agent.parsing import screenshot_tokens
 from dart.config import Config, parse
-from dart.coordinator.training.meter import Meter, screenshot_tokens
+from dart.coordinator.training.meter import Meter
 from dart.core.capacity.shape import read_shape
 from dart.core.capacity.work import Load, Passes, causal_pairs, forward, update
 from dart.core.curation.batches import ReleasedGroup, samples_of
@@ -44,7 +45,7 @@ def test_tokens_and_operations_of_an_update() -> None:
     config, batch = _config(loss={"entropy_quantile": 0.2}), _batch(3)
     load = _load(batch)
     assert load.tokens > 0 and load.screenshots > 0
-    assert screenshot_tokens(config) == 35
+    assert screenshot_tokens(config.agent, config.environment.viewport) == 35
     told = Meter(config, peak=1e9).measured(batch, 2.0)
     shape = read_shape(json.loads((config.model.folder / "config.json").read_text()))
     expected = update(shape, load, Passes(score=True, reference=True, trained_share=0.8)).model

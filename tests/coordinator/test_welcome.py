@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dart import config
-from dart.coordinator.fleet.welcome import screenshot_tokens, welcome
+from dart.agent.parsing import screenshot_tokens
+from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Train
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
@@ -41,4 +42,6 @@ def test_a_screenshot_has_as_many_tokens_as_the_model_sees() -> None:
     ladder = config.load(CONFIGS / "ladder_demo.yaml")
     multiple = ladder.agent.resize_multiple
     width, height = ladder.environment.viewport
-    assert screenshot_tokens(ladder) == round(width / multiple) * round(height / multiple)
+    assert screenshot_tokens(ladder.agent, ladder.environment.viewport) == round(width / multiple) * round(
+        height / multiple
+    )

@@ -178,7 +178,10 @@ def _sharded_alike(
 
 
 def _does_not_fit(state: Path, error: Exception) -> UserError:
-    return UserError(f"resume_from: {state} does not fit the model beside it ({error}): use another checkpoint")
+    return UserError(
+        f"resume_from: {state} does not fit the model beside it ({error}): set trainer.freeze_vision as it was when "
+        "the checkpoint was made, or use another checkpoint"
+    )
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
+from dart.workers.train import vision
 from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
@@ -42,41 +43,30 @@ class Policy(nn.Module):  # type: ignore[misc]
         *,
         entropy_gradient: bool = False,
         blank: Blank | None = None,
+        kept: vision.EncodedScreenshots | None = None,
     ) -> None:
         """banned: int64, ids whose probability is 0. `entropy_gradient`: keep another [T, V] for that of the entropies.
 
-        `blank`: encoded in micro-batches that have no image, with no effect on the result; sharded vision towers need
-        it, because each rank must use every weight in every pass.
+        `kept`: what the vision tower made of screenshots, for a frozen tower. `blank`: encoded in passes that have
+        nothing else to encode, with no effect on the result; sharded vision towers need it, because each rank must use
+        every weight in every pass.
         """
         super().__init__()
         self.model = model
-        self._temperature, self._banned, self._entropy_gradient, self._blank = (
-            temperature,
-            banned,
-            entropy_gradient,
-            blank,
-        )
+        self._temperature, self._banned, self._entropy_gradient = temperature, banned, entropy_gradient
+        self._blank, self._kept = blank, kept
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """log π(a_t) and entropy H_t of every response token, each float32 [T].
 
         Gradients flow through the first; through the second only if asked for.
         """
-        inputs: dict[str, object] = {}
+        runs = self._kept.runs if self._kept else 0
+        images = vision.features(self.model, batch, self._kept)
         nothing: torch.Tensor | None = None
-        if batch.pixel_values is not None:
-            images = self._features(batch.pixel_values, batch.image_grid_thw)
-            images.pooler_output = tuple(images.pooler_output[i] for i in batch.image_index)
-            if getattr(images, "deepstack_features", None) is not None:
-                images.deepstack_features = [
-                    tuple(level[i] for i in batch.image_index) for level in images.deepstack_features
-                ]
-            inputs["mm_encoder_outputs"] = {"image": images}
-        elif self._blank is not None:
-            images = self._features(self._blank.pixel_values, self._blank.grid)
-            levels = getattr(images, "deepstack_features", None) or []
-            ends = [one[0].flatten()[0].float() for one in (images.pooler_output, *levels)]
-            nothing = torch.stack(ends).sum() * 0.0
+        if self._blank is not None and (images is None if self._kept is None else self._kept.runs == runs):
+            nothing = self._blank_encoded(self._blank)
+        inputs = {} if images is None else {"mm_encoder_outputs": {"image": images}}
         hidden = self.model.model(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
@@ -93,9 +83,13 @@ class Policy(nn.Module):  # type: ignore[misc]
             logprobs = logprobs.clone() if nothing is None else logprobs + nothing
         return logprobs, entropy
 
-    def _features(self, pixel_values: torch.Tensor, grid: torch.Tensor | None):  # type: ignore[no-untyped-def]
-        """The vision tower's output in transformers' own type."""
-        return self.model.model.get_image_features(pixel_values, grid, return_dict=True)
+    def _blank_encoded(self, blank: Blank) -> torch.Tensor:
+        """0, computed with the whole vision tower; with a gradient of 0 unless it is frozen."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._kept is None):
+            images = self.model.model.get_image_features(blank.pixel_values, blank.grid, return_dict=True)
+            levels = getattr(images, "deepstack_features", None) or []
+            ends = [one[0].flatten()[0].float() for one in (images.pooler_output, *levels)]
+            return torch.stack(ends).sum() * 0.0
 
 
 def head(

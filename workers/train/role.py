@@ -110,6 +110,8 @@ class TrainRole:
         if self._thread is not None:
             # Waited for outside the event loop, so that other parts can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        if self._trainer is not None:
+            await asyncio.to_thread(self._trainer.screenshots.close)
         if self._senders is not None:
             await self._senders.close()
         self._trainer, self._thread, self._senders = None, None, None

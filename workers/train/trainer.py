@@ -33,7 +33,7 @@ from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
-from dart.workers.train import checkpoint, collectives
+from dart.workers.train import checkpoint, collectives, vision
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor, load_model
 from dart.workers.train.passes import parts
@@ -65,6 +65,7 @@ class Trainer:
         self.device: torch.device = self.state.device
         self.folder = config.resume_from or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self.encoded = vision.EncodedScreenshots(settings.encoded_cache_bytes) if settings.freeze_vision else None
         self.reference: Policy | None = None
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
@@ -87,8 +88,9 @@ class Trainer:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
         self.layout = layout_of(self.model, self.folder)
+        shared = SharedScreenshots.seen(config.shared_blobs)
         self.screenshots = ProcessedScreenshots(
-            load_image_processor(self.folder), shared=SharedScreenshots.seen(config.shared_blobs)
+            load_image_processor(self.folder), settings.image_cache_bytes, shared, settings.image_threads
         )
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(self.parameters, settings)
@@ -213,7 +215,7 @@ class Trainer:
         """log π_old and entropy of every step before the first optimiser step, by `id` of the sample."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
-        cut = batches.cut(rows, self.token_limit)
+        cut = self._cut(rows)
         collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
         self._check_some_left(rows, faults, first=True)
         return work.scores
@@ -226,7 +228,7 @@ class Trainer:
         The norm is None where the step was skipped. `first`: no minibatch of the update has changed the weights yet.
         """
         work = Learning(self, totals, scores)
-        cut = batches.cut(rows, self.token_limit)
+        cut = self._cut(rows)
         collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
         if not self._check_some_left(rows, faults, first):
             return work.tally, None
@@ -378,10 +380,20 @@ class Trainer:
             raise SampleError(f"{blamed[0].name}: {error}", _trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout)
 
+    def _cut(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
+        """Micro-batches, whose screenshots are prepared from now on."""
+        cut = batches.cut(rows, self.token_limit)
+        self.screenshots.ahead(image for part in cut for row in part for image in row.images)
+        return cut
+
     def _make_policy(self, model: PreTrainedModel, blank: Blank | None) -> Policy:
+        """The policy, or the reference if the model does not train."""
         banned = torch.tensor(load_banned_tokens(self.folder), dtype=torch.int64, device=self.device)
+        kept = self.encoded if any(parameter.requires_grad for parameter in model.parameters()) else None
+        if kept is not None:
+            vision.freeze(model)
         entropy_gradient = self.recipe.entropy_coefficient > 0
-        return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank)
+        return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept)
 
     def _forward(self, policy: Policy, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         # Sharded weights are gathered in the dtype in which they are used.
@@ -414,14 +426,8 @@ class Trainer:
 
         Sharded: all ranks call this at the same time, and write into one folder, which all of them must see.
         """
-        saved = checkpoint.Saved(
-            source=self.config.model.folder,  # the checkpoint that a run resumed from is deleted in time
-            model=self.model,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            updates=self.updates,
-            version=self.version,
-        )
+        source = self.config.model.folder  # the checkpoint that a run resumed from is deleted in time
+        saved = checkpoint.Saved(source, self.model, self.dtype, self.optimizer, self.updates, self.version)
         if self.sharded:
             checkpoint.save_sharded(path, saved, self.snapshot, self.device)
         else:

@@ -50,6 +50,8 @@ class EncodedScreenshots:
         self._held: Held[tuple[torch.Tensor, ...]] = Held(most_bytes, lambda one: sum(part.nbytes for part in one))
         self.encoded = 0
         """How many screenshots the tower was run on."""
+        self.runs = 0
+        """How often it was run."""
 
     def get(self, model: PreTrainedModel, batch: MicroBatch) -> list[tuple[torch.Tensor, ...]]:
         """For each of the batch's U distinct screenshots its levels, [tokens, hidden] each, the pooled output first."""
@@ -63,6 +65,7 @@ class EncodedScreenshots:
             with torch.no_grad():
                 made = _levels(model, chosen, batch.image_grid_thw[missing])
             self.encoded += len(missing)
+            self.runs += 1
             # Clones, because the model gives views of all screenshots together.
             levels |= {digests[n]: tuple(part.clone() for part in one) for n, one in zip(missing, made, strict=True)}
         for digest, one in levels.items():

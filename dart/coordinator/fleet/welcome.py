@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dart.agent.parsing import smart_resize
+from dart.agent.parsing import screenshot_tokens
 from dart.config import (
     Config,
     Environment,
     EnvWorkerConfig,
     RolloutWorkerConfig,
+    Section,
     SharedBlobs,
     TaskSet,
     Trainer,
@@ -23,8 +24,11 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import RESCORE, SCREENSHOT_TOKENS, SHARED_BLOBS, has
 from dart.wire.role import ROLE_NAMES
 
-NEWER = {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
-"""Fields of `rollout` that some workers do not know; a run that sets one needs workers that do."""
+NEWER: Mapping[str, set[str]] = {
+    "rollout": {"encoder_cache_tokens", "engine_args", "pipeline_parallel"},
+    "trainer": {"sharding", "freeze_vision", "encoded_cache_bytes", "image_threads", "image_cache_bytes"},
+}
+"""Fields, by section, that some workers do not know; a run that sets one needs workers that do."""
 
 
 def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: SharedBlobs | None = None) -> str:
@@ -45,7 +49,9 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             rollout=config.rollout,
             sync=config.sync,
             max_images=config.agent.history_screenshots + config.agent.goal_images,
-            screenshot_tokens=screenshot_tokens(config) if has(hello, SCREENSHOT_TOKENS) else 0,
+            screenshot_tokens=screenshot_tokens(config.agent, config.environment.viewport)
+            if has(hello, SCREENSHOT_TOKENS)
+            else 0,
             seed=config.run.seed,
             weight_version=start.version,
             shared_blobs=shared,
@@ -74,15 +80,6 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     return _json(trainer)
 
 
-def screenshot_tokens(config: Config) -> int:
-    """Tokens of a screenshot of the whole screen: one for each square of `agent.resize_multiple` pixels."""
-    agent = config.agent
-    width, height = smart_resize(
-        *config.environment.viewport, agent.resize_multiple, agent.min_pixels, agent.max_pixels
-    )
-    return (width // agent.resize_multiple) * (height // agent.resize_multiple)
-
-
 def _hosted(environment: Environment) -> Environment:
     """What an env worker has to know: all names, whatever they are for."""
     tasks = environment.tasks
@@ -94,9 +91,10 @@ def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> st
     """An older worker refuses fields that it does not know."""
     unknown: dict[str, bool | Mapping[str, bool | set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
     if isinstance(told, RolloutWorkerConfig):
-        chosen = told.rollout.model_dump(include=NEWER, exclude_defaults=True).keys()
-        unknown["rollout"] = dict.fromkeys(NEWER - chosen, True)
+        unknown["rollout"] = _not_set(told.rollout, NEWER["rollout"])
         unknown |= {} if told.screenshot_tokens else {"screenshot_tokens": True}
+    if isinstance(told, TrainWorkerConfig):
+        unknown["trainer"] = _not_set(told.trainer, NEWER["trainer"])
     if isinstance(told, EnvWorkerConfig):
         tasks = TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}
         unknown["environment"] = {"tasks": tasks} | ({} if told.environment.timeouts.chosen else {"timeouts": True})
@@ -109,3 +107,9 @@ def _trainer(config: Config) -> Trainer:
     alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0,
              "entropy_coefficient": 0.0}  # fmt: skip
     return config.trainer.model_copy(update={"loss": config.trainer.loss.model_copy(update=alone)})
+
+
+def _not_set(section: Section, fields: set[str]) -> dict[str, bool]:
+    """Those of the fields that have their default."""
+    chosen = section.model_dump(include=fields, exclude_defaults=True).keys()
+    return dict.fromkeys(fields - chosen, True)

@@ -13,21 +13,12 @@ import json
 import operator
 from collections.abc import Sequence
 
-from dart.agent.parsing import smart_resize
+from dart.agent.parsing import screenshot_tokens
 from dart.config import Config
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
 from dart.core.capacity.work import Load, Passes, causal_pairs, update
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.errors import UserError
-
-
-def screenshot_tokens(config: Config) -> int:
-    """Of a screenshot as large as the viewport. Raises UserError for a viewport that models do not take."""
-    agent = config.agent
-    width, height = smart_resize(
-        *config.environment.viewport, agent.resize_multiple, agent.min_pixels, agent.max_pixels
-    )
-    return (width // agent.resize_multiple) * (height // agent.resize_multiple)
 
 
 def passes_of(config: Config) -> Passes:
@@ -39,7 +30,7 @@ def passes_of(config: Config) -> Passes:
         trained_share=1 - trainer.loss.entropy_quantile,
         recompute=bool(trainer.gradient_checkpointing),
         # A release without this field trains the tower.
-        vision_trains=not getattr(trainer, "freeze_vision", False),
+        vision_trains=not trainer.freeze_vision,
     )
 
 
@@ -51,7 +42,9 @@ class Meter:
         self._passes = passes_of(config)
         self._peak = None if peak is None else peak * config.trainer.ranks
         try:
-            self._patches = screenshot_tokens(config) * (self._shape.vision.merge**2 if self._shape else 0)
+            self._patches = screenshot_tokens(config.agent, config.environment.viewport) * (
+                self._shape.vision.merge**2 if self._shape else 0
+            )
         except UserError:
             self._shape, self._patches = None, 0  # `dart doctor` says what is wrong with the viewport
 

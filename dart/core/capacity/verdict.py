@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes, of_rank, of_replica_gpu
@@ -23,14 +23,10 @@ def tight(needs: Needs, memory: int) -> bool:
     return TIGHT * memory < needs.total <= REFUSED * memory
 
 
-def trainer_remedies(shape: Shape, set_up: TrainerSetUp, prompts: Prompts, fields: Iterable[str]) -> list[str]:
-    """What each change would bring, in the order in which to try them, and what all of them would bring together.
-
-    `fields`: those of the trainer's section that this release has; nothing is advised that it has not.
-    """
-    there = set(fields)
+def trainer_remedies(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> list[str]:
+    """What each change would bring, in the order in which to try them, and what all of them would bring together."""
     together, told = set_up, []
-    for advice, change in _trainer_changes(set_up, prompts, there):
+    for advice, change in _trainer_changes(set_up, prompts):
         if (less := of_rank(shape, change(set_up), prompts).total) < of_rank(shape, set_up, prompts).total:
             told.append(f"{advice} ({gigabytes(less)})")
             together = change(together)
@@ -39,18 +35,18 @@ def trainer_remedies(shape: Shape, set_up: TrainerSetUp, prompts: Prompts, field
     return told
 
 
-def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts, fields: set[str]) -> Iterator[tuple[str, _Change]]:
+def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts) -> Iterator[tuple[str, _Change]]:
     if not set_up.checkpointing:
         yield "trainer.gradient_checkpointing: true", _Change(checkpointing=True)
-    if "sharding" in fields and not set_up.sharded:
+    if not set_up.sharded:
         ranks = max(8, set_up.ranks)
         yield f"trainer.sharding: full with trainer.ranks: {ranks}", _Change(sharded=True, ranks=ranks)
-    elif set_up.sharded:
+    else:
         more = 2 * set_up.ranks
         yield f"trainer.ranks: {more}", _Change(ranks=more)
     if set_up.microbatch_tokens > prompts.tokens:
         yield f"trainer.microbatch_tokens: {prompts.tokens}", _Change(microbatch_tokens=prompts.tokens)
-    if "freeze_vision" in fields and not set_up.vision_frozen:
+    if not set_up.vision_frozen:
         yield "trainer.freeze_vision: true", _Change(vision_frozen=True)
     if set_up.reference:
         yield "trainer.loss.kl_coefficient: 0, which needs no reference model", _Change(reference=False)

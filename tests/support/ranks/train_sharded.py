@@ -211,6 +211,18 @@ class Cases:
             "used as": set(used), "logprobs": logprobs.dtype,
         }  # fmt: skip
 
+    def frozen_vision(self) -> dict[str, Any]:
+        trainer = self.trainer(loss=BOTH, freeze_vision=True)
+        metrics = [self.update(trainer, batch()) for _ in range(2)]
+        assert trainer.encoded is not None
+        path = self._out / "checkpoints" / "frozen"
+        trainer.save_checkpoint(path)
+        resumed = self.trainer(loss=BOTH, freeze_vision=True, resume_from=str(path))
+        return {
+            "weights": trainer.snapshot(), "metrics": metrics[-1], "encoded": trainer.encoded.encoded,
+            "again": resumed.snapshot(),
+        }  # fmt: skip
+
     def another_family(self) -> dict[str, Any]:
         trainer = self.trainer(folder=self._windowed)
         metrics = [self.update(trainer, batch()) for _ in range(2)]

@@ -65,6 +65,10 @@ def alone(folder: Path, windowed: Path, tmp_path_factory: pytest.TempPathFactory
     samples = cases.with_long(advantage=0.0)
     metrics = silent.update(samples, *totals(samples))
     results["without the long one"] = silent.snapshot(), metrics
+    frozen = Trainer(settings(folder, **cases.BASE, loss=cases.BOTH, freeze_vision=True))
+    for _ in range(2):
+        metrics = frozen.update(cases.batch(), *totals(cases.batch()))
+    results["frozen vision"], results["start"] = (frozen.snapshot(), metrics), start
     other = Trainer(settings(windowed, **cases.BASE))
     for _ in range(2):
         metrics = other.update(cases.batch(), *totals(cases.batch()))
@@ -220,6 +224,19 @@ def test_bfloat16_is_gathered_from_float32_parts_and_the_kl_begins_at_zero(ranks
     assert result["used as"] == {torch.bfloat16}
     assert result["logprobs"] == torch.float32
     assert {tensor.dtype for tensor in result["weights"].values()} == {torch.bfloat16}
+
+
+def test_a_frozen_tower_that_is_sharded_stays_as_it_is(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["frozen vision"]
+    first, second, _ = ranks("frozen_vision")
+    assert furthest(first["weights"], weights) <= CLOSE
+    assert first["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-4)
+    changed = {name for name, value in first["weights"].items() if not torch.equal(value, alone["start"][name])}
+    assert changed and not any("visual" in name for name in changed)
+    assert furthest(first["again"], first["weights"]) == 0
+    # Its own screenshots once, and the idle one at most, in two updates of up to three passes each.
+    distinct = {image.sha256 for one in cases.batch() for image in one.images}
+    assert all(result["encoded"] <= len(distinct) + 1 for result in (first, second))
 
 
 def test_another_family_with_windowed_vision_and_tied_embeddings(alone: Any, ranks: Any) -> None:

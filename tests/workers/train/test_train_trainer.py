@@ -42,6 +42,33 @@ def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one | other)
 
 
+def test_a_frozen_tower_stays_as_it_is_and_a_screenshot_is_encoded_once(tmp_path: Path) -> None:
+    tiny_model.build(tmp_path)
+    samples = mixed()
+    distinct = {image.sha256 for one in samples for image in one.images}
+    options = {"microbatch_tokens": 150, "loss": {"entropy_quantile": 0.2}}
+    metrics, changed, trainers = [], [], []
+    for chosen in ({}, {"image_threads": 0}, {"freeze_vision": True}):
+        one = Trainer(settings(tmp_path, **options, **chosen))
+        before = one.snapshot()
+        metrics.append(one.update(samples, *totals(samples)))
+        one.update(samples, *totals(samples))
+        changed.append({name for name, value in one.snapshot().items() if not torch.equal(value, before[name])})
+        trainers.append(one)
+    whole, threadless, frozen = metrics
+    assert (whole["loss"], whole["gradient_norm"]) == (threadless["loss"], threadless["gradient_norm"])
+    assert frozen["loss"] == pytest.approx(whole["loss"], abs=1e-6)
+    assert any("visual" in name for name in changed[0])
+    assert changed[2] and not any("visual" in name for name in changed[2])
+    encoded = trainers[2].encoded
+    assert encoded is not None and encoded.encoded == len(distinct)
+    trainers[2].save_checkpoint(tmp_path / "saved")
+    again = Trainer(settings(tmp_path, resume_from=tmp_path / "saved", freeze_vision=True, **options))
+    again.update(samples, *totals(samples))
+    with pytest.raises(UserError, match="freeze_vision"):
+        Trainer(settings(tmp_path, resume_from=tmp_path / "saved", **options))
+
+
 def test_update_raises_good_actions_and_lowers_bad_ones(folder: Path) -> None:
     trainer = Trainer(settings(folder))
     image = screenshot(0)
