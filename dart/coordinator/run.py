@@ -81,8 +81,7 @@ class Run:
         guard: Guard | None = None,
         trainer_peak: float | None = None,
     ) -> None:
-        """`guard`: protects the directory that this process holds; tests may run without one. `trainer_peak`: as the
-        `peak` of `Meter`."""
+        """`guard`: protects the directory that this process holds. `trainer_peak`: as the `peak` of `Meter`."""
         self.config, self.directory, self.database = config, directory, database
         self._job, self._start = job, start
         self._trains = isinstance(job, Train)
@@ -118,8 +117,7 @@ class Run:
         """The collection in progress."""
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
-            self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting,
-            Meter(config, trainer_peak),
+            self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting, Meter(config, trainer_peak),
         )  # fmt: skip
         self._paused = False
         self._watch = self._make_watch()

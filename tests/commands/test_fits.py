@@ -112,7 +112,7 @@ def test_doctor_says_what_each_role_needs(tmp_path: Path) -> None:
     assert "model: 8,292,166,656 weights, by its config.json" in text
     assert "trainer: each of 8 ranks needs about" in text
     assert "it gets NVIDIA H100 80GB HBM3 with 85.5 GB" in text
-    assert "optimiser state 66.3 GB" in text
+    assert "optimiser state 8.3 GB" in text, "each rank holds an eighth"
     assert "replicas: each GPU (or CPU) of 4 needs about" in text
     assert "with a KV cache of 32,768 tokens, the least; it gets" in text
     assert "40% of the cards' peak" in text
