@@ -28,8 +28,7 @@ def passes_of(config: Config) -> Passes:
         score=trainer.loss.entropy_quantile > 0 or trainer.minibatches > 1,
         reference=trainer.loss.kl_coefficient > 0,
         trained_share=1 - trainer.loss.entropy_quantile,
-        recompute=bool(trainer.gradient_checkpointing),
-        # A release without this field trains the tower.
+        recompute=trainer.gradient_checkpointing,
         vision_trains=not trainer.freeze_vision,
     )
 
