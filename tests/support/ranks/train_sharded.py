@@ -215,7 +215,7 @@ class Cases:
         trainer = self.trainer(loss=BOTH, freeze_vision=True)
         metrics = [self.update(trainer, batch()) for _ in range(2)]
         assert trainer.encoded is not None
-        path = self._out / "checkpoints" / "frozen"
+        path = self._out / "frozen" / "v1"
         trainer.save_checkpoint(path)
         resumed = self.trainer(loss=BOTH, freeze_vision=True, resume_from=str(path))
         return {
