@@ -17,7 +17,7 @@ from train_samples import PAD, alone, episodes, mixed, read, sample, settings  #
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train import batch as batches  # noqa: E402
-from dart.workers.train.model import forward  # noqa: E402
+from dart.workers.train.policy import Policy  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 LAYOUT = batches.Layout(vocab_size=264, image_token_id=PAD, merge_size=2, banned=(3, 4, 5, 6, 7), pairs_per_token=1e3)
@@ -62,7 +62,8 @@ def rows_of(samples: list[pb.Sample]) -> list[batches.Row]:
 
 def of(trainer: Trainer, part: list[batches.Row]) -> dict[str, Any]:
     """The log-probs of every sample, by name."""
-    inputs, logprobs, _ = trainer._policy(part)
+    inputs = trainer._collate(part)
+    logprobs, _ = trainer._forward(trainer.policy, inputs)
     names = [one.name for one in batches.samples_of(part)]
     return dict(zip(names, logprobs.split(inputs.steps.lengths.tolist()), strict=True))
 
@@ -125,5 +126,5 @@ def test_qwen2_5_vl_attends_causally_over_chains_too(attended: list[tuple[bool, 
     longer.prompt_token_ids[:0] = [*start.prompt_token_ids, *start.token_ids]
     part = rows_of([start, longer, sample("2", "elsewhere", "3", 1.0, [])])
     assert sorted(len(row.branches) for row in part) == [1, 2]
-    forward(model, batches.collate(part, {}, LAYOUT), 1.0, torch.tensor(LAYOUT.banned))
+    Policy(model, 1.0, torch.tensor(LAYOUT.banned))(batches.collate(part, {}, LAYOUT))
     assert attended and set(attended) == {(False, True)}
