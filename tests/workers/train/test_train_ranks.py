@@ -91,4 +91,5 @@ def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> N
             # Every rank names the trajectories: the coordinator goes by whichever answers first.
             assert first.endswith(": 0-0") or first.endswith(": 0-0, 0-1, 0-2")
             assert second.endswith("none is above 0: 0-1")
-            assert "cut short" in third and third.endswith(": 0-0, 0-1, 0-2, 0-last")
+            # All that have it in the first micro-batch of rows that branch; 0-last is a chain, which comes later.
+            assert "cut short" in third and third.endswith(": 0-0, 0-1, 0-2")
