@@ -189,7 +189,11 @@ def _refusals(found: Fit) -> Iterator[str]:
 
 
 def _named(found: Fit, who: str) -> str:
-    return "each trainer rank" if who == "trainer" else f"each GPU of a replica ({found.replica.tensor_parallel} each)"
+    return (
+        "each trainer rank"
+        if who == "trainer"
+        else f"each GPU of a replica ({found.replica.tensor_parallel * found.replica.pipeline_parallel} each)"
+    )
 
 
 def _told(needs: Needs) -> str:
@@ -286,7 +290,7 @@ def warnings(config: Config, job: Job) -> list[str]:
         every = Needs(
             {
                 "trainer": found.ranks * found.rank_needs.total,
-                "replicas": found.replicas * config.rollout.tensor_parallel * found.replica_needs.total,
+                "replicas": found.replicas * config.rollout.gpus * found.replica_needs.total,
             }
         )
         if every.total > here:
