@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("dart", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dart")
+
+
+@pytest.fixture(autouse=True)
+def logging_enabled_afterwards() -> Iterator[None]:
+    """A benchmark called in this process may disable logging; the next test needs it again."""
+    before = logging.root.manager.disable
+    yield
+    logging.disable(before)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path) -> Run:
     """`chaos` on the small cluster, under the faults given."""
     folders = (tmp_path / str(number) for number in range(10))
 
@@ -37,10 +37,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
         options = {"cluster": SMALL} | options
         return chaos(5, list(planned), hours, next(folders), Timings(), **options)  # type: ignore[arg-type]
 
-    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    yield simulated
-    logging.disable(before)
+    return simulated
 
 
 def test_a_plan_is_its_seed_and_has_every_class() -> None:

@@ -44,12 +44,8 @@ def test_what_a_process_keeps_is_counted_by_type() -> None:
 
 
 def test_the_real_coordinator_is_read() -> None:
-    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    try:
-        growth = grow(0.2, environments=8, replicas=1, readings=8)
-    finally:
-        logging.disable(before)
+    growth = grow(0.2, environments=8, replicas=1, readings=8)
     assert len(growth.blocks.at) == len(growth.malloc.at) == 8
     assert growth.trajectories > 0
     assert any(name.startswith("dart.") for name in growth.late)
