@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Iterator
@@ -33,18 +34,25 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
     rows: list[str] = []
     nested: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if _is_section(field.annotation):
             nested.append((f"{prefix}{name}", field.annotation))
             continue
+        choices = typing.get_args(field.annotation)
+        if types.NoneType in choices:
+            nested += [(f"{prefix}{name}", one) for one in choices if _is_section(one)]
         rows.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
     if rows:
         yield f"## {prefix.rstrip('.: ') or '(top level)'}\n"
         if model.__doc__ and not model.__doc__.startswith("A run, whole"):
-            yield f"{model.__doc__.strip()}\n"
+            yield f"{inspect.cleandoc(model.__doc__)}\n"
         yield "| field | type | default | what it is |\n|---|---|---|---|"
         yield "\n".join(rows) + "\n"
     for name, inner in nested:
         yield from _sections(inner, f"{name}.")
+
+
+def _is_section(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _type(annotation: object) -> str:

@@ -13,7 +13,7 @@ from dart.config.policy import BUILTIN_MODELS, Agent, Model, PromptTexts, Rollou
 from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
 from dart.config.tasks import TaskSet
 from dart.config.told import EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, TrainWorkerConfig
-from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Loss, Schedule, Supervised, Sync, Trainer
+from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Lora, Loss, Schedule, Supervised, Sync, Trainer
 from dart.config.whole import Config
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Environment",
     "Evaluation",
     "Fraction",
+    "Lora",
     "Loss",
     "Model",
     "Pool",

@@ -122,6 +122,48 @@ class Advantage(Section):
     overlong_penalty: float = Field(1.0, gt=0.0, description="How much the reward has fallen at rollout.max_tokens.")
 
 
+LANGUAGE_MODEL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of each decoder layer of Qwen's models: attention and MLP."""
+
+
+class Lora(Section):
+    """An adapter that trains in the place of the weights: s · B · A beside each of the layers, s = alpha / rank.
+
+    The reference policy is the model without its adapter, so the adapter belongs to the weights of `model.path`.
+    """
+
+    rank: Positive = Field(16, description="The width of the adapter: A is rank × inputs, B is outputs × rank.")
+    alpha: Positive = Field(32, description="What A and B add to a layer is multiplied by alpha / rank.")
+    dropout: float = Field(
+        0.0,
+        ge=0.0,
+        description="Only 0. Above it, the trainer's log-probabilities would not be those of the policy that replicas "
+        "serve, and every importance weight and ratio would be off by the dropout's noise.",
+    )
+    target_modules: tuple[str, ...] = Field(
+        LANGUAGE_MODEL,
+        min_length=1,
+        description="The last part of the names of the language model's linear layers that get an adapter. The vision "
+        "tower gets none.",
+    )
+
+    @field_validator("dropout")
+    @classmethod
+    def _none(cls, dropout: float) -> float:
+        if dropout > 0:
+            raise ValueError(
+                "dropout would make the trainer's log-probabilities differ from those of the replicas: leave it out"
+            )
+        return dropout
+
+    @field_validator("target_modules")
+    @classmethod
+    def _names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := next((name for name in names if not name.isidentifier()), None):
+            raise ValueError(f"{wrong!r} is not the last part of a layer's name: write one such as q_proj")
+        return names
+
+
 class Trainer(Section):
     ranks: Positive = Field(1, description="Number of trainer processes.")
     learning_rate: float = Field(1e-6, gt=0.0, description="Of AdamW.")
@@ -150,6 +192,12 @@ class Trainer(Section):
         False,
         description="The vision tower does not train. Each rank then encodes a screenshot once, without gradient, and "
         "keeps it for later passes and updates.",
+    )
+    lora: Lora | None = Field(
+        None,
+        description="A LoRA adapter trains in the place of all weights, which stay as they are: no gradients and no "
+        "optimiser state for them, and no second model as the reference. Replicas get merged weights. `{}`: with its "
+        "defaults. It wants a higher learning rate than all weights do, such as 1e-4.",
     )
     encoded_cache_bytes: int = Field(
         4 << 30,

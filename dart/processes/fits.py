@@ -143,6 +143,8 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         vision_frozen=trainer.freeze_vision,
         microbatch_tokens=trainer.microbatch_tokens,
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
+        lora_rank=trainer.lora.rank if trainer.lora else 0,
+        lora_targets=trainer.lora.target_modules if trainer.lora else (),
     )
 
 

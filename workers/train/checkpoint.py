@@ -4,6 +4,9 @@ Tokenizer, processor and chat template are copied byte for byte from the folder 
 state, update count, weight version and, where the model's dtype is narrower, float32 weights are in `trainer_state.pt`.
 Where ranks hold parts of the weights, all of this is in the folder `trainer_state`, written by
 `torch.distributed.checkpoint`. Any number of ranks, sharded or not, resumes from either.
+
+With an adapter (`trainer.lora`) the model is the merged one, and the folder `adapter` has the adapter alone, as PEFT
+saves it. The trainer's state then has the adapter's weights and nothing of the frozen ones.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
 from dart import manifest
+from dart.config import Lora
 from dart.errors import UserError
 from dart.workers.train import collectives
+from dart.workers.train.adapters import lora as adapters
+from dart.workers.train.adapters.weights import adapter_of, write_adapter
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes import parts
 
@@ -40,7 +46,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint is made of. source: the folder with the tokenizer and the processor; dtype: of the weights."""
+    """What a checkpoint is made of. source: the folder with the tokenizer and the processor; dtype: of the weights.
+
+    lora: the adapter that the model has, if any; digest: that of the weights below it.
+    """
 
     source: Path
     model: PreTrainedModel
@@ -48,15 +57,17 @@ class Saved:
     optimizer: torch.optim.Optimizer
     updates: int
     version: int
+    lora: Lora | None = None
+    digest: str = ""
 
 
 def save(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> None:
     """Write a folder that is either complete or absent (`dart.manifest`)."""
     with manifest.written(path.absolute()) as folder:
-        _write_model(folder, saved, weights)
+        _write_model(folder, saved, weights, adapter_of(saved.model))
         state = {"optimizer": saved.optimizer.state_dict(), "updates": saved.updates, "version": saved.version}
-        if saved.dtype != torch.float32:
-            state["weights"] = {name: p.detach().cpu() for name, p in saved.model.named_parameters()}
+        if saved.dtype != torch.float32 or saved.lora is not None:
+            state["weights"] = {name: weight.detach().cpu() for name, weight in _held(saved.model).items()}
         torch.save(state, folder / STATE)
 
 
@@ -76,8 +87,8 @@ def save_sharded(path: Path, saved: Saved, gather: Callable[[], dict[str, torch.
             dcp.save(_state(saved), checkpoint_id=folder / PARTS)
         except CheckpointException as error:
             raise TrainError(f"the sharded state cannot be written: {error}") from error
-        weights = gather()
-        _by_all(lambda: _write_model(folder, saved, weights) if first else None, device)
+        weights, adapter = gather(), adapter_of(saved.model)
+        _by_all(lambda: _write_model(folder, saved, weights, adapter) if first else None, device)
         _by_all(until_whole.close, device)
 
 
@@ -93,12 +104,22 @@ def _by_all(work: Callable[[], T], device: torch.device) -> T:
     return collectives.together(told, "write the checkpoint", device)
 
 
-def _write_model(folder: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> None:
+def _write_model(
+    folder: Path, saved: Saved, weights: dict[str, torch.Tensor], adapter: dict[str, torch.Tensor]
+) -> None:
     for file in saved.source.iterdir():
         if file.is_file() and not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, folder / file.name)
     saved.model.save_pretrained(folder, state_dict=weights)
     _write_dtype(folder / "config.json", saved.dtype)
+    if saved.lora is not None:
+        write_adapter(folder / adapters.FOLDER, saved.model, saved.lora, saved.source, adapter, saved.digest)
+
+
+def _held(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """The weights that a checkpoint keeps for training: all, or the adapter's, beside which the others never change."""
+    weights = dict(model.named_parameters())
+    return {name: weight for name, weight in weights.items() if adapters.is_adapter(name)} or weights
 
 
 def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
@@ -144,7 +165,7 @@ def _state(saved: Saved) -> Nested:
 
     A weight without optimiser state gets that of the beginning: zeros.
     """
-    weights = dict(saved.model.named_parameters())
+    weights = _held(saved.model)
     of_optimizer = {name: _adam(saved.optimizer, weights[name]) for name in weights if weights[name].requires_grad}
     return {
         "weights": {name: weight.detach() for name, weight in weights.items()},

@@ -13,7 +13,6 @@ their parts, so that a device holds its parts and one whole unit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,29 +26,22 @@ from transformers import PreTrainedModel
 from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.workers.train import collectives
+from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.model import check_folder, layout_of, load_image_processor, load_model, shell
 from dart.workers.train.passes.lockstep import InStep, Script, idle_batch
+from dart.workers.train.passes.whole import MakePolicy, Ready
 from dart.workers.train.policy import Blank, Policy
 
 BLANK_PIXELS = 64
 """The sides of an image that is encoded where a pass has no other."""
-MakePolicy = Callable[[PreTrainedModel, Blank], Policy]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A sharded policy, the reference model if the loss has one, and how their passes are kept in step."""
-
-    policy: Policy
-    reference: Policy | None
-    pace: InStep
 
 
 def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_policy: MakePolicy) -> Ready:
     """Load the policy from the folder, and the reference from `model.path`. All ranks call it at the same time.
 
     The reference is held in the model's dtype, to which the policy's weights are rounded in every pass, so that the KL
-    to it is exactly 0 at the start. Raises UserError on all ranks.
+    to it is exactly 0 at the start. With an adapter, the reference is the policy without it. Raises UserError on all
+    ranks.
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise UserError(
@@ -60,15 +52,21 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     blank = _blank(folder, device)
 
+    lora, referred = config.trainer.lora, config.trainer.loss.kl_coefficient > 0
+
     def sharded(of: Path, held: torch.dtype, trained: bool) -> Policy:
-        return _load_sharded(
-            of, lambda model: make_policy(model.requires_grad_(trained), blank), mesh, device, dtype, held, script
-        )
+        def prepare(model: PreTrainedModel) -> None:
+            model.requires_grad_(trained)
+            if lora is not None:
+                adapters.attach(model, lora, config.seed)
+
+        return _load_sharded(of, prepare, lambda model: make_policy(model, blank), mesh, device, dtype, held, script)
 
     policy = sharded(folder, torch.float32, True)
-    reference = sharded(config.model.folder, dtype, False) if config.trainer.loss.kl_coefficient > 0 else None
+    own = sharded(config.model.folder, dtype, False) if referred and lora is None else None
+    reference = adapters.SwitchedOff(policy) if referred and lora is not None else own
     idle = idle_batch(blank, layout_of(policy.model, folder)).to(device)
-    return Ready(policy, reference, InStep(script, policy, reference, idle, device))
+    return Ready(policy, reference, InStep(script, policy, own, idle, device))
 
 
 def _blank(folder: Path, device: torch.device) -> Blank:
@@ -91,6 +89,7 @@ def _mesh_of_ranks(device: torch.device) -> DeviceMesh:
 
 def _load_sharded(
     folder: Path,
+    prepare: Callable[[PreTrainedModel], None],
     make_policy: Callable[[PreTrainedModel], Policy],
     mesh: DeviceMesh,
     device: torch.device,
@@ -98,12 +97,14 @@ def _load_sharded(
     held: torch.dtype,
     script: Script,
 ) -> Policy:
-    """The folder's model, sharded. dtype: of the gathered weights; held: of the parts. Raises UserError on all."""
+    """The folder's model, sharded. prepare: says what trains, of the model without weights as of that with them; dtype:
+    of the gathered weights; held: of the parts. Raises UserError on all."""
     source: PreTrainedModel | None = None
     problem: str | None = None
     if dist.get_rank() == 0:
         try:
             source = load_model(folder, torch.device("cpu"))
+            prepare(source)
         except UserError as error:
             problem = str(error)
     if (why := collectives.gather(problem)[0]) is not None:
@@ -111,6 +112,7 @@ def _load_sharded(
     model = shell(folder, device)
     if source is not None:
         model.generation_config = source.generation_config
+    prepare(model)
     policy = make_policy(model)
     mixed = MixedPrecisionPolicy(
         param_dtype=None if dtype == held else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False

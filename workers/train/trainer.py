@@ -34,14 +34,16 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives, vision
+from dart.workers.train.adapters import lora as adapters
+from dart.workers.train.adapters.weights import copied
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
-from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor, load_model
+from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor
 from dart.workers.train.passes import parts
 from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
-from dart.workers.train.passes.pace import Alone, Pace
 from dart.workers.train.passes.rounds import rehearse, work_through
 from dart.workers.train.passes.settings import learning_rate, loss_recipe, make_optimizer
 from dart.workers.train.passes.tally import Tally, summed
+from dart.workers.train.passes.whole import Forward
 from dart.workers.train.passes.works import Learning, Scoring
 from dart.workers.train.policy import Blank, Policy
 from dart.workers.train.screenshots import ProcessedScreenshots
@@ -63,25 +65,18 @@ class Trainer:
             torch.set_num_threads(settings.threads)
         self.state = PartialState(cpu=not torch.cuda.is_available())
         self.device: torch.device = self.state.device
-        self.folder = config.resume_from or config.model.folder
+        # An adapter belongs to the weights that the run began with; those of its checkpoints have it merged into them.
+        self.folder = (None if settings.lora else config.resume_from) or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
         self.encoded = vision.EncodedScreenshots(settings.encoded_cache_bytes) if settings.freeze_vision else None
-        self.reference: Policy | None = None
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
             # Imported here, because what it needs of torch is newer than the rest.
-            from dart.workers.train import sharding
-
-            ready = sharding.load(config, self.folder, self.device, self._make_policy)
-            self.policy, self.reference = ready.policy, ready.reference
-            self._pace: Pace = ready.pace
+            from dart.workers.train.sharding import load
         else:
-            self.policy = self._make_policy(load_model(self.folder, self.device), None)
-            if settings.loss.kl_coefficient > 0:
-                # Float32 under the same autocast, so that the KL to it is exactly 0 at the start.
-                reference = load_model(config.model.folder, self.device).requires_grad_(False)
-                self.reference = self._make_policy(reference, None)
-            self._pace = Alone()
+            from dart.workers.train.passes.whole import load
+        ready = load(config, self.folder, self.device, self._make_policy)
+        self.policy, self.reference, self._pace = ready.policy, ready.reference, ready.pace
         self.model = self.policy.model
         if settings.gradient_checkpointing:
             # Checkpointing works only in training mode; these models have no dropout unless their config says so.
@@ -96,7 +91,9 @@ class Trainer:
         self.optimizer = make_optimizer(self.parameters, settings)
         self.updates = 0
         self.version = 0
+        self._digest = adapters.digest_of_base(self.model) if settings.lora else ""
         if config.resume_from is not None:
+            adapters.check_resumed(config.resume_from, settings.lora, self._digest)
             self.updates, self.version = checkpoint.resume(config.resume_from, self.model, self.optimizer)
         self.token_limit = settings.microbatch_tokens
         """The most tokens of a micro-batch: half of what has ever not fitted."""
@@ -352,11 +349,12 @@ class Trainer:
         self, part: list[batches.Row], inputs: batches.MicroBatch, totals: Totals, scores: Mapping[int, Score]
     ) -> MicroLoss:
         """Raises NotFinite with the samples whose log-probs or loss are not finite."""
+        # Before the policy's pass, as `SwitchedOff` asks.
+        reference = self.evaluate_reference(inputs)
         new, entropy = self.evaluate(inputs)
         check_finite(part, inputs.steps, new + entropy, "its log-probs are not finite")
         samples = batches.samples_of(part)
         old = torch.cat([scores[id(one)].logprobs for one in samples]) if id(samples[0]) in scores else new.detach()
-        reference = self.evaluate_reference(inputs)
         if reference is not None:
             check_finite(part, inputs.steps, reference, "the reference model's log-probs are not finite")
         return micro_loss(self.recipe, part, inputs, totals, new, old, entropy, reference)
@@ -395,7 +393,7 @@ class Trainer:
         entropy_gradient = self.recipe.entropy_coefficient > 0
         return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept)
 
-    def _forward(self, policy: Policy, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, policy: Forward, inputs: batches.MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         # Sharded weights are gathered in the dtype in which they are used.
         autocast = self.dtype == torch.bfloat16 and not self.sharded
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
@@ -404,22 +402,13 @@ class Trainer:
 
     # ---- weights for others ----
 
-    @torch.no_grad()
     def snapshot(self, into: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """A copy of the weights by their checkpoint names, in the model's dtype; training does not change it.
 
-        `into`: an earlier copy that nobody needs any more, whose memory is used again. Sharded weights are gathered
-        one tensor after the other into rank 0's copy: all ranks call this, and the others get nothing.
+        `into`: an earlier copy that nobody needs any more, whose memory is used again. Sharded weights go into rank 0's
+        copy: all ranks call this, and the others get nothing. An adapter is merged into what it belongs to.
         """
-        copies: dict[str, torch.Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            value = parts.whole(parameter.detach().to(self.dtype))
-            if self.rank == 0 or not self.sharded:
-                former = into.get(name) if into else None
-                pinned = self.device.type == "cuda"
-                copy = torch.empty(value.shape, dtype=self.dtype, pin_memory=pinned) if former is None else former
-                copies[name] = copy.copy_(value)
-        return copies
+        return copied(self.model, self.dtype, self.rank == 0 or not self.sharded, into)
 
     def save_checkpoint(self, path: Path) -> None:
         """Write a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent.
@@ -427,7 +416,10 @@ class Trainer:
         Sharded: all ranks call this at the same time, and write into one folder, which all of them must see.
         """
         source = self.config.model.folder  # the checkpoint that a run resumed from is deleted in time
-        saved = checkpoint.Saved(source, self.model, self.dtype, self.optimizer, self.updates, self.version)
+        lora = self.config.trainer.lora
+        saved = checkpoint.Saved(
+            source, self.model, self.dtype, self.optimizer, self.updates, self.version, lora, self._digest
+        )
         if self.sharded:
             checkpoint.save_sharded(path, saved, self.snapshot, self.device)
         else:

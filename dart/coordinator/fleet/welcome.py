@@ -26,7 +26,7 @@ from dart.wire.role import ROLE_NAMES
 
 NEWER: Mapping[str, set[str]] = {
     "rollout": {"encoder_cache_tokens", "engine_args", "pipeline_parallel"},
-    "trainer": {"sharding", "freeze_vision", "encoded_cache_bytes", "image_threads", "image_cache_bytes"},
+    "trainer": {"sharding", "freeze_vision", "lora", "encoded_cache_bytes", "image_threads", "image_cache_bytes"},
 }
 """Fields, by section, that some workers do not know; a run that sets one needs workers that do."""
 

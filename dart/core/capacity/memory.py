@@ -77,6 +77,10 @@ class TrainerSetUp:
     vision_frozen: bool = False
     microbatch_tokens: int = 16_384
     runtime: int = RUNTIME
+    lora_rank: int = 0
+    """Of an adapter, which alone trains, and without which the policy is the reference; 0: there is none."""
+    lora_targets: tuple[str, ...] = ()
+    """The matrices of a decoder layer that have one."""
 
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
@@ -85,9 +89,12 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
     8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
     sharded, there are instead the weights of two gathered layers, of the embedding, and of the head in float32.
+    An adapter adds its own weights, which are then all that train, and there is no reference in memory.
     """
-    weights = shape.weights
-    trained = weights - shape.vision.weights * set_up.vision_frozen
+    adapter = shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
+    weights = shape.weights + adapter
+    trained = adapter if set_up.lora_rank else weights - shape.vision.weights * set_up.vision_frozen
+    reference = set_up.reference and not set_up.lora_rank
     parts = set_up.ranks if set_up.sharded else 1
     size = HALF if set_up.mixed else SINGLE
     tokens = max(set_up.microbatch_tokens, prompts.tokens)
@@ -95,7 +102,7 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
         "weights": SINGLE * weights // parts,
         "gradients": SINGLE * trained // parts,
         "optimiser state": 2 * SINGLE * trained // parts,
-        "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * set_up.reference,
+        "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * reference,
         "logits": LOGIT_COPIES * SINGLE * min(HEAD_ELEMENTS, tokens * shape.text.vocabulary),
         "runtime": set_up.runtime,
     }
@@ -113,14 +120,15 @@ def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -
     """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
 
     Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32), and one layer at
-    a time is computed again. A frozen tower keeps nothing.
+    a time is computed again. A tower that is frozen, as it is beside an adapter, keeps nothing.
     """
+    frozen = set_up.vision_frozen or set_up.lora_rank > 0
     of_layer = tokens * _layer_keeps(shape.text, set_up)
-    of_block = 0 if set_up.vision_frozen else patches * _block_keeps(shape.vision, set_up)
+    of_block = 0 if frozen else patches * _block_keeps(shape.vision, set_up)
     if not set_up.checkpointing:
         return shape.text.layers * of_layer + shape.vision.depth * of_block
     inputs = shape.text.layers * tokens * shape.text.hidden
-    inputs += 0 if set_up.vision_frozen else shape.vision.depth * patches * shape.vision.hidden
+    inputs += 0 if frozen else shape.vision.depth * patches * shape.vision.hidden
     return SINGLE * inputs + max(of_layer, of_block)
 
 
@@ -140,13 +148,17 @@ def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
 
     Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; where heads
     are normalised, also their inputs in float32 and normalised: (4 + e)·(n + m)·d. MLP: gate, its activation, up, and
-    their product: 4·e·I.
+    their product: 4·e·I. An adapter: what comes out of each A, e·rank; under autocast also a copy of what goes into
+    that of the attention's output, e·n·d. Frozen norms keep less than is counted here.
     """
     size = HALF if set_up.mixed else SINGLE
     channels = (text.heads + text.kv_heads) * text.head_size
     norms = _rms_norms_keep(set_up, 5) * text.hidden
     attention = (2 * size + text.head_norms * (SINGLE + size)) * channels
-    return norms + attention + 4 * size * text.intermediate
+    adapter = size * set_up.lora_rank * len(set_up.lora_targets)
+    if set_up.mixed and not set_up.sharded and "o_proj" in set_up.lora_targets:
+        adapter += size * text.heads * text.head_size
+    return norms + attention + 4 * size * text.intermediate + adapter
 
 
 def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:

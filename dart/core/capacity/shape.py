@@ -49,6 +49,18 @@ class Text:
         biases = self.qkv_bias * self.head_size * (self.heads + 2 * self.kv_heads) + self.output_bias * self.hidden
         return self.layer_matrices + 2 * self.hidden + self.head_norms * 2 * self.head_size + biases
 
+    def adapter(self, rank: int, targets: Sequence[str]) -> int:
+        """Weights of LoRA's two matrices beside the named matrices of all layers: rank · (inputs + outputs) each."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        sides = {
+            "q_proj": self.hidden + queries,
+            "k_proj": self.hidden + keys,
+            "v_proj": self.hidden + keys,
+            "o_proj": self.hidden + queries,
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate),
+        }
+        return self.layers * rank * sum(sides.get(name, 0) for name in set(targets))
+
     @property
     def embedding(self) -> int:
         """V·H."""

@@ -46,9 +46,9 @@ def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts) -> Iterator[tuple[s
         yield f"trainer.ranks: {more}", _Change(ranks=more)
     if set_up.microbatch_tokens > prompts.tokens:
         yield f"trainer.microbatch_tokens: {prompts.tokens}", _Change(microbatch_tokens=prompts.tokens)
-    if not set_up.vision_frozen:
+    if not set_up.vision_frozen and not set_up.lora_rank:
         yield "trainer.freeze_vision: true", _Change(vision_frozen=True)
-    if set_up.reference:
+    if set_up.reference and not set_up.lora_rank:
         yield "trainer.loss.kl_coefficient: 0, which needs no reference model", _Change(reference=False)
 
 

@@ -74,6 +74,9 @@ class Passes:
     """Gradient checkpointing: each layer's forward pass is repeated in the backward pass."""
     vision_trains: bool = True
     """False (a frozen tower): no backward pass through it, and no recomputation."""
+    weights_train: bool = True
+    """False (an adapter trains): the backward pass has no product for the gradient of a weight. Those of the adapter,
+    a thousandth of them, are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,9 @@ def update(shape: Shape, load: Load, passes: Passes) -> Work:
     share = passes.trained_share
     forwards = passes.score + passes.reference * share + share
     of_training = 2 * share * (text + vision * passes.vision_trains)
+    if not passes.weights_train:
+        pairs = 4 * shape.text.heads * shape.text.head_size * shape.text.layers * load.pairs
+        of_training -= share * (text - pairs)
     layers = text - 2 * shape.text.embedding * load.responses
     again = share * (layers + vision * passes.vision_trains) if passes.recompute else 0.0
     return Work(forwards * (text + vision) + of_training, again)

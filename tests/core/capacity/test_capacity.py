@@ -129,6 +129,24 @@ def test_an_update_scores_refers_and_trains() -> None:
     assert frozen.model == pytest.approx(3 * forward - 2 * work.of_vision(UI_TARS.vision, load))
 
 
+def test_an_adapter_needs_no_gradient_of_the_weights_and_no_second_model() -> None:
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    # Per layer: q and o 3584 + 3584, k and v 3584 + 512, and three of 3584 + 18944.
+    adapter = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))
+    assert UI_TARS.text.adapter(16, targets) == adapter
+    with_adapter = TrainerSetUp(checkpointing=True, lora_rank=16, lora_targets=targets)
+    needs = memory.of_rank(UI_TARS, with_adapter, Prompts.expected(5, FULL_HD, 30, most=32768)).parts
+    assert needs["weights"] == 4 * (UI_TARS.weights + adapter)
+    assert needs["gradients"] == 4 * adapter
+    assert needs["optimiser state"] == 8 * adapter
+    assert needs["reference"] == 0
+    load = work.Load(1000, work.causal_pairs(1000), 100, screenshots=1, patches=1000)
+    passes = work.Passes(score=False, reference=True, vision_trains=False, weights_train=False)
+    text, vision = work.of_text(UI_TARS.text, load), work.of_vision(UI_TARS.vision, load)
+    pairs = 4 * 28 * 28 * 128 * load.pairs
+    assert work.update(UI_TARS, load, passes).model == pytest.approx(2 * (text + vision) + (text - pairs) + 2 * pairs)
+
+
 def test_seconds_of_an_update() -> None:
     assert work.seconds(8e15, gpus=8, peak=1e15, utilisation=0.5) == 2.0
 

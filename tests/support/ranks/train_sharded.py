@@ -229,10 +229,10 @@ class Cases:
         return {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
 
 
-def main(folder: Path, windowed: Path, earlier: Path, out: Path, names: list[str]) -> None:
+def main(folder: Path, windowed: Path, earlier: Path, out: Path, names: list[str], kind: type[Cases] = Cases) -> None:
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-    cases = Cases(folder, windowed, earlier, out)
-    every = [name for name in vars(Cases) if not name.startswith("_") and name not in ("trainer", "update")]
+    cases = kind(folder, windowed, earlier, out)
+    every = [name for name in vars(kind) if not name.startswith("_") and name not in ("trainer", "update")]
     for name in names or every:
         print("case", name, file=sys.stderr, flush=True)
         result = getattr(cases, name)()

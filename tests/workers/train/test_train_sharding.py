@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
 from ranks import train_sharded as cases  # noqa: E402
+from ranks.start import run_ranks  # noqa: E402
 from train_samples import settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
@@ -24,7 +21,6 @@ from dart.workers.train.passes.lockstep import NEVER, Script  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SCRIPT = Path(cases.__file__)
-SUPPORT = SCRIPT.parents[1]
 RANKS = 2
 CLOSE = 1e-6
 """Steps are of 2e-6: Adam turns rounding in a gradient near 0 into a part of a step, of either sign."""
@@ -80,23 +76,7 @@ def alone(folder: Path, windowed: Path, tmp_path_factory: pytest.TempPathFactory
 def ranks(folder: Path, windowed: Path, alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank had in each case, by name."""
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(SCRIPT), str(folder), str(windowed), str(alone["checkpoint"]), str(out)]
-    common = {
-        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
-    }  # fmt: skip
-    started = [
-        subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True,
-            env=os.environ | common | {"RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": str(RANKS)},
-        )
-        for n in range(RANKS)
-    ]  # fmt: skip
-    told = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n----\n".join(one[-4000:] for one in told)
+    run_ranks(SCRIPT, [str(folder), str(windowed), str(alone["checkpoint"]), str(out)], RANKS)
     return lambda name: [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(RANKS)] + [out]
 
 

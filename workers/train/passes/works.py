@@ -82,8 +82,8 @@ class Learning:
 
     def compute(self, part: list[Row], inputs: MicroBatch) -> Callable[[], None]:
         if not part:
-            logprobs, _ = self._learner.evaluate(inputs)
             self._learner.evaluate_reference(inputs)
+            logprobs, _ = self._learner.evaluate(inputs)
             nothing = logprobs.sum() * 0.0
             return nothing.backward  # type: ignore[no-any-return]
         inputs = inputs.to(self._learner.device)

@@ -1,0 +1,80 @@
+"""Weights as others know them: by the names of the checkpoint, with adapters merged into what they belong to.
+
+A replica, a Hugging Face folder and the next run see a model without an adapter. A merged weight is W + s·B·A, computed
+in float32 from the frozen W each time, so that nothing is ever added to W, and no rounding adds up over versions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from dart.config import Lora
+from dart.workers.train.adapters import lora as adapters
+from dart.workers.train.passes import parts
+
+BASE_LAYER = ".base_layer"
+"""What PEFT puts into the names of the weights below an adapter."""
+
+
+def copied(
+    model: PreTrainedModel, dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """A copy of the model's weights in host memory by their checkpoint names, in the dtype; {} unless it is for here.
+
+    Sharded weights are gathered one after the other: all ranks call this, and one of them wants the copy. `into`: an
+    earlier copy that nobody needs any more, whose memory is used again.
+    """
+    copies: dict[str, torch.Tensor] = {}
+    for name, value in _merged(model, dtype, here):
+        if here:
+            former = into.get(name) if into else None
+            pinned = value.device.type == "cuda"
+            copy = torch.empty(value.shape, dtype=dtype, pin_memory=pinned) if former is None else former
+            copies[name] = copy.copy_(value)
+    return copies
+
+
+def _merged(model: PreTrainedModel, dtype: torch.dtype, here: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    layers = {f"{name}{BASE_LAYER}.weight": layer for name, layer in adapters.adapted(model)}
+    for name, parameter in model.named_parameters():
+        if adapters.is_adapter(name):
+            continue
+        if (layer := layers.get(name)) is None:
+            yield name.replace(BASE_LAYER, ""), parts.whole(parameter.detach().to(dtype))
+            continue
+        down, up = (parts.whole(matrix.weight.detach()) for matrix in _matrices(layer))
+        weight = parts.whole(parameter.detach())
+        if here:
+            weight = torch.addmm(weight, up, down, alpha=layer.scaling[adapters.NAME])
+        yield name.replace(BASE_LAYER, ""), weight
+
+
+def _matrices(layer: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    """A [rank, in] and B [out, rank]."""
+    return layer.lora_A[adapters.NAME], layer.lora_B[adapters.NAME]
+
+
+def adapter_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The adapter's weights in host memory, float32, by PEFT's names; {} without one. All ranks call it together."""
+    return {
+        f"base_model.model.{name.replace(f'.{adapters.NAME}.', '.')}": parts.whole(weight.detach()).cpu().contiguous()
+        for name, weight in model.named_parameters()
+        if adapters.is_adapter(name)
+    }
+
+
+def write_adapter(
+    folder: Path, model: PreTrainedModel, lora: Lora, base: Path, weights: dict[str, torch.Tensor], digest: str
+) -> None:
+    """Write a folder that PEFT loads onto the model in `base`, and that `check_resumed` knows. Raises OSError."""
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    adapters.peft_config(model, lora, str(base)).save_pretrained(folder)
+    (folder / adapters.BASE).write_text(json.dumps({"sha256": digest}) + "\n", encoding="utf-8")
