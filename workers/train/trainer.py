@@ -40,6 +40,7 @@ from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, Samp
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor
 from dart.workers.train.passes import parts
 from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
+from dart.workers.train.passes.phases import GRADIENT, READ, REDUCE, SCORE, STEP, Phases
 from dart.workers.train.passes.rounds import rehearse, work_through
 from dart.workers.train.passes.settings import learning_rate, loss_recipe, make_optimizer
 from dart.workers.train.passes.tally import Tally, summed
@@ -100,6 +101,7 @@ class Trainer:
         self.remarks: list[str] = []
         """What was left out of the last update or skipped, and why."""
         self._skipped_in_a_row = 0
+        self._phases = Phases(self.device)
         self._cancelled = threading.Event()
         for work in (Learning(self, Totals(1, 1, 1), {}), Scoring(self)):
             rehearse(work, self._pace)
@@ -130,7 +132,9 @@ class Trainer:
         """
         started = time.perf_counter()
         settings = self.config.trainer
-        minibatches = collectives.together(lambda: self._read(samples, images), "read its samples", self.device)
+        phases = self._phases = Phases(self.device)
+        with phases.timed(READ):
+            minibatches = collectives.together(lambda: self._read(samples, images), "read its samples", self.device)
         totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
@@ -168,6 +172,7 @@ class Trainer:
         metrics["steps_skipped"] = len(tallies) - len(norms)
         metrics["gradient_norm"] = sum(norms) / max(1, len(norms))
         metrics["learning_rate"] = self.learning_rate(self.updates - 1)
+        metrics |= phases.metrics()
         metrics["update_seconds"] = time.perf_counter() - started
         return metrics
 
@@ -213,7 +218,8 @@ class Trainer:
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
         cut = self._cut(rows)
-        collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
+        with self._phases.timed(SCORE):
+            collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
         self._check_some_left(rows, faults, first=True)
         return work.scores
 
@@ -226,17 +232,20 @@ class Trainer:
         """
         work = Learning(self, totals, scores)
         cut = self._cut(rows)
-        collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
+        with self._phases.timed(GRADIENT):
+            collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
         if not self._check_some_left(rows, faults, first):
             return work.tally, None
-        norm = self._gradient_over_ranks()
+        with self._phases.timed(REDUCE):
+            norm = self._gradient_over_ranks()
         if not bool(torch.isfinite(norm)):
             self._skip(float(norm), rows, totals, scores, faults, first)
             return work.tally, None
         self._skipped_in_a_row = 0
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.trainer.gradient_clip, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self._phases.timed(STEP):
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.trainer.gradient_clip, norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         return work.tally, float(norm)
 
     def _gradient_over_ranks(self) -> torch.Tensor:

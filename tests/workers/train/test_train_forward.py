@@ -209,3 +209,15 @@ def test_temperature_is_that_of_sampling(folder: Path, plain: Any) -> None:
     one = sample("t", "go", "123", 1.0, [screenshot(0)])
     found = logprobs(hot, cuts(hot, [one])["one by one"])["sample t/0"]
     torch.testing.assert_close(found, plain_logprobs(hot, plain, one), rtol=2e-6, atol=5e-6)
+
+
+def test_an_update_tells_where_its_time_went_and_what_it_computed(folder: Path) -> None:
+    trainer = Trainer(settings(folder, loss={"entropy_quantile": 0.5}))
+    image = screenshot(0)
+    steps = [sample(name, "go", "12", reward, [image]) for name, reward in (("one", 1.0), ("other", -1.0))]
+    metrics = trainer.update(steps, *totals(steps))
+    phases = [metrics[f"{name}_seconds"] for name in ("read", "score", "gradient", "step")]
+    assert all(seconds > 0 for seconds in phases)
+    assert sum(phases) + metrics["reduce_seconds"] <= metrics["update_seconds"]
+    lengths = [len(one.prompt_token_ids) + len(one.token_ids) for one in steps]
+    assert max(lengths) <= metrics["computed_tokens"] < sum(lengths), "their common prompt is computed once"

@@ -65,6 +65,7 @@ def summed(tallies: Sequence[Tally], device: torch.device) -> dict[str, float]:
     metrics.update(zip(LARGEST, largest, strict=True))
     for name in MEANS:
         metrics[name] /= len(tallies)
-    metrics["padding_share"] = 1 - metrics.pop("real_tokens") / max(1.0, metrics.pop("padded_tokens"))
+    metrics["computed_tokens"] = metrics.pop("real_tokens")
+    metrics["padding_share"] = 1 - metrics["computed_tokens"] / max(1.0, metrics.pop("padded_tokens"))
     metrics["same_version_difference"] /= max(1.0, metrics["same_version_tokens"])
     return metrics
