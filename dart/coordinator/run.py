@@ -53,7 +53,6 @@ from dart.errors import UserError, ungrouped
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
-from dart.store.engine import DatabaseFailed
 from dart.store.records import RunState
 from dart.v1 import session_pb2 as pb
 from dart.wire.rules import Limits
@@ -285,14 +284,14 @@ class Run:
                     summary = await self._phases()
                     for task in background:
                         task.cancel()
-        except DatabaseFailed:
+        except Exception as error:
             if self._guard is not None:
                 self._guard.look()  # a database that was removed fails in many ways: say what happened
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"the run cannot continue: {error}: all finished work is kept; fix it, then continue with --resume"
+                ) from error
             raise
-        except OSError as error:
-            raise UserError(
-                f"the run cannot continue: {error}: all finished work is kept; fix it, then continue with --resume"
-            ) from error
         return summary
 
     async def _phases(self) -> dict[str, Any]:
