@@ -12,11 +12,19 @@ from dart.config.loading import load, parse
 from dart.config.policy import BUILTIN_MODELS, Agent, Model, PromptTexts, Rollout
 from dart.config.run import Checkpoint, Evaluation, Retention, Run, Server, Stop
 from dart.config.tasks import TaskSet
-from dart.config.told import EnvWorkerConfig, RolloutWorkerConfig, SharedBlobs, TrainWorkerConfig
+from dart.config.told import (
+    ADAPTER_FOLDER,
+    EnvWorkerConfig,
+    RolloutWorkerConfig,
+    ServedAdapter,
+    SharedBlobs,
+    TrainWorkerConfig,
+)
 from dart.config.trainer import LOSS_KINDS, OWN_LOSS, Advantage, Lora, Loss, Schedule, Supervised, Sync, Trainer
 from dart.config.whole import Config
 
 __all__ = [
+    "ADAPTER_FOLDER",
     "BUILTIN_MODELS",
     "BUILTIN_SUITE",
     "LOSS_KINDS",
@@ -47,6 +55,7 @@ __all__ = [
     "Schedule",
     "Seconds",
     "Section",
+    "ServedAdapter",
     "Server",
     "SharedBlobs",
     "Stop",

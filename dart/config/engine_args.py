@@ -14,7 +14,7 @@ _PARITY = "the trainer recomputes every log-probability from model.path in model
 _STALE = "caches outside of the engine would keep what older weights have computed: leave it out"
 _ALONE = "a replica is one engine on one machine: set rollout.replicas instead"
 _DISTRIBUTION = "the trainer recomputes log-probabilities without it: leave it out"
-_ADAPTERS = "replicas get whole weights from the trainer: leave it out"
+_ADAPTERS = "an adapter comes from the trainer: set trainer.lora instead"
 _SPECULATION = (
     "a draft model would keep its first weights, and on a CPU vLLM 0.32 then samples from another distribution than "
     "the policy's (docs/decisions.md): leave it out"

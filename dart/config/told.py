@@ -9,6 +9,9 @@ from dart.config.environment import Environment
 from dart.config.policy import Model, Rollout
 from dart.config.trainer import Sync, Trainer
 
+ADAPTER_FOLDER = "adapter"
+"""In a checkpoint: the adapter alone, in PEFT's form."""
+
 
 class SharedBlobs(Section):
     """The run's screenshots, for workers with access to the directory: its file `id` holds this word."""
@@ -22,6 +25,16 @@ class EnvWorkerConfig(Section):
     shared_blobs: SharedBlobs | None = None
 
 
+class ServedAdapter(Section):
+    """The adapter with which a replica serves `model.path`, and of which it gets new versions instead of weights."""
+
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...]
+    folder: Path | None = None
+    """The adapter of `weight_version`, in PEFT's form; None: it adds nothing yet."""
+
+
 class RolloutWorkerConfig(Section):
     model: Model
     rollout: Rollout
@@ -31,6 +44,7 @@ class RolloutWorkerConfig(Section):
     """Tokens of one screenshot in the prompt; 0: not known."""
     seed: int
     weight_version: int = 0
+    adapter: ServedAdapter | None = None
     shared_blobs: SharedBlobs | None = None
 
 

@@ -140,6 +140,11 @@ class Lora(Section):
         description="Only 0. Above it, the trainer's log-probabilities would not be those of the policy that replicas "
         "serve, and every importance weight and ratio would be off by the dropout's noise.",
     )
+    sync: Literal["adapter", "merged"] = Field(
+        "adapter",
+        description="What replicas get. adapter: A and B alone, over gloo, which vLLM computes beside the weights of "
+        "model.path. merged: whole weights, into which A and B are merged and rounded to model.dtype.",
+    )
     target_modules: tuple[str, ...] = Field(
         LANGUAGE_MODEL,
         min_length=1,
@@ -196,8 +201,8 @@ class Trainer(Section):
     lora: Lora | None = Field(
         None,
         description="A LoRA adapter trains in the place of all weights, which stay as they are: no gradients and no "
-        "optimiser state for them, and no second model as the reference. Replicas get merged weights. `{}`: with its "
-        "defaults. It wants a higher learning rate than all weights do, such as 1e-4.",
+        "optimiser state for them, and no second model as the reference. `{}`: with its defaults. It wants a higher "
+        "learning rate than all weights do, such as 1e-4.",
     )
     encoded_cache_bytes: int = Field(
         4 << 30,
@@ -221,6 +226,11 @@ class Trainer(Section):
     def sharded(self) -> bool:
         """Whether each rank holds a part of the weights; by default if there are several ranks."""
         return self.sharding == "full" or (self.sharding is None and self.ranks > 1)
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether replicas get an adapter in the place of whole weights."""
+        return self.lora is not None and self.lora.sync == "adapter"
 
 
 class Schedule(Section):

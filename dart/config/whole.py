@@ -89,6 +89,11 @@ class Config(Section):
                 f"sync.max_unavailable is {self.sync.max_unavailable} "
                 f"but there are only {self.rollout.replicas} replicas"
             )
+        if self.samples and self.trainer.serves_adapter and self.sync.transport != "gloo":
+            raise ValueError(
+                f"sync.transport is {self.sync.transport}, and an adapter goes to the replicas over gloo, while they "
+                "serve: set sync.transport: gloo, or trainer.lora.sync: merged to send whole weights"
+            )
         self._enough_instances()
         return self
 

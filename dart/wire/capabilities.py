@@ -22,6 +22,7 @@ IMAGES_APART = "images_apart"
 RESCORE = "rescore"
 SLOTS = "slots"
 SCREENSHOT_TOKENS = "screenshot_tokens"
+SERVES_ADAPTER = "serves_adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ KNOWN = {
         Capability(IMAGES_APART, ("train",), "finds screenshots beside the samples (`TrainBatch.images`)"),
         Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
         Capability(SCREENSHOT_TOKENS, ("rollout",), "understands `screenshot_tokens` in its config"),
+        Capability(SERVES_ADAPTER, ("rollout",), "understands `adapter` in its config, and takes adapters as weights"),
         Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
     )
 }

@@ -94,22 +94,52 @@ class ForgetfulTrainer(SimulatedTrainer):
             super().save_checkpoint(command)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def _checkpoints_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, trainer: type[SimulatedTrainer]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a run about updates and checkpoints, of which one is made after every second update."""
+
     def config(*arguments: Any) -> Config:
         made = plain(*arguments)
         return made.model_copy(update={"checkpoint": made.checkpoint.model_copy(update={"every_updates": 2})})
 
     plain = cluster._config
     monkeypatch.setattr(cluster, "_config", config)
-    monkeypatch.setattr(cluster, "SimulatedTrainer", ForgetfulTrainer)
+    monkeypatch.setattr(cluster, "SimulatedTrainer", trainer)
     events: list[tuple[str, dict[str, Any]]] = []
     record = Journal.event
-    monkeypatch.setattr(Journal, "event", lambda self, kind, **f: (events.append((kind, f)), record(self, kind, **f)))
+    monkeypatch.setattr(
+        Journal, "event", lambda self, name, /, **f: (events.append((name, f)), record(self, name, **f))
+    )
     assert simulate(SET_UP, DECOUPLED, Timings(), hours=1.0)["updates"] > 4
-    kinds = [kind for kind, _ in events if kind in ("update", "checkpoint", "checkpoint_failed")]
+    return [(kind, told) for kind, told in events if kind in ("update", "checkpoint", "checkpoint_failed")]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [kind for kind, _ in _checkpoints_of_a_run(monkeypatch, ForgetfulTrainer)]
     assert kinds[:7] == [
         "update", "update", "checkpoint_failed", "update", "checkpoint_failed", "update", "checkpoint",
     ]  # fmt: skip
+
+
+class SlowDisk(SimulatedTrainer):
+    """Takes as long for a checkpoint as for several updates."""
+
+    def save_checkpoint(self, command: pb.SaveCheckpoint) -> None:
+        saved = pb.CheckpointSaved(path=command.path, weight_version=self._version)
+        self.answer(command, 500.0, checkpoint_saved=saved)
+
+
+def test_updates_go_on_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _checkpoints_of_a_run(monkeypatch, SlowDisk)
+    written = [k for k, (kind, _) in enumerate(told) if kind == "checkpoint"]
+    assert len(written) >= 2
+    updates_between = [kind for kind, _ in told[written[0] : written[1]]].count("update")
+    assert updates_between > 2, "the next one begins when the last is written"
+    for k in written[:-1]:
+        made = sum(kind == "update" for kind, _ in told[:k])
+        assert told[k][1]["version"] < made
+        assert told[k][1]["path"].endswith(f"v{told[k][1]['version']:06d}")
 
 
 class Broken(SimulatedEnvs):

@@ -116,6 +116,10 @@ HONEST = {
         SAVE,
         told(checkpoint_saved=pb.CheckpointSaved(path="x", weight_version=8)),
     ),
+    "saved while updates went on": (
+        SAVE,
+        told(checkpoint_saved=pb.CheckpointSaved(path="x", weight_version=2)),
+    ),
     "a failure": (TRAIN, told(failure=pb.Failure(code=7, message="no memory\n\tat line 3"))),
     "a failure of a newer kind": (ACT, told(failure=pb.Failure(code=99))),
 }
@@ -192,7 +196,7 @@ BROKEN = {
     "the wrong version sent": (SEND, told(weights_sent=pb.WeightsSent(version=6)), "WeightsSent.version"),
     "a checkpoint of another version": (
         SAVE,
-        told(checkpoint_saved=pb.CheckpointSaved(weight_version=6)),
+        told(checkpoint_saved=pb.CheckpointSaved(weight_version=9)),
         "CheckpointSaved.weight_version",
     ),
     # Point 4: poison, which would be stored.

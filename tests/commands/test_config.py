@@ -74,6 +74,16 @@ def test_a_loss_goes_by_name_or_by_where_it_is(kind: str) -> None:
     assert load(MINIWOB, [f"trainer.loss.kind={kind}"]).trainer.loss.kind == kind
 
 
+def test_an_adapter_goes_to_the_replicas_over_gloo() -> None:
+    osworld = MINIWOB.with_name("osworld_uitars15_7b.yaml")
+    with pytest.raises(
+        ConfigError, match=r"sync\.transport is nccl, and an adapter goes .*: set sync\.transport: gloo"
+    ):
+        load(osworld, ["trainer.lora={}"])
+    assert load(osworld, ["trainer.lora={}", "sync.transport=gloo"]).trainer.serves_adapter
+    assert not load(osworld, ["trainer.lora.sync=merged"]).trainer.serves_adapter
+
+
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist: name a YAML file"):
         load(tmp_path / "none.yaml")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
-from dart.config import Config, load, parse
+from dart.config import Config, Lora, load, parse
 from dart.coordinator.job import Collect, Evaluate, Train
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
-from dart.core.capacity.verdict import clearly_too_much, tight, trainer_remedies
+from dart.core.capacity.verdict import LORA_RANK, LORA_TARGETS, clearly_too_much, tight, trainer_remedies
 from dart.errors import UserError
 from dart.processes import fits, gpus
 from dart.processes.gpus import Card, cards_of
@@ -150,7 +150,9 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
     trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, gpus=True)
     assert trainer == TrainerSetUp(8, True, True, True, False, True, 1000), "several ranks are sharded by default"
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
-    adapted = fits.trainer_set_up(_config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"]}}), gpus=True)
+    adapted = fits.trainer_set_up(
+        _config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"], "sync": "merged"}}), gpus=True
+    )
     assert (adapted.lora_rank, adapted.lora_targets) == (16, ("q_proj",))
 
 
@@ -198,6 +200,9 @@ def test_remedies_say_what_each_change_brings() -> None:
     new = trainer_remedies(shape, TrainerSetUp(), prompts)
     assert any("trainer.sharding: full with trainer.ranks: 8" in told for told in new)
     assert any("trainer.freeze_vision: true" in told for told in new)
+    assert any("trainer.lora: {}, which trains an adapter" in told for told in new)
+    assert Lora() == Lora(rank=LORA_RANK, target_modules=LORA_TARGETS), "it is said of the defaults"
+    assert not any("trainer.lora" in told for told in trainer_remedies(shape, TrainerSetUp(lora_rank=8), prompts))
     assert new[-1].startswith("all of these (")
     assert any("trainer.ranks: 16" in told for told in trainer_remedies(shape, TrainerSetUp(8, True), prompts))
 

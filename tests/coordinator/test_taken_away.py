@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import killed_run
 import pytest
+from run_processes import killed_run
 
 from dart.rundir import RunDirectory
 from dart.store.lock import is_held

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dart import config
 from dart.agent.parsing import screenshot_tokens
+from dart.coordinator.fleet.sessions import Rejected
 from dart.coordinator.fleet.welcome import welcome
 from dart.coordinator.job import Train
 from dart.coordinator.start import Start
@@ -16,10 +19,10 @@ from dart.v1 import session_pb2 as pb
 CONFIGS = Path("configs")
 
 
-def told(overrides: list[str], *capabilities: str) -> dict[str, Any]:
+def told(overrides: list[str], *capabilities: str, start: Start = Start()) -> dict[str, Any]:  # noqa: B008
     made = config.load(CONFIGS / "osworld_uitars15_7b.yaml", overrides)
     hello = pb.Hello(worker_id="rollout-0", role=pb.ROLE_ROLLOUT, capabilities=capabilities)
-    text = welcome(made, Start(), hello, Train())
+    text = welcome(made, start, hello, Train())
     config.RolloutWorkerConfig.model_validate_json(text)
     document: dict[str, Any] = json.loads(text)
     return document
@@ -45,3 +48,18 @@ def test_a_screenshot_has_as_many_tokens_as_the_model_sees() -> None:
     assert screenshot_tokens(ladder.agent, ladder.environment.viewport) == round(width / multiple) * round(
         height / multiple
     )
+
+
+def test_a_replica_that_gets_adapters_begins_with_the_weights_that_they_belong_to(tmp_path: Path) -> None:
+    lora = ["trainer.lora={rank: 8}", "sync.transport=gloo"]
+    resumed = Start(checkpoint=tmp_path / "v3", version=3)
+    with pytest.raises(Rejected, match=r"capability serves_adapter"):
+        told(lora)
+    first, later = told(lora, "serves_adapter"), told(lora, "serves_adapter", start=resumed)
+    assert first["adapter"]["folder"] is None
+    assert (later["adapter"]["rank"], later["adapter"]["folder"]) == (8, str(tmp_path / "v3" / "adapter"))
+    assert first["model"]["path"] == later["model"]["path"] != str(tmp_path / "v3")
+
+    whole = told([*lora, "trainer.lora.sync=merged"], start=resumed)
+    assert whole["model"]["path"] == str(tmp_path / "v3")
+    assert "adapter" not in whole

@@ -33,11 +33,12 @@ from dart.workers.rollout.gate import Gate
 from dart.workers.rollout.starting import start_vllm
 from dart.workers.rollout.tokenise import PromptEncoder
 from dart.workers.weights.requests import init_info, update_info
-from dart.workers.weights.transfer import TensorSpec, TransferError
+from dart.workers.weights.transfer import ADAPTER_SLOT, TensorSpec, TransferError
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engine starts.
     from PIL.Image import Image as Picture
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -108,6 +109,7 @@ class Engine:
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
+        self._adapter = None if config.adapter is None else _adapter_request()
         self._stop_token = int(tokenizer.eos_token_id)
         self._max_model_len = config.rollout.max_model_len
         self._gate = Gate()
@@ -130,6 +132,8 @@ class Engine:
             await asyncio.to_thread(llm.shutdown)
             raise
         engine = cls(llm, config)
+        if (adapter := config.adapter) is not None:
+            await llm.collective_rpc("serve_adapter", kwargs=adapter.model_dump(mode="json"))
         await llm.update_weight_version(str(config.weight_version))
         return engine
 
@@ -320,7 +324,9 @@ class Engine:
     async def _enter(self, request_id: str, prompt: EnginePrompt, sampling: SamplingParams) -> RequestOutputCollector:
         """Hand the request to vLLM without interruption: stopping half-way leaves the halves of its image cache
         disagreeing."""
-        entering = asyncio.ensure_future(self._llm.add_request(request_id, prompt, sampling))
+        entering = asyncio.ensure_future(
+            self._llm.add_request(request_id, prompt, sampling, lora_request=self._adapter)
+        )
         try:
             collector = await asyncio.shield(entering)
         except asyncio.CancelledError:
@@ -392,6 +398,8 @@ class Engine:
             await self._llm.update_weights(WeightTransferUpdateRequest(described))
             touched = True
             await self._llm.finish_weight_update(weight_version=str(version))
+            if self._adapter is not None:
+                await self._llm.collective_rpc("take_adapter")
         except EngineDeadError:
             raise
         except Exception as error:  # noqa: BLE001  vLLM re-raises any worker's error as a plain Exception.
@@ -407,3 +415,10 @@ class Engine:
             return
         await self._llm.reset_prefix_cache(reset_running_requests=True)
         await self._llm.reset_encoder_cache()
+
+
+def _adapter_request() -> LoRARequest:
+    """What each request says of the replica's adapter. vLLM wants a path, which it does not look at: it has it."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("policy", ADAPTER_SLOT, "policy")

@@ -24,6 +24,7 @@ from dart.wire.capabilities import (
     HOLD_SCREENSHOTS,
     RECEIVES_WHILE_SERVING,
     SCREENSHOT_TOKENS,
+    SERVES_ADAPTER,
     SHARED_BLOBS,
 )
 from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
@@ -50,7 +51,14 @@ class RolloutRole:
     """Implements `dart.wire.role.WorkerRole`."""
 
     role: pb.Role = pb.ROLE_ROLLOUT
-    capabilities = (FORCED_TEXT, HOLD_SCREENSHOTS, SHARED_BLOBS, RECEIVES_WHILE_SERVING, SCREENSHOT_TOKENS)
+    capabilities = (
+        FORCED_TEXT,
+        HOLD_SCREENSHOTS,
+        SHARED_BLOBS,
+        RECEIVES_WHILE_SERVING,
+        SCREENSHOT_TOKENS,
+        SERVES_ADAPTER,
+    )
 
     def __init__(self) -> None:
         self._engine: Engine | None = None

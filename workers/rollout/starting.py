@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dart.config import RolloutWorkerConfig
+from dart.config import RolloutWorkerConfig, ServedAdapter
 from dart.errors import UserError
 from dart.workers.rollout import environment, nursery
 from dart.workers.weights.owner import own_engines
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
 
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """The module that vLLM imports in its worker process."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The widths of the room that vLLM makes for adapters."""
 ENCODED_PROMPTS = 4
 """For how many prompts' screenshots the engine keeps encodings on a GPU, unless the config says how many tokens."""
 
@@ -80,7 +82,7 @@ def settings(config: RolloutWorkerConfig) -> dict[str, object]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    return replaceable | rollout.engine_args | {
+    return replaceable | rollout.engine_args | _adapter(config.adapter) | {
         "model": str(config.model.folder),
         "dtype": config.model.dtype,
         # Not simply the config's seed: two replicas, or one before and after a restart, must not draw alike.
@@ -99,6 +101,25 @@ def settings(config: RolloutWorkerConfig) -> dict[str, object]:
         "hf_overrides": interleave_positions,
         "worker_extension_cls": _EXTENSION,
     }  # fmt: skip
+
+
+def _adapter(adapter: ServedAdapter | None) -> dict[str, object]:
+    """Room for one adapter, in those layers that it is for."""
+    if adapter is None:
+        return {}
+    room = next((width for width in LORA_RANKS if width >= adapter.rank), None)
+    if room is None:
+        raise UserError(
+            f"trainer.lora.rank is {adapter.rank}, and vLLM serves adapters up to {LORA_RANKS[-1]}: lower it, or set "
+            "trainer.lora.sync: merged"
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "max_lora_rank": room,
+        "lora_target_modules": list(adapter.target_modules),
+    }
 
 
 def encoder_cache_tokens(config: RolloutWorkerConfig) -> int:

@@ -405,3 +405,18 @@ def _positions(sample: Sample, images: dict[bytes, Processed], layout: Layout) -
 
 def _no_match(sample: Sample, why: str) -> SampleError:
     return SampleError(f"{sample.name} {why}", [sample.trajectory_id])
+
+
+def trajectories(samples: Iterable[Sample]) -> list[str]:
+    """Their ids, each once."""
+    return sorted({sample.trajectory_id for sample in samples})
+
+
+def steps(rows: list[Row]) -> int:
+    """How many steps train in them."""
+    return sum(len(row.branches) for row in rows)
+
+
+def tokens(rows: list[Row]) -> int:
+    """How many response tokens they have."""
+    return sum(len(sample.generation.token_ids) for row in rows for sample in row.samples)

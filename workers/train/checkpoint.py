@@ -5,6 +5,9 @@ state, update count, weight version and, where the model's dtype is narrower, fl
 Where ranks hold parts of the weights, all of this is in the folder `trainer_state`, written by
 `torch.distributed.checkpoint`. Any number of ranks, sharded or not, resumes from either.
 
+A checkpoint is made in two steps: what the next update will change is copied into host memory, and then written while
+updates go on.
+
 With an adapter (`trainer.lora`) the model is the merged one, and the folder `adapter` has the adapter alone, as PEFT
 saves it. The trainer's state then has the adapter's weights and nothing of the frozen ones.
 """
@@ -23,10 +26,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from transformers import PreTrainedModel
 
 from dart import manifest
-from dart.config import Lora
+from dart.config import ADAPTER_FOLDER, Lora
 from dart.errors import UserError
 from dart.workers.train import collectives
 from dart.workers.train.adapters import lora as adapters
@@ -41,6 +45,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of a weight, beside its number of steps."""
 
 Nested = dict[str, dict[str, torch.Tensor]]
+Write = Callable[[], None]
 T = TypeVar("T")
 
 
@@ -61,35 +66,64 @@ class Saved:
     digest: str = ""
 
 
-def save(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> None:
-    """Write a folder that is either complete or absent (`dart.manifest`)."""
-    with manifest.written(path.absolute()) as folder:
-        _write_model(folder, saved, weights, adapter_of(saved.model))
-        state = {"optimizer": saved.optimizer.state_dict(), "updates": saved.updates, "version": saved.version}
-        if saved.dtype != torch.float32 or saved.lora is not None:
-            state["weights"] = {name: weight.detach().cpu() for name, weight in _held(saved.model).items()}
-        torch.save(state, folder / STATE)
+def stage(path: Path, saved: Saved, weights: dict[str, torch.Tensor]) -> Write:
+    """Copy what the next update will change. What this returns writes a folder that is either complete or absent
+    (`dart.manifest`), from any thread.
+
+    weights: a copy of all weights, in the model's dtype.
+    """
+    adapter = adapter_of(saved.model)
+    optimizer = saved.optimizer.state_dict()
+    moments = {number: {key: _copy(value) for key, value in one.items()} for number, one in optimizer["state"].items()}
+    state = {"optimizer": optimizer | {"state": moments}, "updates": saved.updates, "version": saved.version}
+    if saved.dtype != torch.float32 or saved.lora is not None:
+        state["weights"] = {name: _copy(weight.detach()) for name, weight in _held(saved.model).items()}
+
+    def write() -> None:
+        with manifest.written(path.absolute()) as folder:
+            _write_model(folder, saved, weights, adapter)
+            torch.save(state, folder / STATE)
+
+    return write
 
 
-def save_sharded(path: Path, saved: Saved, gather: Callable[[], dict[str, torch.Tensor]], device: torch.device) -> None:
-    """The same by all ranks, each of which writes its parts. Raises TrainError on all of them.
+def stage_sharded(
+    path: Path,
+    saved: Saved,
+    gather: Callable[[], dict[str, torch.Tensor]],
+    device: torch.device,
+    writers: dist.ProcessGroup,
+) -> Write:
+    """The same by all ranks, each of which copies and writes its parts. Both steps raise TrainError, on all ranks if it
+    is about the parts.
 
-    gather: gives rank 0 all weights, in the model's dtype. All ranks call this at the same time; all see the folder.
+    gather: gives rank 0 a copy of all weights, in the model's dtype. All ranks call this at the same time, and what it
+    returns; all see the folder. writers: a group of all ranks for the writing threads, which must not get in between
+    what the others say to each other.
     """
     first = dist.get_rank() == 0
-    with ExitStack() as until_whole:
+    with ExitStack() as begun:
         # Leaving this on rank 0 seals the folder and gives it its name; on an error it is removed.
-        begun = _by_all(
-            lambda: str(until_whole.enter_context(manifest.written(path.absolute()))) if first else "", device
-        )
-        folder = Path(collectives.gather(begun)[0])
-        try:
-            dcp.save(_state(saved), checkpoint_id=folder / PARTS)
-        except CheckpointException as error:
-            raise TrainError(f"the sharded state cannot be written: {error}") from error
+        named = _by_all(lambda: str(begun.enter_context(manifest.written(path.absolute()))) if first else "", device)
+        folder = Path(collectives.gather(named)[0])
+        state: Nested = BlockingAsyncStager().stage(_state(saved))
         weights, adapter = gather(), adapter_of(saved.model)
-        _by_all(lambda: _write_model(folder, saved, weights, adapter) if first else None, device)
-        _by_all(until_whole.close, device)
+        until_whole = begun.pop_all()
+
+    def write() -> None:
+        try:
+            with until_whole:
+                dcp.save(state, checkpoint_id=folder / PARTS, process_group=writers)
+                if first:
+                    _write_model(folder, saved, weights, adapter)
+        except (CheckpointException, OSError) as error:
+            raise TrainError(str(error)) from error
+
+    return write
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return value.to("cpu", copy=True)
 
 
 def _by_all(work: Callable[[], T], device: torch.device) -> T:
@@ -113,7 +147,7 @@ def _write_model(
     saved.model.save_pretrained(folder, state_dict=weights)
     _write_dtype(folder / "config.json", saved.dtype)
     if saved.lora is not None:
-        write_adapter(folder / adapters.FOLDER, saved.model, saved.lora, saved.source, adapter, saved.digest)
+        write_adapter(folder / ADAPTER_FOLDER, saved.model, saved.lora, saved.source, adapter, saved.digest)
 
 
 def _held(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

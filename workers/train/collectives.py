@@ -37,6 +37,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def group_of_all() -> dist.ProcessGroup:
+    """All ranks once more, in host memory: for a thread whose collectives must not mix with those of the others."""
+    return dist.new_group(backend="gloo")
+
+
 def gather(value: T) -> list[T]:
     """Every rank's value, by rank. Values travel as pickles, so keep them small."""
     if not dist.is_initialized():

@@ -1,9 +1,9 @@
 """The train worker as `dart.wire` drives it: batches in, versions out, weights to replicas, checkpoints.
 
 Everything that touches the model runs in one thread, one thing after the other, so the event loop (and its heartbeats)
-keeps running during an update. Transfers run in other threads: they read staged snapshots, which training never
-changes. Rank and world size come from Accelerate's environment variables; ranks other than 0 train and answer, but
-send nothing, and save nothing but their parts of sharded weights.
+keeps running during an update. Transfers and the writing of checkpoints run in other threads: they read staged copies,
+which training never changes. Rank and world size come from Accelerate's environment variables; ranks other than 0 train
+and answer, but send nothing, and save nothing but their parts of sharded weights.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class TrainRole:
         self._begun: Key | None = None
         """The newest update whose pages have all arrived."""
         self._senders: Senders | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._saving = asyncio.Lock()
+        """One checkpoint at a time."""
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Load the model. Raises UserError for a config or checkpoint that cannot be trained."""
@@ -77,6 +80,7 @@ class TrainRole:
             ) from None
         self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._trainer = await self._train_thread(lambda: Trainer(config))
         trainer = self._trainer
         weights = await self._train_thread(lambda: self._snapshot(trainer, None))
@@ -110,11 +114,13 @@ class TrainRole:
         if self._thread is not None:
             # Waited for outside the event loop, so that other parts can close meanwhile.
             await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.shutdown, wait=True)
         if self._trainer is not None:
             await asyncio.to_thread(self._trainer.screenshots.close)
         if self._senders is not None:
             await self._senders.close()
-        self._trainer, self._thread, self._senders = None, None, None
+        self._trainer, self._thread, self._writer, self._senders = None, None, None, None
         self._snapshots = Snapshots()
         self._pages.clear()
         self._begun = None
@@ -177,20 +183,22 @@ class TrainRole:
         started = time.perf_counter()
         trainer, path = self._loaded(), Path(command.path)
 
-        def save() -> int:
-            if self.rank == 0 or trainer.sharded:
-                trainer.save_checkpoint(path)
-            return trainer.version
+        def stage() -> tuple[Callable[[], None] | None, int]:
+            mine = self.rank == 0 or trainer.sharded
+            return trainer.stage_checkpoint(path) if mine else None, trainer.version
 
-        try:
-            version = await self._train_thread(save)
-        except Exception as error:
-            raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
+        async with self._saving:
+            try:
+                write, version = await self._train_thread(stage)
+                if write is not None:
+                    await asyncio.get_running_loop().run_in_executor(self._writer, write)
+            except Exception as error:
+                raise CommandError(pb.FAILURE_CODE_TRAINER, f"checkpoint {path} cannot be written: {error}") from error
         return pb.CheckpointSaved(path=str(path), weight_version=version, seconds=time.perf_counter() - started)
 
     def _snapshot(self, trainer: Trainer, spare: Weights | None) -> Weights:
-        """Rank 0's copy of the weights, for which all ranks give their parts if weights are sharded."""
-        return trainer.snapshot(spare) if self.rank == 0 or trainer.sharded else {}
+        """Rank 0's copy of what replicas get, for which all ranks give their parts if weights are sharded."""
+        return trainer.served(spare) if self.rank == 0 or trainer.sharded else {}
 
     def _loaded(self) -> Trainer:
         if self._trainer is None:

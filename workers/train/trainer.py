@@ -16,7 +16,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from dart.wire.convert import image_from_proto, sample_from_proto
 from dart.workers.train import batch as batches
 from dart.workers.train import checkpoint, collectives, vision
 from dart.workers.train.adapters import lora as adapters
-from dart.workers.train.adapters.weights import copied
+from dart.workers.train.adapters.weights import copied, copied_adapter
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor
 from dart.workers.train.passes import parts
@@ -79,6 +79,7 @@ class Trainer:
         ready = load(config, self.folder, self.device, self._make_policy)
         self.policy, self.reference, self._pace = ready.policy, ready.reference, ready.pace
         self.model = self.policy.model
+        self._writers = collectives.group_of_all() if self.sharded else None
         if settings.gradient_checkpointing:
             # Checkpointing works only in training mode; these models have no dropout unless their config says so.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -195,7 +196,7 @@ class Trainer:
 
     def _totals(self, minibatches: list[list[batches.Row]], total_samples: int, total_tokens: int) -> list[Totals]:
         """The totals of each minibatch over all ranks; they must add up to what the coordinator counted."""
-        counts = [float(count) for rows in minibatches for count in (_steps(rows), _tokens(rows))]
+        counts = [float(count) for rows in minibatches for count in (batches.steps(rows), batches.tokens(rows))]
         summed = [int(count) for count in collectives.add(counts, self.device)]
         totals = [Totals(steps, tokens, tokens) for steps, tokens in zip(summed[::2], summed[1::2], strict=True)]
         samples, tokens = sum(summed[::2]), sum(summed[1::2])
@@ -210,7 +211,7 @@ class Trainer:
 
     def _trained(self, totals: list[Totals], minibatches: list[list[batches.Row]]) -> list[Totals]:
         """The totals with the tokens that selection kept. If it kept none, nothing is divided by them."""
-        left = collectives.add([float(_tokens(rows)) for rows in minibatches], self.device)
+        left = collectives.add([float(batches.tokens(rows)) for rows in minibatches], self.device)
         return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
     def _score(self, minibatches: list[list[batches.Row]], faults: Faults) -> dict[int, Score]:
@@ -271,7 +272,7 @@ class Trainer:
         if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if first:
-            blamed = sorted({name for names in collectives.gather(_trajectories(left_out)) for name in names})
+            blamed = sorted({name for names in collectives.gather(batches.trajectories(left_out)) for name in names})
             fits = " and fits the device's memory" if faults.no_memory else ""
             raise SampleError(
                 f"the weights are finite, but no sample of the batch gives finite numbers{fits}: {blamed}", blamed
@@ -296,8 +297,8 @@ class Trainer:
         if self._skipped_in_a_row < SKIPS_ALLOWED + 1 or not first:
             return
         culprits = collectives.together(lambda: self._culprits(rows, totals, scores), "look for the cause", self.device)
-        blamed = sorted({name for names in collectives.gather(_trajectories(culprits)) for name in names})
-        bad, steps = collectives.add([float(len(culprits)), float(_steps(rows))], self.device)
+        blamed = sorted({name for names in collectives.gather(batches.trajectories(culprits)) for name in names})
+        bad, steps = collectives.add([float(len(culprits)), float(batches.steps(rows))], self.device)
         if not bad or bad == steps:
             raise NonFiniteError(
                 f"the gradient's norm was {norm} after {SKIPS_ALLOWED} skipped steps, and no sample alone is the cause"
@@ -384,7 +385,7 @@ class Trainer:
             screenshots = self.screenshots.get(image for row in rows for image in row.images)
         except BadScreenshot as error:
             blamed = [s for s in batches.samples_of(rows) if any(image.sha256 == error.digest for image in s.images)]
-            raise SampleError(f"{blamed[0].name}: {error}", _trajectories(blamed)) from error
+            raise SampleError(f"{blamed[0].name}: {error}", batches.trajectories(blamed)) from error
         return batches.collate(rows, screenshots, self.layout)
 
     def _cut(self, rows: list[batches.Row]) -> list[list[batches.Row]]:
@@ -419,29 +420,24 @@ class Trainer:
         """
         return copied(self.model, self.dtype, self.rank == 0 or not self.sharded, into)
 
-    def save_checkpoint(self, path: Path) -> None:
-        """Write a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent.
+    def served(self, into: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """What replicas get of this version: `snapshot`, or the adapter alone in the same way."""
+        copy = copied_adapter if self.config.trainer.serves_adapter else copied
+        return copy(self.model, self.dtype, self.rank == 0 or not self.sharded, into)
 
-        Sharded: all ranks call this at the same time, and write into one folder, which all of them must see.
+    def save_checkpoint(self, path: Path) -> None:
+        """Stage and write a checkpoint."""
+        self.stage_checkpoint(path)()
+
+    def stage_checkpoint(self, path: Path) -> Callable[[], None]:
+        """Copy the trainer's state into host memory. What this returns writes it, from any thread, while others train.
+
+        It writes a folder that `from_pretrained` loads and `resume_from` continues from; it is complete or absent.
+        Sharded: all ranks call both at the same time, and write into one folder, which all of them must see.
         """
         source = self.config.model.folder  # the checkpoint that a run resumed from is deleted in time
-        lora = self.config.trainer.lora
-        saved = checkpoint.Saved(
-            source, self.model, self.dtype, self.optimizer, self.updates, self.version, lora, self._digest
-        )
-        if self.sharded:
-            checkpoint.save_sharded(path, saved, self.snapshot, self.device)
-        else:
-            checkpoint.save(path, saved, self.snapshot())
-
-
-def _trajectories(samples: Iterable[Sample]) -> list[str]:
-    return sorted({sample.trajectory_id for sample in samples})
-
-
-def _steps(rows: list[batches.Row]) -> int:
-    return sum(len(row.branches) for row in rows)
-
-
-def _tokens(rows: list[batches.Row]) -> int:
-    return sum(len(sample.generation.token_ids) for row in rows for sample in row.samples)
+        state = (self.model, self.dtype, self.optimizer, self.updates, self.version)
+        saved = checkpoint.Saved(source, *state, self.config.trainer.lora, self._digest)
+        if self._writers is not None:
+            return checkpoint.stage_sharded(path, saved, self.snapshot, self.device, self._writers)
+        return checkpoint.stage(path, saved, self.snapshot())

@@ -23,6 +23,11 @@ from dart.v1 import weights_pb2 as wpb
 if TYPE_CHECKING:
     import torch
 
+ADAPTER_SLOT = 1
+"""The number by which vLLM knows a replica's only adapter."""
+ADAPTER_PREFIX = "base_model.model."
+"""How PEFT's names of an adapter's weights begin, and those of a model's do not."""
+
 BUCKET_BYTES = 64 << 20
 """Tensors are sent packed into buffers of about this size: few messages, and one buffer's worth of extra memory."""
 
@@ -91,6 +96,14 @@ def _installed_vllm() -> str:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return f"the installed {name} {metadata.version(name)}"
     return "no vLLM installed"
+
+
+def is_adapter(specs: Sequence[TensorSpec]) -> bool:
+    """Whether the tensors are an adapter by PEFT's names. Raises ValueError if only some of them are."""
+    count = sum(spec.name.startswith(ADAPTER_PREFIX) for spec in specs)
+    if 0 < count < len(specs):
+        raise ValueError(f"{count} of {len(specs)} tensors are an adapter's, and the others are not")
+    return count > 0
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:

@@ -6,12 +6,15 @@ backend before vLLM creates its transfer engine, and starts watching the owner. 
 A thread of its own stages each transfer in host memory, and the weights reach the model only in `finish_weight_update`:
 the replica serves while it receives, and a transfer that fails half-way leaves the old weights intact. The price is one
 copy of the weights in host memory.
+
+With `trainer.lora` and `sync: adapter` the weights that arrive are those of the adapter alone (`vllm_adapter`).
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
@@ -21,13 +24,26 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from dart.malloc import release_free_memory
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.owner import end_with_owner
-from dart.workers.weights.transfer import TensorSpec, TransferError
+from dart.workers.weights.transfer import TensorSpec, TransferError, is_adapter, spec_of
+from dart.workers.weights.vllm_adapter import Adapter
 
 
 class Extension:
     """The class that `worker_extension_cls` names: vLLM's worker gets its methods."""
 
     weight_transfer_engine: WeightTransferEngine
+
+    def serve_adapter(self, rank: int, alpha: int, target_modules: list[str], folder: str | None) -> None:
+        """From now on, the model is served with an adapter: with that of the folder, or with one that adds nothing."""
+        engine = self.weight_transfer_engine
+        engine.adapter = Adapter(engine.model, rank, alpha, target_modules)
+        engine.adapter.begin(None if folder is None else Path(folder))
+
+    def take_adapter(self) -> None:
+        """Serve the adapter that has arrived. Called after `finish_weight_update`, which takes away all adapters: vLLM
+        supposes that the weights have changed to which they belong."""
+        engine = self.weight_transfer_engine
+        engine.adapter.take(dict(engine.staged_adapter()))
 
     def begin_receiving_weights(self, init_info: dict[str, object], update_info: dict[str, object]) -> None:
         """Returns at once; vLLM's own `update_weights` then waits for the transfer."""
@@ -109,6 +125,8 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: Group | None = None
         self._receiving: _Receiving | None = None
         self._staged: list[tuple[str, torch.Tensor]] = []
+        self.adapter: Adapter | None = None
+        """What takes the tensors, if the model is served with an adapter."""
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Set the group to receive from next; the first transfer joins it."""
@@ -145,14 +163,25 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             raise TransferError(f"version {update_info.version} is not what was received last")
         self._receiving = None
         self._group, self._staged = receiving.result()
+        if (self.adapter is not None) != is_adapter([spec_of(*named) for named in self._staged]):
+            kind = "an adapter" if self.adapter is None else "whole weights"
+            self._staged = []
+            raise TransferError(f"version {update_info.version} is {kind}, which this replica was not started for")
 
     def finish_weight_update(self) -> None:
+        if self.adapter is not None:
+            return  # `take_adapter` comes next
         staged, self._staged = self._staged, []
         with torch.no_grad():
             initialize_layerwise_reload(self.model)
             self.model.load_weights(staged)
             finalize_layerwise_reload(self.model, self.model_config)
             self._repack_tied_head()
+
+    def staged_adapter(self) -> list[tuple[str, torch.Tensor]]:
+        """The adapter that was received last, which is then forgotten here."""
+        staged, self._staged = self._staged, []
+        return staged
 
     def _repack_tied_head(self) -> None:
         """A head tied to the embedding is never "loaded", so the CPU backend's packed copy would stay outdated."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from dart.agent.parsing import screenshot_tokens
 from dart.config import (
+    ADAPTER_FOLDER,
     Config,
     Environment,
     EnvWorkerConfig,
     RolloutWorkerConfig,
     Section,
+    ServedAdapter,
     SharedBlobs,
     TaskSet,
     Trainer,
@@ -21,7 +23,7 @@ from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
-from dart.wire.capabilities import RESCORE, SCREENSHOT_TOKENS, SHARED_BLOBS, has
+from dart.wire.capabilities import RESCORE, SCREENSHOT_TOKENS, SERVES_ADAPTER, SHARED_BLOBS, has
 from dart.wire.role import ROLE_NAMES
 
 NEWER: Mapping[str, set[str]] = {
@@ -44,8 +46,15 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
     if hello.role == pb.ROLE_ENV:
         return _json(EnvWorkerConfig(environment=_hosted(config.environment), shared_blobs=shared))
     if hello.role == pb.ROLE_ROLLOUT:
+        adapter = _adapter(config, start) if isinstance(job, Train) else None
+        if adapter and not has(hello, SERVES_ADAPTER):
+            raise Rejected(
+                f"this run needs the capability {SERVES_ADAPTER}",
+                "update dart on the worker's machine, or set trainer.lora.sync: merged",
+            )
         told = RolloutWorkerConfig(
-            model=model,
+            # An adapter belongs to the weights that the run began with, and a checkpoint's have one merged into them.
+            model=config.model if adapter else model,
             rollout=config.rollout,
             sync=config.sync,
             max_images=config.agent.history_screenshots + config.agent.goal_images,
@@ -54,6 +63,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             else 0,
             seed=config.run.seed,
             weight_version=start.version,
+            adapter=adapter,
             shared_blobs=shared,
         )
         return _json(told)
@@ -87,12 +97,22 @@ def _hosted(environment: Environment) -> Environment:
     return environment.model_copy(update={"tasks": names})
 
 
+def _adapter(config: Config, start: Start) -> ServedAdapter | None:
+    """What a replica of a training run begins to serve; None if that is whole weights."""
+    lora = config.trainer.lora
+    if lora is None or not config.trainer.serves_adapter:
+        return None
+    folder = start.checkpoint.resolve() / ADAPTER_FOLDER if start.checkpoint else None
+    return ServedAdapter(rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules, folder=folder)
+
+
 def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> str:
     """An older worker refuses fields that it does not know."""
     unknown: dict[str, bool | Mapping[str, bool | set[str]]] = {} if told.shared_blobs else {"shared_blobs": True}
     if isinstance(told, RolloutWorkerConfig):
         unknown["rollout"] = _not_set(told.rollout, NEWER["rollout"])
         unknown |= {} if told.screenshot_tokens else {"screenshot_tokens": True}
+        unknown |= {} if told.adapter else {"adapter": True}
     if isinstance(told, TrainWorkerConfig):
         unknown["trainer"] = _not_set(told.trainer, NEWER["trainer"])
     if isinstance(told, EnvWorkerConfig):

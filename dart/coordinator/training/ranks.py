@@ -173,8 +173,11 @@ class TrainerRanks:
             filled.append(replace(group, trajectories=tuple(members)))
         return filled
 
-    async def save(self, path: Path) -> pb.CheckpointSaved:
-        """Save the current weights in a checkpoint. Raises TrainerLost, and NotSaved when it cannot be written."""
+    async def save(self, path: Path, version: int) -> pb.CheckpointSaved:
+        """Save the current weights, which are of this version or newer, in a checkpoint. Updates may go on meanwhile.
+
+        Raises TrainerLost, and NotSaved when it cannot be written.
+        """
         name = f"c{next(self._numbers)}"
         command = pb.SaveCheckpoint(assignment=pb.Assignment(assignment_id=name, attempt=1), path=str(path))
         with self._doing(TrainerState.SAVING):
@@ -187,6 +190,8 @@ class TrainerRanks:
                     raise NotSaved(str(error.__cause__)) from error
                 raise
         saved: pb.CheckpointSaved = replies[0]
+        if saved.weight_version < version:
+            raise NotSaved(f"the trainer saved version {saved.weight_version}, and it has version {version}")
         return saved
 
     async def send_weights(

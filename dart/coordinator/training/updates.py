@@ -1,8 +1,8 @@
 """The training phase: sampling and updates run side by side until a stop condition holds or a drain is requested.
 
-Sampling never waits for the trainer, nor updates for sampling to end, unless `schedule.training` says so; what couples
-them is the data manager's budget and its batches. `Training` owns the count of updates, the time spent and the
-checkpoints.
+Sampling never waits for the trainer, nor updates for sampling to end or for checkpoints to be written, unless
+`schedule.training` says so; what couples them is the data manager's budget and its batches. `Training` owns the count
+of updates, the time spent and the checkpoints.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Training:
         self._last_update: dict[str, float] = {}
         every = config.checkpoint.every_updates
         self._next_save = (start.update // every + 1) * every
+        self._saved: int | None = None
+        """The version of the newest checkpoint of this process."""
+        self._saving = asyncio.Lock()
+        """One checkpoint at a time: the trainer writes them one after the other."""
         self._seconds = 0.0
         self._since: float | None = None
         self.usage: Usage | None = None
@@ -104,7 +108,7 @@ class Training:
         self.times = self._accounting.times(now)
         self._seconds = self.seconds
         self._since = None
-        if self._progress.counts.updates > self._start.update:
+        if self._progress.counts.updates > self._start.update and self._saved != self._progress.counts.version:
             await self.save()
 
     async def _sample_and_update(self) -> None:
@@ -113,7 +117,7 @@ class Training:
             if isinstance(self._data, DataManager):
                 sampling = tasks.create_task(sample(self._data, self._envs, self._policy, self._config))
             self.sampling = sampling is not None
-            await self._updates()
+            await self._updates(tasks)
             self.sampling = False
             if sampling is not None:
                 sampling.cancel()
@@ -127,14 +131,20 @@ class Training:
 
     async def save(self) -> tuple[str, int]:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
-        # A save waits for the update in progress, and includes it.
-        version = self._progress.counts.version + (self._in_flight is not None)
-        path = self._checkpoints / f"v{version:06d}"
-        saved = await self._ranks.save(path.resolve())
+        async with self._saving:
+            return await self._save()
+
+    async def _save(self) -> tuple[str, int]:
+        # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
+        now = self._progress.counts.version
+        path = self._checkpoints / f"v{now + (self._in_flight is not None):06d}"
+        success = self._progress.success_rate
+        saved = await self._ranks.save(path.resolve(), now)
         failpoint("checkpoint-saved")
-        record = CheckpointRecord(str(path), saved.weight_version, time.time(), self._progress.success_rate)
+        record = CheckpointRecord(str(path), saved.weight_version, time.time(), success)
         await self._database.add_checkpoint(record)
         failpoint("checkpoint-recorded")
+        self._saved = saved.weight_version
         self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
             if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
@@ -159,7 +169,7 @@ class Training:
             self._seconds = self._start.train_seconds
         await self._data.prepare()
 
-    async def _updates(self) -> None:
+    async def _updates(self, tasks: asyncio.TaskGroup) -> None:
         while not self._done() and (batch := await self._next_batch()):
             number, begun = self._progress.counts.updates + 1, time.monotonic()
             if (trained := await self._train(number, batch)) is None:
@@ -171,8 +181,9 @@ class Training:
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()
-            if number >= self._next_save:
-                await self._save_or_later(number)
+            if number >= self._next_save and not self._saving.locked():
+                tasks.create_task(self._save_or_later(number))
+                await asyncio.sleep(0)  # it asks the trainer before the next update does
 
     async def _train(self, number: int, batch: list[ReleasedGroup]) -> pb.Trained | None:
         """The trainer's reply; None if it refused groups of the batch, which are then dropped, and made no update.
@@ -196,14 +207,14 @@ class Training:
 
     async def _save_or_later(self, number: int) -> None:
         """Save a checkpoint. If it cannot be written, the run continues, and tries again after the next update."""
+        every = self._config.checkpoint.every_updates
+        again, self._next_save = number + 1, (number // every + 1) * every
         try:
             await self.save()
         except NotSaved as error:
             self._journal.event("checkpoint_failed", version=self._progress.counts.version, why=str(error))
             log.warning("%s", error)
-        else:
-            every = self._config.checkpoint.every_updates
-            self._next_save = (number // every + 1) * every
+            self._next_save = again
 
     async def _settled(self) -> None:
         """Wait until every replica serves the newest weights or the phase is over; transfers are retried until then."""

@@ -14,6 +14,10 @@ much."""
 TIGHT = 0.92
 """From this share of the card on it is said that it may not fit."""
 
+LORA_RANK = 16
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""What `trainer.lora: {}` stands for."""
+
 
 def clearly_too_much(needs: Needs, memory: int) -> bool:
     return needs.total > REFUSED * memory
@@ -50,12 +54,15 @@ def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts) -> Iterator[tuple[s
         yield "trainer.freeze_vision: true", _Change(vision_frozen=True)
     if set_up.reference and not set_up.lora_rank:
         yield "trainer.loss.kl_coefficient: 0, which needs no reference model", _Change(reference=False)
+    if not set_up.lora_rank:
+        adapter = _Change(lora_rank=LORA_RANK, lora_targets=LORA_TARGETS)
+        yield "trainer.lora: {}, which trains an adapter in the place of the weights", adapter
 
 
 class _Change:
     """Other values for some fields of a set-up."""
 
-    def __init__(self, **values: int | bool) -> None:
+    def __init__(self, **values: int | bool | tuple[str, ...]) -> None:
         self._values = values
 
     def __call__(self, set_up: TrainerSetUp) -> TrainerSetUp:

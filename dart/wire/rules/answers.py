@@ -170,10 +170,10 @@ def _trained(trained: pb.Trained, command: pb.TrainBatch, limits: Limits) -> Vio
 
 
 def _saved(saved: pb.CheckpointSaved, limits: Limits) -> Violation | None:
-    """An update under way may have ended before the checkpoint was written."""
-    if limits.version is None or saved.weight_version in (limits.version, limits.version + 1):
+    """Updates go on while it is written, and one under way may have ended before it was begun."""
+    if limits.version is None or saved.weight_version <= limits.version + 1:
         return None
-    versions = f"{limits.version} or {limits.version + 1}, the versions that the trainer can have"
+    versions = f"at most {limits.version + 1}, the newest version that the trainer can have"
     return Violation("CheckpointSaved.weight_version", shortened(saved.weight_version), versions)
 
 

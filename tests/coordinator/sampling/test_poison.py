@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import killed_run
 import pytest
+from run_processes import killed_run
 from test_coordinator_data import CONFIG, Rig, rolled_out
 
 from benchmarks.simulation import cluster

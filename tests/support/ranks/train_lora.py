@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ranks.train_sharded import BASE, BOTH, Cases, batch, held, main
+from ranks.train_sharded import BASE, BOTH, Cases, batch, held, main, written_beside
 
 LORA: dict[str, Any] = {**BASE, "lora": {"rank": 4, "alpha": 8}, "learning_rate": 1e-4, "adam_epsilon": 1e-4}
 """With this epsilon, rounding in a gradient near 0 does not become a step of its own."""
@@ -23,9 +23,10 @@ class Adapted(Cases):
         trainer = self.trainer(**options)
         start, path = trainer.snapshot(), self._out / "checkpoints" / "v1"
         self.update(trainer, batch())
-        trainer.save_checkpoint(path)
+        writing = written_beside(trainer.stage_checkpoint(path))
         first = trainer.snapshot()
         metrics = self.update(trainer, batch())
+        writing.result()
         resumed = self.trainer(**options, resume_from=str(path))
         again = resumed.snapshot()
         self.update(resumed, batch())

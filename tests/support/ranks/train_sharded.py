@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +175,10 @@ class Cases:
         trainer = self.trainer(loss=BOTH)
         self.update(trainer, batch())
         path = self._out / "checkpoints" / "v1"
-        trainer.save_checkpoint(path)
+        writing = written_beside(trainer.stage_checkpoint(path))
         first = trainer.snapshot()
         self.update(trainer, batch())
+        writing.result()
         resumed = self.trainer(loss=BOTH, resume_from=str(path))
         again = resumed.snapshot()
         counters = (resumed.updates, resumed.version)
@@ -227,6 +230,11 @@ class Cases:
         trainer = self.trainer(folder=self._windowed)
         metrics = [self.update(trainer, batch()) for _ in range(2)]
         return {"weights": trainer.snapshot(), "metrics": metrics[-1], "held": held(trainer)}
+
+
+def written_beside(write: Callable[[], None]) -> Future[None]:
+    """A staged checkpoint that another thread writes, while this one trains."""
+    return ThreadPoolExecutor(1).submit(write)
 
 
 def main(folder: Path, windowed: Path, earlier: Path, out: Path, names: list[str], kind: type[Cases] = Cases) -> None:

@@ -60,7 +60,7 @@ def test_every_argument_that_dart_relies_on_is_refused_in_the_config() -> None:
         ("dtype", "set model.dtype instead"),
         ("quantization", "recomputes every log-probability"),
         ("speculative_config", "a draft model would keep its first weights"),
-        ("enable_lora", "whole weights from the trainer"),
+        ("enable_lora", "set trainer.lora instead"),
         ("kv_offloading_size", "older weights"),
         ("data_parallel_size", "set rollout.replicas instead"),
         ("logits_processors", "recomputes log-probabilities without it"),

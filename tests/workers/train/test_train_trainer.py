@@ -367,11 +367,11 @@ def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(fo
     samples = mixed(groups=2)
     trainer = Trainer(settings(folder))
     trainer.update(samples, *totals(samples))
-    trainer.save_checkpoint(path)
-    assert manifest.problem(path) is None
-    assert (path / manifest.NAME).exists()
+    write = trainer.stage_checkpoint(path)
     saved = trainer.snapshot()
     trainer.update(samples, *totals(samples))
+    write()  # of what was staged, and not of what has been made of it since
+    assert (manifest.problem(path), (path / manifest.NAME).exists()) == (None, True)
 
     loaded = AutoModelForImageTextToText.from_pretrained(path)
     assert same_weights(dict(loaded.named_parameters()), saved)

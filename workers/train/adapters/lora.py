@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dart.config import Lora
+from dart.config import ADAPTER_FOLDER, Lora
 from dart.errors import UserError
 from dart.workers.train import collectives
 from dart.workers.train.batch import MicroBatch
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 NAME = "default"
 """PEFT's name of a model's only adapter."""
-FOLDER, BASE = "adapter", "base.json"
-"""In a checkpoint: the adapter in PEFT's form, and in it the digest of the weights that it was trained beside."""
+BASE = "base.json"
+"""In a checkpoint's adapter: the digest of the weights that it was trained beside."""
 
 
 def attach(model: PreTrainedModel, lora: Lora, seed: int) -> None:
@@ -129,7 +129,7 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
 
     digest: that of the weights of `model.path`; "" without an adapter.
     """
-    has = (folder / FOLDER).is_dir()
+    has = (folder / ADAPTER_FOLDER).is_dir()
     if lora is None and has:
         raise UserError(
             f"resume_from: {folder} was made with trainer.lora, which is not set: set it as it was then, or start a "
@@ -144,8 +144,8 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
             f"run with model.path: {folder}"
         )
     try:
-        saved = json.loads((folder / FOLDER / "adapter_config.json").read_text(encoding="utf-8"))
-        base = json.loads((folder / FOLDER / BASE).read_text(encoding="utf-8"))
+        saved = json.loads((folder / ADAPTER_FOLDER / "adapter_config.json").read_text(encoding="utf-8"))
+        base = json.loads((folder / ADAPTER_FOLDER / BASE).read_text(encoding="utf-8"))
         before = {"rank": saved["r"], "alpha": saved["lora_alpha"]}
         trained_beside = base["sha256"]
     except (OSError, ValueError, KeyError) as error:

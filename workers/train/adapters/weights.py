@@ -1,13 +1,14 @@
 """Weights as others know them: by the names of the checkpoint, with adapters merged into what they belong to.
 
-A replica, a Hugging Face folder and the next run see a model without an adapter. A merged weight is W + s·B·A, computed
-in float32 from the frozen W each time, so that nothing is ever added to W, and no rounding adds up over versions.
+A Hugging Face folder and the next run see a model without an adapter. A merged weight is W + s·B·A, computed in float32
+from the frozen W each time, so that nothing is ever added to W, and no rounding adds up over versions. Replicas see
+that, too, or have W already and get A and B (`trainer.lora.sync`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from dart.config import Lora
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.passes import parts
+from dart.workers.weights.transfer import ADAPTER_PREFIX
 
 BASE_LAYER = ".base_layer"
 """What PEFT puts into the names of the weights below an adapter."""
@@ -31,8 +33,21 @@ def copied(
     Sharded weights are gathered one after the other: all ranks call this, and one of them wants the copy. `into`: an
     earlier copy that nobody needs any more, whose memory is used again.
     """
+    return _host_copy(_merged(model, dtype, here), dtype, here, into)
+
+
+def copied_adapter(
+    model: PreTrainedModel, dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """The same of the adapter's weights alone, by PEFT's names."""
+    return _host_copy(_adapter(model), dtype, here, into)
+
+
+def _host_copy(
+    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
     copies: dict[str, torch.Tensor] = {}
-    for name, value in _merged(model, dtype, here):
+    for name, value in weights:
         if here:
             former = into.get(name) if into else None
             pinned = value.device.type == "cuda"
@@ -62,12 +77,14 @@ def _matrices(layer: nn.Module) -> tuple[nn.Linear, nn.Linear]:
 
 
 def adapter_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The adapter's weights in host memory, float32, by PEFT's names; {} without one. All ranks call it together."""
-    return {
-        f"base_model.model.{name.replace(f'.{adapters.NAME}.', '.')}": parts.whole(weight.detach()).cpu().contiguous()
-        for name, weight in model.named_parameters()
-        if adapters.is_adapter(name)
-    }
+    """A copy of the adapter in host memory, float32, by PEFT's names; {} without one. All ranks call it together."""
+    return {name: weight.to("cpu", copy=True).contiguous() for name, weight in _adapter(model)}
+
+
+def _adapter(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, weight in model.named_parameters():
+        if adapters.is_adapter(name):
+            yield ADAPTER_PREFIX + name.replace(f".{adapters.NAME}.", "."), parts.whole(weight.detach())
 
 
 def write_adapter(

@@ -34,7 +34,7 @@ from dart.store.database import Database
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import image_to_proto
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HANG_SECONDS = 240
 TASKS = ["task-0", "task-1", "task-2"]
 TIMINGS = Timings(
