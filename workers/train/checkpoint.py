@@ -94,8 +94,7 @@ def stage_sharded(
     device: torch.device,
     writers: dist.ProcessGroup,
 ) -> Write:
-    """The same by all ranks, each of which copies and writes its parts. Both steps raise TrainError, on all ranks if it
-    is about the parts.
+    """The same by all ranks, each of which copies and writes its parts. Both steps raise TrainError, on all ranks.
 
     gather: gives rank 0 a copy of all weights, in the model's dtype. All ranks call this at the same time, and what it
     returns; all see the folder. writers: a group of all ranks for the writing threads, which must not get in between
@@ -111,13 +110,17 @@ def stage_sharded(
         until_whole = begun.pop_all()
 
     def write() -> None:
+        problem = ""
         try:
             with until_whole:
                 dcp.save(state, checkpoint_id=folder / PARTS, process_group=writers)
                 if first:
                     _write_model(folder, saved, weights, adapter)
-        except (CheckpointException, OSError) as error:
-            raise TrainError(str(error)) from error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to be told
+            problem = str(error)
+        told = [one for one in collectives.gather(problem, writers) if one]
+        if told:
+            raise TrainError(problem or f"another rank could not write the checkpoint: {told[0]}")
 
     return write
 

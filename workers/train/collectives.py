@@ -42,12 +42,12 @@ def group_of_all() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo")
 
 
-def gather(value: T) -> list[T]:
-    """Every rank's value, by rank. Values travel as pickles, so keep them small."""
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's value, by rank. Values travel as pickles, so keep them small. group: another than the usual one."""
     if not dist.is_initialized():
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values  # type: ignore[return-value]
 
 
