@@ -1,4 +1,4 @@
-"""What one failing replica of two costs: `python -m benchmarks.replica_health`.
+"""What one failing replica of two costs, and a transfer that hangs: `python -m benchmarks.replica_health`.
 
 Real: the coordinator with its pools, curation and protocol messages. Simulated: environments, replicas, the trainer
 and time (`benchmarks.simulation`). There are enough environments to keep two replicas busy. The failing replica
@@ -9,11 +9,18 @@ Writes results/replica_health.json: for each case, trajectories per hour, also r
 of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and idle
 environment-seconds. For the replica that recovers, also the seconds from its repair until it serves a request, and
 until it serves as many as the other one.
+
+A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of four replicas: it serves
+nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. The row has the
+seconds until it serves again, and what the other three did in that time: the share of it in which they served (the rest
+went to their own weight updates), and their requests against the same time before.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +31,7 @@ from typing import Any
 from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedReplica
+from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
 from dart.v1 import session_pb2 as pb
@@ -33,6 +41,12 @@ SET_UP = SetUp("80 environments, 2 replicas", 80, 2)
 FAILING = "rollout-0"
 FAILURE_SECONDS = 0.05
 WINDOW_SECONDS = 30.0
+GRACE_SECONDS = 10.0
+"""As `dart.workers.rollout.engine.GRACE_SECONDS`, which stands among imports that the coordinator does not have."""
+HUNG_SET_UP = SetUp("80 environments, 4 replicas", 80, 4)
+HANGS_AFTER_SECONDS = 3600.0
+STARTING_SECONDS = 90.0
+"""How long a replica needs for its start."""
 
 Fails = Callable[[float, random.Random], bool]
 """Whether a request fails, given how many seconds after the replica's start it comes."""
@@ -74,6 +88,90 @@ class FlakyReplica(SimulatedReplica):
         if self._name == FAILING:
             self._requests.served.append(at)
         super().generate(command)
+
+
+@dataclass(slots=True)
+class Hang:
+    """What the replicas note of the transfer that hangs. Times are in seconds of the loop's clock."""
+
+    due: float
+    began: float | None = None
+    serves_again: float | None = None
+    asked: dict[str, list[float]] = field(default_factory=dict)
+    pauses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+
+class HangingReplica(SimulatedReplica):
+    """The first update of `FAILING` after an hour never ends; its worker then does, and is started again."""
+
+    def __init__(self, fleet: Fleet, name: str, timings: Timings, seed: int, hang: Hang) -> None:
+        self._hang, self._again = hang, lambda: HangingReplica(fleet, name, timings, seed, hang)
+        self._name, self._hung, self._updating = name, False, 0.0
+        hang.asked.setdefault(name, [])
+        hang.pauses.setdefault(name, [])
+        super().__init__(fleet, name, timings, seed)
+
+    def generate(self, command: pb.Generate) -> None:
+        now = self._loop.time()
+        self._hang.asked[self._name].append(now)
+        if self._name == FAILING and self._hang.began is not None and self._hang.serves_again is None:
+            self._hang.serves_again = now
+        super().generate(command)
+
+    def load_weights(self, command: pb.LoadWeights) -> None:
+        now = self._updating = self._loop.time()
+        if self._name == FAILING and self._hang.began is None and now >= self._hang.due:
+            self._hang.began, self._hung = now, True
+            self.forget()
+            self._loop.call_later(Sync().timeout_seconds + GRACE_SECONDS, self._end)
+            return
+        super().load_weights(command)
+
+    def answer(self, command: Any, seconds: float, **reply: Any) -> None:
+        if "weights_loaded" in reply:
+            self._hang.pauses[self._name].append((self._updating, self._loop.time() + seconds))
+        super().answer(command, seconds, **reply)
+
+    def carry_out(self, message: pb.SessionResponse) -> None:
+        if not self._hung:
+            super().carry_out(message)
+
+    def _end(self) -> None:
+        self._fleet.lose(self.worker, "its engine has failed")
+        self._loop.call_later(STARTING_SECONDS, self._again)
+
+
+def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
+    """The row of the transfer that hangs."""
+    hang = Hang(math.inf)
+
+    def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
+        hang.due = min(hang.due, asyncio.get_running_loop().time() + HANGS_AFTER_SECONDS)
+        return HangingReplica(fleet, name, timings, seed, hang)
+
+    summary = simulate(HUNG_SET_UP, DECOUPLED, Timings(failures_per_step=0.0), hours, seed, replica)
+    assert hang.began is not None and hang.serves_again is not None, "it hung, and came back"
+    start, end = hang.began, hang.serves_again
+    others = [name for name in hang.asked if name != FAILING]
+    length = end - start
+
+    def serving(since: float) -> float:
+        pauses = (pause for name in others for pause in hang.pauses[name])
+        paused = sum(max(0.0, min(until, since + length) - max(at, since)) for at, until in pauses)
+        return round(1 - paused / (length * len(others)), 4)
+
+    during, before = (
+        sum(since <= at < since + length for name in others for at in hang.asked[name])
+        for since in (start, start - length)
+    )
+    return {
+        "seconds_until_it_serves": round(end - start, 1),
+        "share_of_time_that_others_serve": serving(start),
+        "the_same_before": serving(start - length),
+        "requests_of_others_against_before": round(during / before, 3),
+        "attempts_lost": summary["infrastructure_failures"],
+        "given_up": summary["events"]["given_up"],
+    }
 
 
 def always(at: float, luck: random.Random) -> bool:
@@ -149,6 +247,8 @@ def main() -> None:
         if name.endswith("third of the time"):
             rows[name] |= recovery(requests, 2 * third)
         print(name, rows[name])
+    hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
+    print("a transfer hangs", hung)
     write_json(
         options.out,
         {
@@ -157,7 +257,7 @@ def main() -> None:
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
-            "results": {"set_up": SET_UP.name, "hours": options.hours, "cases": rows},
+            "results": {"set_up": SET_UP.name, "hours": options.hours, "cases": rows, "hung_transfer": hung},
         },
     )
     print(options.out)
