@@ -5,8 +5,9 @@ then over ranks, and every mean is over the whole batch, so how a batch is cut a
 Ranks may have different numbers of micro-batches, or no samples at all; all of them call `update` at the same time.
 
 Weights are float32 masters; with `model.dtype` bfloat16 the forward pass runs under autocast and snapshots are
-bfloat16. With `trainer.sharding: full` each rank holds a part of the weights, gradients and optimiser state, and ranks
-make their passes in step (`dart.workers.train.sharding`); snapshots and checkpoints are then made by all ranks at once.
+bfloat16. The weights below an adapter never change, and are held in `model.dtype`. With `trainer.sharding: full` each
+rank holds a part of the weights, gradients and optimiser state, and ranks make their passes in step
+(`dart.workers.train.sharding`); snapshots and checkpoints are then made by all ranks at once.
 Methods are called from one thread (`cancel` from any).
 """
 
@@ -93,7 +94,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.parameters, settings)
         self.updates = 0
         self.version = 0
-        self._digest = adapters.digest_of_base(self.model) if settings.lora else ""
+        self._digest = adapters.digest_of_base(self.model, self.dtype) if settings.lora else ""
         if config.resume_from is not None:
             adapters.check_resumed(config.resume_from, settings.lora, self._digest)
             self.updates, self.version = checkpoint.resume(config.resume_from, self.model, self.optimizer)

@@ -82,6 +82,11 @@ class TrainerSetUp:
     lora_targets: tuple[str, ...] = ()
     """The matrices of a decoder layer that have one."""
 
+    @property
+    def narrow(self) -> bool:
+        """Whether passes find the weights in bfloat16: gathered, or held so because they never change."""
+        return self.mixed and (self.sharded or self.lora_rank > 0)
+
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     """One rank's GPU, at the end of the forward pass of its largest micro-batch, in the second update or later.
@@ -89,7 +94,8 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
     8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
     sharded, there are instead the weights of two gathered layers, of the embedding, and of the head in float32.
-    An adapter adds its own weights, which are then all that train, and there is no reference in memory.
+    An adapter adds its own weights, which are then all that train, and there is no reference in memory. Not sharded,
+    what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
     """
     adapter = shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
     weights = shape.weights + adapter
@@ -97,9 +103,11 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     reference = set_up.reference and not set_up.lora_rank
     parts = set_up.ranks if set_up.sharded else 1
     size = HALF if set_up.mixed else SINGLE
+    held_narrow = set_up.narrow and not set_up.sharded
+    below = (HALF if held_narrow else SINGLE) * shape.weights
     tokens = max(set_up.microbatch_tokens, prompts.tokens)
     needs = {
-        "weights": SINGLE * weights // parts,
+        "weights": (SINGLE * adapter + below) // parts,
         "gradients": SINGLE * trained // parts,
         "optimiser state": 2 * SINGLE * trained // parts,
         "reference": (HALF if set_up.sharded and set_up.mixed else SINGLE) * weights // parts * reference,
@@ -110,7 +118,8 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
         layer = max(shape.text.layer, shape.vision.block)
         needs["gathered layers"] = 2 * size * layer + (size + SINGLE) * shape.text.embedding
     elif set_up.mixed:
-        needs["bfloat16 copies"] = HALF * weights
+        needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
+        needs["head in float32"] = SINGLE * shape.text.embedding * held_narrow
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
     needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
     return Needs(needs)
@@ -119,8 +128,9 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
 def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
     """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
 
-    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32), and one layer at
-    a time is computed again. A tower that is frozen, as it is beside an adapter, keeps nothing.
+    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32, and bfloat16 where
+    the weights are), and one layer at a time is computed again. A tower that is frozen, as it is beside an adapter,
+    keeps nothing.
     """
     frozen = set_up.vision_frozen or set_up.lora_rank > 0
     of_layer = tokens * _layer_keeps(shape.text, set_up)
@@ -129,18 +139,18 @@ def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -
         return shape.text.layers * of_layer + shape.vision.depth * of_block
     inputs = shape.text.layers * tokens * shape.text.hidden
     inputs += 0 if frozen else shape.vision.depth * patches * shape.vision.hidden
-    return SINGLE * inputs + max(of_layer, of_block)
+    return (HALF if set_up.narrow else SINGLE) * inputs + max(of_layer, of_block)
 
 
 def _rms_norms_keep(set_up: TrainerSetUp, products: int) -> int:
     """Bytes per channel of a layer's two RMSNorms, whose outputs go into `products` matrix products.
 
     Float32: input, normalised input, output. Autocast: the first two in float32, and a bfloat16 cast of the output for
-    each product. Weights in bfloat16 (sharded): the input in float32, the other two in bfloat16.
+    each product. Weights in bfloat16 (`narrow`): the input in float32, the other two in bfloat16.
     """
     if not set_up.mixed:
         return 2 * 3 * SINGLE
-    return 2 * (SINGLE + 2 * HALF) if set_up.sharded else 2 * 2 * SINGLE + products * HALF
+    return 2 * (SINGLE + 2 * HALF) if set_up.narrow else 2 * 2 * SINGLE + products * HALF
 
 
 def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
@@ -148,16 +158,13 @@ def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
 
     Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; where heads
     are normalised, also their inputs in float32 and normalised: (4 + e)·(n + m)·d. MLP: gate, its activation, up, and
-    their product: 4·e·I. An adapter: what comes out of each A, e·rank; under autocast also a copy of what goes into
-    that of the attention's output, e·n·d. Frozen norms keep less than is counted here.
+    their product: 4·e·I. An adapter: what comes out of each A, e·rank. Frozen norms keep less than is counted here.
     """
     size = HALF if set_up.mixed else SINGLE
     channels = (text.heads + text.kv_heads) * text.head_size
     norms = _rms_norms_keep(set_up, 5) * text.hidden
     attention = (2 * size + text.head_norms * (SINGLE + size)) * channels
     adapter = size * set_up.lora_rank * len(set_up.lora_targets)
-    if set_up.mixed and not set_up.sharded and "o_proj" in set_up.lora_targets:
-        adapter += size * text.heads * text.head_size
     return norms + attention + 4 * size * text.intermediate + adapter
 
 

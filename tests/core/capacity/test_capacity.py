@@ -136,7 +136,8 @@ def test_an_adapter_needs_no_gradient_of_the_weights_and_no_second_model() -> No
     assert UI_TARS.text.adapter(16, targets) == adapter
     with_adapter = TrainerSetUp(checkpointing=True, lora_rank=16, lora_targets=targets)
     needs = memory.of_rank(UI_TARS, with_adapter, Prompts.expected(5, FULL_HD, 30, most=32768)).parts
-    assert needs["weights"] == 4 * (UI_TARS.weights + adapter)
+    assert needs["weights"] == 2 * UI_TARS.weights + 4 * adapter, "held in bfloat16, because they never change"
+    assert needs["bfloat16 copies"] == 2 * adapter
     assert needs["gradients"] == 4 * adapter
     assert needs["optimiser state"] == 8 * adapter
     assert needs["reference"] == 0

@@ -14,11 +14,12 @@ pytestmark = pytest.mark.torch
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
 from benchmarks.gpu.models import UI_TARS_7B  # noqa: E402
-from dart.config import BUILTIN_MODELS  # noqa: E402
+from dart.config import BUILTIN_MODELS, Lora  # noqa: E402
 from dart.core.capacity import memory  # noqa: E402
 from dart.core.capacity.memory import Prompts, TrainerSetUp  # noqa: E402
 from dart.core.capacity.shape import read_shape  # noqa: E402
 from dart.workers.train import vision  # noqa: E402
+from dart.workers.train.adapters import lora as adapters  # noqa: E402
 
 GRID = (1, 16, 18)
 PATCHES, TOKENS = 288, 450
@@ -101,6 +102,23 @@ def test_what_a_rank_keeps_between_steps_is_counted_exactly(family: str) -> None
     moments = sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
     assert needs["optimiser state"] == moments
     assert shape.vision.weights == sum(parameter.numel() for parameter in model.model.visual.parameters())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("family", TINY)
+def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str, mixed: bool) -> None:
+    pytest.importorskip("peft")
+    model, lora = _model(TINY[family]), Lora(rank=24)
+    adapters.attach(model, lora, seed=0)
+    if mixed:
+        adapters.hold_narrow(model, torch.bfloat16)
+    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, lora_rank=24, lora_targets=lora.target_modules)
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    assert held == memory.of_rank(shape, set_up, Prompts(100, 0, 0)).parts["weights"]
+    tower, decoder = _kept(model, mixed=mixed)
+    assert tower == 0
+    # Frozen norms keep less than is counted.
+    assert decoder == pytest.approx(memory.activations(shape, set_up, TOKENS, 0), rel=0.2)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

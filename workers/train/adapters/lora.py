@@ -55,6 +55,16 @@ def attach(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         inject_adapter_in_model(peft_config(model, lora), model, NAME, low_cpu_mem_usage=empty)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
+    for _, layer in adapted(model):
+        # Else PEFT widens what goes in to the adapter's float32, and autocast keeps a narrow copy of that.
+        layer.cast_input_dtype_enabled = False
+
+
+def hold_narrow(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold the frozen weights in the dtype in which they are used: nothing is ever added to them."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def peft_config(model: PreTrainedModel, lora: Lora, base: str | None = None) -> LoraConfig:
@@ -111,14 +121,14 @@ class SwitchedOff:
                 layer._disable_adapters = False
 
 
-def digest_of_base(model: PreTrainedModel) -> str:
-    """Tells the frozen weights below an adapter from others: sha256 of the first row of each, as float32.
+def digest_of_base(model: PreTrainedModel, dtype: torch.dtype) -> str:
+    """Tells the frozen weights below an adapter from others: sha256 of the first row of each, rounded to the dtype.
 
     All ranks call it at the same time, and get the same.
     """
     digest = hashlib.sha256()
     for name, layer in adapted(model):
-        row = parts.local(layer.base_layer.weight.detach())[:1].float().cpu().contiguous()
+        row = parts.local(layer.base_layer.weight.detach())[:1].to(dtype).float().cpu().contiguous()
         digest.update(name.encode())
         digest.update(row.numpy().tobytes())
     return collectives.gather(digest.hexdigest())[0]

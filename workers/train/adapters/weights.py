@@ -65,7 +65,7 @@ def _merged(model: PreTrainedModel, dtype: torch.dtype, here: bool) -> Iterator[
             yield name.replace(BASE_LAYER, ""), parts.whole(parameter.detach().to(dtype))
             continue
         down, up = (parts.whole(matrix.weight.detach()) for matrix in _matrices(layer))
-        weight = parts.whole(parameter.detach())
+        weight = parts.whole(parameter.detach()).float()
         if here:
             weight = torch.addmm(weight, up, down, alpha=layer.scaling[adapters.NAME])
         yield name.replace(BASE_LAYER, ""), weight

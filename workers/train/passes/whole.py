@@ -41,6 +41,7 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
     model = load_model(folder, device)
     if lora is not None:
         adapters.attach(model, lora, config.seed)
+        adapters.hold_narrow(model, getattr(torch, config.model.dtype))
     policy = make_policy(model, None)
     if not referred:
         return Ready(policy, None, Alone())
