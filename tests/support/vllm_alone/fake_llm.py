@@ -60,7 +60,9 @@ class FakeLLM:
     def shutdown(self, timeout: float = 0.0) -> None:
         self.ended = True
 
-    async def add_request(self, request_id: str, prompt: object, sampling: object) -> SimpleNamespace:
+    async def add_request(
+        self, request_id: str, prompt: object, sampling: object, lora_request: object = None
+    ) -> SimpleNamespace:
         self._requests += 1
         self.calls.append("add_request")
 
