@@ -69,6 +69,6 @@ class Adapter:
 
 def _elsewhere(manager: LoRAModelManager, name: str) -> bool:
     """Whether the layer lies on another stage of a pipeline."""
-    from vllm.distributed import get_pp_group
+    from vllm.distributed.parallel_state import get_pp_group
 
     return get_pp_group().world_size > 1 and not any(known == name for known, _ in manager.model.named_modules())
