@@ -140,10 +140,11 @@ class Lora(Section):
         description="Only 0. Above it, the trainer's log-probabilities would not be those of the policy that replicas "
         "serve, and every importance weight and ratio would be off by the dropout's noise.",
     )
-    sync: Literal["adapter", "merged"] = Field(
-        "adapter",
-        description="What replicas get. adapter: A and B alone, over gloo, which vLLM computes beside the weights of "
-        "model.path. merged: whole weights, into which A and B are merged and rounded to model.dtype.",
+    sync: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="What replicas get. merged: whole weights, into which A and B are merged and rounded to "
+        "model.dtype. adapter: A and B alone, over gloo, which vLLM computes beside the weights of model.path: less to "
+        "send, more to compute.",
     )
     target_modules: tuple[str, ...] = Field(
         LANGUAGE_MODEL,

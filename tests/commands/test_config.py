@@ -79,9 +79,9 @@ def test_an_adapter_goes_to_the_replicas_over_gloo() -> None:
     with pytest.raises(
         ConfigError, match=r"sync\.transport is nccl, and an adapter goes .*: set sync\.transport: gloo"
     ):
-        load(osworld, ["trainer.lora={}"])
-    assert load(osworld, ["trainer.lora={}", "sync.transport=gloo"]).trainer.serves_adapter
-    assert not load(osworld, ["trainer.lora.sync=merged"]).trainer.serves_adapter
+        load(osworld, ["trainer.lora.sync=adapter"])
+    assert load(osworld, ["trainer.lora.sync=adapter", "sync.transport=gloo"]).trainer.serves_adapter
+    assert not load(osworld, ["trainer.lora={}"]).trainer.serves_adapter
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
