@@ -51,7 +51,7 @@ def test_a_screenshot_has_as_many_tokens_as_the_model_sees() -> None:
 
 
 def test_a_replica_that_gets_adapters_begins_with_the_weights_that_they_belong_to(tmp_path: Path) -> None:
-    lora = ["trainer.lora={rank: 8}", "sync.transport=gloo"]
+    lora = ["trainer.lora={rank: 8, sync: adapter}", "sync.transport=gloo"]
     resumed = Start(checkpoint=tmp_path / "v3", version=3)
     with pytest.raises(Rejected, match=r"capability serves_adapter"):
         told(lora)

@@ -11,7 +11,7 @@ pytest.importorskip("peft")
 
 WHOLE_BYTES = 4 * 3_200_000
 SETTINGS = (
-    "trainer.lora={}",
+    "trainer.lora.sync=adapter",
     "trainer.learning_rate=3e-3",
     "trainer.trajectories_per_update=16",
     "trainer.loss.kl_coefficient=0.1",
