@@ -35,14 +35,13 @@ from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
 from dart.v1 import session_pb2 as pb
+from dart.workers.rollout.engine import GRACE_SECONDS
 
 RESULT = Path(__file__).parent / "results" / "replica_health.json"
 SET_UP = SetUp("80 environments, 2 replicas", 80, 2)
 FAILING = "rollout-0"
 FAILURE_SECONDS = 0.05
 WINDOW_SECONDS = 30.0
-GRACE_SECONDS = 10.0
-"""As `dart.workers.rollout.engine.GRACE_SECONDS`, which stands among imports that the coordinator does not have."""
 HUNG_SET_UP = SetUp("80 environments, 4 replicas", 80, 4)
 HANGS_AFTER_SECONDS = 3600.0
 STARTING_SECONDS = 90.0

@@ -150,9 +150,7 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
     trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, gpus=True)
     assert trainer == TrainerSetUp(8, True, True, True, False, True, 1000), "several ranks are sharded by default"
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
-    adapted = fits.trainer_set_up(
-        _config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"], "sync": "merged"}}), gpus=True
-    )
+    adapted = fits.trainer_set_up(_config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"]}}), gpus=True)
     assert (adapted.lora_rank, adapted.lora_targets) == (16, ("q_proj",))
 
 

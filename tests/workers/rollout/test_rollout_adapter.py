@@ -26,7 +26,7 @@ from engine_samples import (  # noqa: E402
     transfer_group,
 )
 from safetensors.torch import save_file  # noqa: E402
-from tiny_model import build, build_windowed  # noqa: E402
+from tiny_model import build_windowed  # noqa: E402
 
 from dart.config import Lora  # noqa: E402
 from dart.core.types import Generation  # noqa: E402
@@ -61,22 +61,10 @@ class Adapted(Trainer):
         return list(copied_adapter(self.model, torch.float32, True, None).items())
 
 
-class WithoutAdapter(Trainer):
-    """Sends whole weights."""
-
-
 def _config(folder: Path, **adapter: Any) -> str:
     told = json.loads(engine_config(folder))
     settings = {"rank": LORA.rank, "alpha": LORA.alpha, "target_modules": LORA.target_modules}
     return json.dumps(told | {"adapter": settings} | adapter)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    RolloutRole.preload()
-    folder = tmp_path_factory.mktemp("model")
-    build(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +79,6 @@ async def role(folder: Path, trainer: Adapted) -> AsyncIterator[RolloutRole]:
     yield role
     await role.close()
     trainer.sender.close()
-
-
-@pytest.fixture
-def engine(role: RolloutRole) -> Engine:
-    assert role._engine is not None
-    return role._engine
 
 
 async def _turn(engine: Engine, temperature: float = 0.0) -> Generation:
@@ -143,7 +125,7 @@ async def test_requests_in_flight_go_on_with_the_next_adapter(
 async def test_whole_weights_are_refused_and_it_goes_on(
     role: RolloutRole, engine: Engine, trainer: Adapted, folder: Path
 ) -> None:
-    version, whole = engine.version, WithoutAdapter(folder)
+    version, whole = engine.version, Trainer(folder)
     group = transfer_group(whole, new=True)
     load = pb.LoadWeights(version=99, group=group, pause_mode=wpb.PAUSE_MODE_DRAIN, tensors=whole.infos())
     sending = asyncio.ensure_future(asyncio.to_thread(send_weights, whole, group))

@@ -27,7 +27,6 @@ from engine_samples import (
     turn,
 )
 from PIL import Image as PillowImage
-from tiny_model import build
 
 from dart.core.types import Image, Markup, PromptPart, Text, Tokens, VersionSpan
 from dart.v1 import session_pb2 as pb
@@ -39,14 +38,6 @@ from dart.workers.rollout.engine import Engine, EngineDiedError, RequestAbortedE
 from dart.workers.rollout.role import RolloutRole
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    RolloutRole.preload()
-    folder = tmp_path_factory.mktemp("model")
-    build(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +54,6 @@ async def role(folder: Path, trainer: Trainer) -> AsyncIterator[RolloutRole]:
     yield role
     await role.close()
     trainer.sender.close()
-
-
-@pytest.fixture
-def engine(role: RolloutRole) -> Engine:
-    assert role._engine is not None
-    return role._engine
 
 
 async def test_logprobs_are_the_trainers_over_several_turns_with_images(role: RolloutRole, trainer: Trainer) -> None:

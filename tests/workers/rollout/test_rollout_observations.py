@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_samples import Trainer, drawn, request_id
-from test_rollout_engine import engine, folder, role, trainer  # noqa: F401  (fixtures)
+from test_rollout_engine import role, trainer  # noqa: F401  (fixtures)
 
 from dart.agent.prompt import Conversation, Turn, shown
 from dart.config import Agent
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.asyncio(loop_sc
 
 
 async def test_pictures_of_the_instruction_and_texts_of_the_environment_keep_parity(
-    engine: Engine,  # noqa: F811
+    engine: Engine,
     trainer: Trainer,  # noqa: F811
 ) -> None:
     """The trainer gets the prompt's ids and its pictures in order, whatever the prompt is made of."""
