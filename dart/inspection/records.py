@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dart.core.json_text import JSON
+from pydantic import JsonValue
+
 from dart.core.status import Status
 
 # ---- runs ----
@@ -51,8 +52,8 @@ class RunOverview:
     """What is known of a run as a whole."""
 
     run: RunRow
-    config: Mapping[str, JSON]
-    summary: Mapping[str, JSON] | None
+    config: Mapping[str, JsonValue]
+    summary: Mapping[str, JsonValue] | None
     """`summary.json`, once the run has finished."""
     missing: tuple[str, ...]
     """What is not there, a sentence each: screenshots that were removed, an interrupted end, an older schema."""
@@ -210,7 +211,7 @@ class StepGlance:
 
     index: int
     image: ImageRef | None
-    action: Mapping[str, JSON] | None
+    action: Mapping[str, JsonValue] | None
     """As `core.action_json` writes it; None if the text could not be parsed."""
     label: str
     """The action in a few words, or why there is none: "click (0.50, 0.25)"."""
@@ -226,7 +227,7 @@ class StepDetail:
     """What the policy wrote."""
     thought: str
     """The part of `text` before the action, if the grammar has one; else empty."""
-    action: Mapping[str, JSON] | None
+    action: Mapping[str, JsonValue] | None
     label: str
     parse_error: str
     reading_rules: str
@@ -249,7 +250,7 @@ class StepDetail:
 class TrajectoryDetail:
     row: TrajectoryRow
     goal_images: tuple[ImageRef, ...]
-    evidence: Mapping[str, JSON] | None
+    evidence: Mapping[str, JsonValue] | None
     """The world's own evidence for the verdict."""
     state_reward: float | None
     """The world's verdict on the state that an episode left behind whose reward is 0 for another reason."""
@@ -374,7 +375,7 @@ class EventRow:
     kind: str
     text: str
     """The event in a sentence."""
-    data: Mapping[str, JSON]
+    data: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
