@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +20,7 @@ from dart.coordinator.job import Job
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
+from dart.inspection.condition import go_on
 from dart.malloc import keep_memory
 from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
@@ -29,7 +29,6 @@ from dart.processes.settings import collect_seldom, ending_signals
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
-from dart.store.records import RunKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +135,3 @@ def _recorded(config: Config, job: Job) -> dict[str, Any]:
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
     recorded: dict[str, Any] = json.loads(config.model_dump_json())
     return recorded | {"vocabulary": vocabulary}
-
-
-def go_on(kind: RunKind, directory: Path) -> str:
-    """What to do with a run that did not finish."""
-    match kind:
-        case RunKind.TRAINING:
-            return f"continue with: dart train {RunDirectory(directory).config} --resume {directory}"
-        case RunKind.COLLECTION:
-            return f"what it collected can still be used: curation.pool.sources=[{directory}]"
-        case RunKind.EVALUATION:
-            return "start it again to get a result"

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import click
-import grpc
 from google.protobuf.json_format import MessageToDict
 
-from dart.commands.running import go_on
-from dart.commands.status_text import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status
 from dart.errors import UserError
+from dart.inspection.condition import ask, go_on, own_certificate
+from dart.inspection.wording import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
-from dart.v1 import control_pb2_grpc
-from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.status import status_from_proto
-
-TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,7 @@ async def find(options: StatusOptions) -> Found:
     async with await directory.open() as database:
         record = await database.run()
     if directory.state(record) == RunState.RUNNING and record.control_address:
-        return Found(await ask(record.control_address, options.tls_ca or _own_certificate(record)), directory)
+        return Found(await ask(record.control_address, options.tls_ca or own_certificate(record)), directory)
     return Found(None, directory)
 
 
@@ -75,29 +69,6 @@ def status(options: StatusOptions) -> None:
     assert found.directory is not None, "without --address there is a directory"
     record, figures = asyncio.run(_read(found.directory))
     _print_past(Past(found.directory.path, record, found.directory.state(record), figures), options.as_json)
-
-
-def _own_certificate(record: RunRecord) -> Path | None:
-    """The status that the run's coordinator reports, reached as its workers on this machine reach it."""
-    certificate = record.config.get("server", {}).get("tls_certificate")
-    return Path(certificate) if certificate else None
-
-
-async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse | None:
-    """A coordinator's status, or None when it does not answer."""
-    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
-    async with dial.channel() as channel:
-        try:
-            answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(
-                cpb.GetStatusRequest(), timeout=TIMEOUT_SECONDS, metadata=dial.metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise UserError(
-                    f"coordinator {address} refused the token: set DART_TOKEN to the control token"
-                ) from None
-            return None
-        return answer
 
 
 async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:

@@ -1,6 +1,6 @@
 """The live view of a run in the terminal: phase, curves in numbers, workers. Plain lines where there is no terminal.
 
-It asks for a `Status` and draws it, worded as in `dart.commands.status_text`; it knows nothing of the run itself.
+It asks for a `Status` and draws it, worded as in `dart.inspection.wording`; it knows nothing of the run itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.status_text import (
+from dart.core.status import Status
+from dart.inspection.wording import (
     COLUMNS,
     MOST_ROWS,
     counters,
@@ -31,7 +32,6 @@ from dart.commands.status_text import (
     stall_lines,
     worker_rows,
 )
-from dart.core.status import Status
 from dart.store.records import RunState
 
 REFRESH_SECONDS = 0.5

@@ -1,7 +1,7 @@
 """What a run is doing, as one record, used for Control's answers, events, summaries and terminals.
 
 `coordinator.service.status` builds it, `wire.status` converts it to and from its message field by field (names are the
-same in both), `commands.status_text` turns it into text. To add a live number, add a counter to `core.progress` or a
+same in both), `inspection.wording` turns it into text. To add a live number, add a counter to `core.progress` or a
 field here, the line that counts it, and a field of the message.
 """
 
@@ -71,7 +71,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One connected worker. `worker_id` and `doing` may hold whatever a worker said: `status_text.plain` shows them."""
+    """One connected worker. `worker_id` and `doing` may hold whatever a worker said: `inspection.wording.plain` shows them."""
 
     worker_id: str
     role: str

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dart.commands.status import StatusOptions
-from dart.commands.status_text import details, quiet_line, stall_lines
+from dart.inspection.wording import details, quiet_line, stall_lines
 from dart.commands.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts

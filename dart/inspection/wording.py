@@ -1,4 +1,5 @@
-"""A `Status` as text, for `dart status`, `dart why` and the live view: the same facts in the same words.
+"""A `Status` as text, for `dart status`, `dart why`, the live view and the dashboard: the same facts in the same words.
+And an action in a few words.
 
 What a worker sends (its name, its failures) may hold anything. Everything that leaves this module is free of control
 characters (`plain`), so that no worker can move the viewer's cursor, and none of it is rich markup.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dart.core import action as a
 from dart.core.status import Quarantined, Stall, Status, WorkerStatus
 
 MOST_ROWS = 12
@@ -168,3 +170,66 @@ def worker_lines(status: Status) -> Iterator[str]:
 def span(values: Sequence[int]) -> str:
     """ "3" where all are the same, else "2 to 4"."""
     return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+# ---- actions ----
+
+
+def action_label(action: a.Action | None, parse_error: str = "") -> str:
+    """The action in a few words: "click (0.50, 0.25)", "type “hello”". Without an action, why there is none."""
+    if action is None:
+        return f"no action: {plain(parse_error, 80)}" if parse_error else "no action"
+    return _LABELS[type(action)](action)
+
+
+def _at(point: a.Point | None) -> str:
+    return "" if point is None else f" ({point.x:.2f}, {point.y:.2f})"
+
+
+def _click(click: a.Click) -> str:
+    times = {1: "", 2: "double ", 3: "triple "}.get(click.count, f"{click.count}× ")
+    held = f" for {click.hold_seconds:g} s" if click.hold_seconds else ""
+    button = "" if click.button == "left" else f"{click.button} "
+    modifiers = "".join(f"{name}+" for name in click.modifiers)
+    return f"{modifiers}{times}{button}click{_at(click.at)}{held}"
+
+
+def _scroll(scroll: a.Scroll) -> str:
+    ways = [(scroll.dy, "down", "up"), (scroll.dx, "right", "left")]
+    moved = [f"{more if amount > 0 else less} {abs(amount)}" for amount, more, less in ways if amount]
+    return f"scroll {' '.join(moved) or '0'}{_at(scroll.at)}"
+
+
+def _drag(drag: a.Drag) -> str:
+    return f"drag{_at(drag.path[0])} to{_at(drag.path[-1])}" if drag.path else "drag"
+
+
+def _keys(keys: a.Keys) -> str:
+    mode = "" if keys.mode == "press" else f" {keys.mode}"
+    return f"keys {plain('+'.join(keys.keysyms), 40)}{mode}"
+
+
+def _finish(finish: a.Finish) -> str:
+    answer = f": {plain(finish.answer, 60)}" if finish.answer else ""
+    return f"finish ({finish.status}){answer}"
+
+
+def _several(several: a.Several) -> str:
+    return "; ".join(action_label(one) for one in several.actions)
+
+
+_LABELS: Mapping[type, Callable[..., str]] = {
+    a.Move: lambda it: f"move{_at(it.at)}",
+    a.Click: _click,
+    a.Button: lambda it: f"{it.button} button {it.mode}{_at(it.at)}",
+    a.Drag: _drag,
+    a.Scroll: _scroll,
+    a.Keys: _keys,
+    a.TypeText: lambda it: f"type “{plain(it.text, 60)}”",
+    a.Wait: lambda it: f"wait {it.seconds:g} s",
+    a.Observe: lambda it: "look again",
+    a.Finish: _finish,
+    a.System: lambda it: f"{it.kind}{': ' + plain(it.argument, 60) if it.argument else ''}",
+    a.Code: lambda it: f"run {plain(it.language, 20)}: {plain(it.source, 60)}",
+    a.Several: _several,
+}

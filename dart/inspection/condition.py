@@ -1,0 +1,220 @@
+"""What a run is doing now, and why it waits or has ended: from its coordinator if that answers, else from what it left.
+
+A run whose process ended says nothing any more; its last events say which stalls were not over, and what failed last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+from sqlalchemy import func, select
+
+from dart.core.json_text import JSON
+from dart.core.status import Figures, Stall, Status
+from dart.errors import UserError
+from dart.inspection.opening import RunFiles
+from dart.inspection.records import RunStatus
+from dart.inspection.wording import plain, quarantine_lines, stall_lines
+from dart.rundir import RunDirectory
+from dart.store import tables as t
+from dart.store.records import Event, RunKind, RunRecord, RunState
+from dart.v1 import control_pb2 as cpb
+from dart.v1 import control_pb2_grpc
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+from dart.wire.status import status_from_proto
+
+TIMEOUT_SECONDS = 5.0
+MOST_FAILURES = 3
+MOST_EVENTS = 1000
+"""Stall events that are searched, newest first, for stalls that were not over."""
+
+
+# ---- a live run ----
+
+
+async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse | None:
+    """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token."""
+    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
+    async with dial.channel() as channel:
+        try:
+            answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(
+                cpb.GetStatusRequest(), timeout=TIMEOUT_SECONDS, metadata=dial.metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise UserError(
+                    f"coordinator {address} refused the token: set DART_TOKEN to the control token"
+                ) from None
+            return None
+        return answer
+
+
+def own_certificate(record: RunRecord) -> Path | None:
+    """The certificate that the run's coordinator shows, which is enough to trust it on its own machine."""
+    certificate = record.config.get("server", {}).get("tls_certificate")
+    return Path(certificate) if certificate else None
+
+
+async def condition(files: RunFiles) -> RunStatus:
+    """What the run is doing, or how it ended. Never fails: what cannot be asked is said in `why`."""
+    record = await files.record()
+    state = files.directory.state(record)
+    refused: tuple[str, ...] = ()
+    if state == RunState.RUNNING and record.control_address:
+        try:
+            answer = await ask(record.control_address, own_certificate(record))
+        except UserError as error:
+            answer, refused = None, (str(error),)
+        if answer is not None:
+            status = status_from_proto(answer)
+            lines = [line for stall in status.stalls for line in stall_lines(stall)]
+            return RunStatus(True, status, (*lines, *quarantine_lines(status.quarantined)))
+        refused = refused or (f"its coordinator at {record.control_address} does not answer",)
+    ended = await how_it_ended(files)
+    updates = await newest_events(files, "update")
+    figures = Figures.from_json(json.loads(updates[0].json)) if updates else Figures()
+    elapsed = (record.finished or time.time()) - record.started if state == RunState.RUNNING or record.finished else 0.0
+    status = Status(record.id, str(state), figures, elapsed_seconds=elapsed, stalls=ended.stalls)
+    why = () if state == RunState.FINISHED else tuple(ended.lines())
+    return RunStatus(False, status, (*refused, *why))
+
+
+# ---- a run that has ended ----
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that no process works on, and what its events say about its end."""
+
+    directory: Path
+    record: RunRecord
+    state: str
+    phase: str = ""
+    """The last phase in which it worked."""
+    why: str = ""
+    """What ended it, if it could still record that."""
+    stalls: tuple[Stall, ...] = ()
+    """The stalls that were not over."""
+    failures: tuple[tuple[float, str], ...] = ()
+    """(Unix seconds, reason) of the last failed attempts, newest first."""
+    last_event: Event | None = None
+    last_update: Event | None = None
+
+    def lines(self) -> Iterator[str]:
+        """What `dart why` prints, after the run's name and state."""
+        yield f"{self.record.id}: {self.state}" + (f" while it was {self.phase}" if self.phase else "")
+        if self.why:
+            yield f"it ended because: {plain(self.why, 2000)}"
+        elif self.state == RunState.INTERRUPTED and self.record.finished is None:
+            yield (
+                "its process ended without recording why: it was killed, the machine ran out of memory, or it was "
+                "switched off; the system's log may say (dmesg, journalctl)"
+            )
+        elif self.state == RunState.INTERRUPTED:
+            yield "it was stopped by Ctrl-C or a signal"
+        for stall in self.stalls:
+            yield from stall_lines(stall)
+        for when, words in self.failures:
+            yield f"an attempt failed at {_clock(when)}: {plain(words)}"
+        if self.last_update is not None:
+            yield f"the last update was at {_clock(self.last_update.unix_seconds)}"
+        if self.last_event is not None:
+            yield f"the last event, {plain(self.last_event.kind)}, was at {_clock(self.last_event.unix_seconds)}"
+        if self.state in (RunState.INTERRUPTED, RunState.FAILED):
+            yield go_on(self.record.kind, self.directory)
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "run": self.record.id,
+            "state": str(self.state),
+            "phase": self.phase,
+            "why": self.why,
+            "stalls": [asdict(stall) for stall in self.stalls],
+            "failures": [{"unix_seconds": when, "why": words} for when, words in self.failures],
+            "last_event_unix_seconds": self.last_event.unix_seconds if self.last_event else None,
+            "last_update_unix_seconds": self.last_update.unix_seconds if self.last_update else None,
+        }
+
+
+async def read_ended(directory: RunDirectory) -> Ended:
+    """Read how the run ended from its database. Raises UserError when that cannot be read."""
+    files = await RunFiles.open(directory)
+    try:
+        return await how_it_ended(files)
+    finally:
+        await files.close()
+
+
+async def how_it_ended(files: RunFiles) -> Ended:
+    record = await files.record()
+    phases = [str(json.loads(event.json)["phase"]) for event in await newest_events(files, "phase", 2)]
+    state = files.directory.state(record)
+    ended = await newest_events(files, "failed") if state == RunState.FAILED else []
+    stalled = await newest_events(files, "stalled", MOST_EVENTS)
+    moving = await newest_events(files, "moving", MOST_EVENTS)
+    failed = [] if state == RunState.FINISHED else await newest_events(files, "attempt_failed", MOST_FAILURES)
+    updates, final = await newest_events(files, "update"), await newest_events(files)
+    worked = [phase for phase in phases if phase not in set(RunState)]
+    return Ended(
+        files.directory.path,
+        record,
+        state,
+        worked[0] if worked and state != RunState.FINISHED else "",
+        str(json.loads(ended[0].json)["why"]) if ended else "",
+        () if state == RunState.FINISHED else _still(stalled, moving),
+        tuple((event.unix_seconds, str(json.loads(event.json).get("why", ""))) for event in failed),
+        final[0] if final else None,
+        updates[0] if updates else None,
+    )
+
+
+async def newest_events(files: RunFiles, kind: str = "", limit: int = 1) -> list[Event]:
+    """The last events of a kind, or of all kinds, newest first."""
+    c = t.events.c
+    wanted = select(t.events).where(c.run_id == files.run_id)
+    if kind:
+        wanted = wanted.where(c.kind == kind)
+    rows = await files.rows(wanted.order_by(c.sequence.desc()).limit(limit))
+    return [Event(row["sequence"], row["unix_seconds"], row["kind"], row["json"]) for row in rows]
+
+
+async def last_sequence(files: RunFiles) -> int:
+    """Sequence number of the newest event; 0 if there is none."""
+    rows = await files.rows(
+        select(func.max(t.events.c.sequence).label("last")).where(t.events.c.run_id == files.run_id)
+    )
+    return int(rows[0]["last"] or 0)
+
+
+def go_on(kind: RunKind, directory: Path) -> str:
+    """What to do with a run that did not finish."""
+    match kind:
+        case RunKind.TRAINING:
+            return f"continue with: dart train {RunDirectory(directory).config} --resume {directory}"
+        case RunKind.COLLECTION:
+            return f"what it collected can still be used: curation.pool.sources=[{directory}]"
+        case RunKind.EVALUATION:
+            return "start it again to get a result"
+
+
+def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ...]:
+    """The stalls that have not ended, newest first; both lists are newest first."""
+    over: dict[tuple[str, str], int] = {}
+    for event in moving:
+        over.setdefault(Stall.from_json(json.loads(event.json)).name, event.sequence)
+    found: dict[tuple[str, str], Stall] = {}
+    for event in stalled:
+        stall = Stall.from_json(json.loads(event.json))
+        if over.get(stall.name, 0) < event.sequence:
+            found.setdefault(stall.name, stall)
+    return tuple(found.values())
+
+
+def _clock(unix_seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))

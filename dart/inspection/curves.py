@@ -1,0 +1,96 @@
+"""Numbers over updates: those of each "update" event, those that the trainer reported, and held-out results."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+from sqlalchemy import select
+
+from dart.inspection.opening import RunFiles
+from dart.inspection.records import Curves, EvaluationPoint
+from dart.store import tables as t
+
+MOST_TASKS = 64
+NO_CURVES = frozenset({"update", "updates", "version", "trajectories"})
+"""Numbers of an "update" event that only count the updates themselves."""
+
+
+async def curves(files: RunFiles) -> Curves:
+    events = t.events.c
+    told = await files.rows(
+        select(events.unix_seconds, events.kind, events.json)
+        .where(events.run_id == files.run_id, events.kind.in_(("update", "evaluation")))
+        .order_by(events.sequence)
+    )
+    versions = t.versions.c
+    made = await files.rows(
+        select(versions.update, versions.metrics_json).where(versions.run_id == files.run_id).order_by(versions.version)
+    )
+    trained = {row["update"]: json.loads(row["metrics_json"]) for row in made}
+    updates: dict[int, tuple[float, Mapping[str, JsonValue]]] = {}
+    evaluations: list[tuple[float, Mapping[str, JsonValue]]] = []
+    for row in told:
+        data = json.loads(row["json"])
+        if row["kind"] == "evaluation":
+            evaluations.append((row["unix_seconds"], data))
+        else:  # a run that resumed from an earlier checkpoint makes an update again: the later one counts
+            updates[int(data["update"])] = (row["unix_seconds"], data)
+    numbers = sorted(updates)
+    times = [updates[number][0] for number in numbers]
+    return Curves(
+        updates=tuple(numbers),
+        unix_seconds=tuple(times),
+        trajectories=tuple(int(_number(updates[number][1].get("trajectories")) or 0) for number in numbers),
+        series=_series([{**trained.get(number, {}), **updates[number][1]} for number in numbers]),
+        by_task=_by_task([updates[number][1] for number in numbers]),
+        evaluations=tuple(_evaluation(when, data, numbers, times) for when, data in evaluations),
+    )
+
+
+def _number(value: JsonValue) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _series(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, tuple[float | None, ...]]:
+    """Each name's numbers, with None where an update had none. Nested numbers are named "staleness.mean"."""
+    flat: list[dict[str, float]] = []
+    for row in rows:
+        numbers: dict[str, float] = {}
+        for name, value in row.items():
+            if isinstance(value, dict) and name != "success_by_task":
+                inner = {f"{name}.{key}": _number(item) for key, item in value.items()}
+            else:
+                inner = {name: _number(value)}
+            numbers |= {key: number for key, number in inner.items() if number is not None and key not in NO_CURVES}
+        flat.append(numbers)
+    names = sorted({name for numbers in flat for name in numbers})
+    return {name: tuple(numbers.get(name) for numbers in flat) for name in names}
+
+
+def _by_task(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, tuple[float | None, ...]]:
+    rates: list[Mapping[str, JsonValue]] = []
+    for row in rows:
+        told = row.get("success_by_task")
+        rates.append(told if isinstance(told, dict) else {})
+    names = sorted({name for one in rates for name in one})[:MOST_TASKS]
+    return {name: tuple(_number(one.get(name)) for one in rates) for name in names}
+
+
+def _evaluation(
+    when: float, data: Mapping[str, JsonValue], numbers: Sequence[int], times: Sequence[float]
+) -> EvaluationPoint:
+    before = bisect.bisect_right(times, when)
+    return EvaluationPoint(
+        unix_seconds=when,
+        update=numbers[before - 1] if before else 0,
+        label=str(data.get("label", "")),
+        decoding=str(data.get("decoding", "")),
+        temperature=_number(data.get("temperature")),
+        mean=_number(data.get("mean")) or 0.0,
+        low=_number(data.get("low")) or 0.0,
+        high=_number(data.get("high")) or 0.0,
+        episodes=int(_number(data.get("episodes")) or 0),
+    )

@@ -1,0 +1,117 @@
+"""The run's events, searched and in pages, newest first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+from sqlalchemy import ColumnElement, func, select
+
+from dart.inspection.opening import RunFiles
+from dart.inspection.records import EventPage, EventRow
+from dart.inspection.wording import plain
+from dart.store import tables as t
+
+MOST_ROWS = 500
+_c = t.events.c
+
+
+async def events(
+    files: RunFiles,
+    *,
+    kinds: Sequence[str] = (),
+    text: str = "",
+    worker: str = "",
+    task: str = "",
+    start: float | None = None,
+    end: float | None = None,
+    before: int = 0,
+    limit: int = 100,
+) -> EventPage:
+    """`text`, `worker` and `task`: the event's JSON contains all of them. `before`: only lower sequence numbers."""
+    limit = max(1, min(limit, MOST_ROWS))
+    where: list[ColumnElement[bool]] = [_c.run_id == files.run_id]
+    if kinds:
+        where.append(_c.kind.in_(kinds))
+    where += [
+        _c.json.contains(part, autoescape=True) for part in (_written(text), _written(worker), _written(task)) if part
+    ]
+    if start is not None:
+        where.append(_c.unix_seconds >= start)
+    if end is not None:
+        where.append(_c.unix_seconds <= end)
+    wanted = select(t.events).where(*where)
+    if before:
+        wanted = wanted.where(_c.sequence < before)
+    rows = await files.rows(wanted.order_by(_c.sequence.desc()).limit(limit + 1))
+    counted: Mapping[str, int] = {}
+    if not before:
+        by_kind = select(_c.kind, func.count().label("count")).where(_c.run_id == files.run_id).group_by(_c.kind)
+        counted = {row["kind"]: row["count"] for row in await files.rows(by_kind)}
+    shown = [_event(row["sequence"], row["unix_seconds"], row["kind"], json.loads(row["json"])) for row in rows[:limit]]
+    return EventPage(tuple(shown), shown[-1].sequence if len(rows) > limit else 0, counted)
+
+
+def _written(text: str) -> str:
+    """The text as it is written within JSON."""
+    return json.dumps(text)[1:-1]
+
+
+def _event(sequence: int, when: float, kind: str, data: Mapping[str, JsonValue]) -> EventRow:
+    return EventRow(sequence, when, kind, sentence(kind, data), data)
+
+
+def sentence(kind: str, data: Mapping[str, JsonValue]) -> str:
+    """The event in a sentence; for kinds without one, its fields."""
+    form = _SENTENCES.get(kind)
+    if form is None:
+        parts = [f"{name} {_short(value)}" for name, value in data.items() if not isinstance(value, dict | list)]
+        return plain(", ".join(parts))
+    return plain(form.format_map(_Values(data)))
+
+
+class _Values(dict[str, str]):
+    """The event's values as text; a missing one is empty."""
+
+    def __init__(self, data: Mapping[str, JsonValue]) -> None:
+        super().__init__({name: _short(value) for name, value in data.items()})
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def _short(value: JsonValue) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_SENTENCES = {
+    "update": "update {update} made version {version}; recent success {success_rate}",
+    "sync_started": "{replica} begins to take version {version}",
+    "sync": "{replica} took version {version} in {seconds} s and served nothing for {pause_seconds} s",
+    "sync_failed": "{replica} could not take version {version}: {why}",
+    "group": "{group} of {task}, {size} roll-outs: {cause}: {reason}",
+    "plan": "{task}: {reason}",
+    "pooled": "{group}: {reason}",
+    "phase": "{phase}",
+    "worker": "{worker} is {state}, {slots} slots",
+    "environments": "{worker} offers {environments} of {wanted} environments: {reason}",
+    "violation": "{worker} broke a rule: {field} was {value}: {rule}",
+    "attempt_failed": "attempt {attempt} of {trajectory} failed: {why}",
+    "given_up": "{trajectory} was given up after {attempts} attempts: {why}",
+    "task_quarantined": "{task} gets no roll-outs for {seconds} s: {why}",
+    "stalled": "{waits} waits for {waits_for}: {culprit}: {failure}",
+    "moving": "{kind} goes on",
+    "checkpoint": "checkpoint of version {version}: {path}",
+    "checkpoint_failed": "version {version} could not be saved: {why}",
+    "checkpoint_broken": "checkpoint of version {version} cannot be used: {why}",
+    "evaluation": "held-out success {label} {decoding}: {mean} ({low} to {high}), {episodes} episodes",
+    "left_out": "{replicas} take no weights: {reason}",
+    "trainer_lost": "the trainer was lost: {why}",
+    "trainer_remark": "update {update}: {why}",
+    "failed": "the run failed: {why}",
+    "paused": "the run is paused",
+    "resumed": "the run goes on",
+}

@@ -1,0 +1,215 @@
+"""A run's database and screenshots, opened for reading alone. Nothing in the run's directory is changed.
+
+A database that an older dart wrote is copied into a temporary folder and migrated there. One that was left behind by a
+killed process still has its write-ahead log, which SQLite reads. Where the folder cannot be written to, SQLite cannot
+make the index of that log either, and the file is read as it is, without the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, RowMapping, Select, create_engine, select
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.pool import QueuePool
+
+from dart.errors import UserError
+from dart.rundir import RunDirectory
+from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.store import tables as t
+from dart.store.database import Database, sqlite_url
+from dart.store.records import RunRecord, run_from_row
+
+T = TypeVar("T")
+
+READERS = 4
+BUSY_SECONDS = 5.0
+MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
+"""The first bytes of the pictures that a browser is given."""
+
+
+class NotFound(UserError):
+    """The run has no such trajectory, group, task or screenshot."""
+
+
+class RunFiles:
+    """One run, to be read. Create it with `open` and end it with `close`."""
+
+    def __init__(self, directory: RunDirectory, file: Path, copied: tempfile.TemporaryDirectory[str] | None) -> None:
+        self.directory = directory
+        self.notes: list[str] = []
+        """What is unusual about the files, a sentence each."""
+        self.run_id = ""
+        self._copied = copied
+        self._screenshots = ScreenshotDirectory(directory.blobs)
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
+        self._mode = "mode=ro"
+        self._engine = create_engine(
+            "sqlite://", creator=lambda: self._connect(file), poolclass=QueuePool, pool_size=READERS, max_overflow=0
+        )
+
+    @classmethod
+    async def open(cls, directory: RunDirectory) -> RunFiles:
+        """Raises UserError where there is no database of dart's, or one that this dart cannot read."""
+        if not directory.is_run:
+            raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
+        files = cls(directory, directory.database, None)
+        try:
+            version = await files._schema_version()
+            if version < t.SCHEMA_VERSION:
+                await files.close()
+                files = await cls._migrated_copy(directory, version)
+            elif version > t.SCHEMA_VERSION:
+                raise UserError(
+                    f"{directory.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: a newer "
+                    "dart wrote it; upgrade dart"
+                )
+            newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
+            found = await files.read(lambda connection: connection.execute(newest).scalar_one_or_none())
+            if found is None:
+                raise UserError(f"{directory.database} holds no run: it ended before it began; remove the directory")
+            files.run_id = found
+        except BaseException:
+            await files.close()
+            raise
+        return files
+
+    @classmethod
+    async def _migrated_copy(cls, directory: RunDirectory, version: int) -> RunFiles:
+        copied = tempfile.TemporaryDirectory(prefix="dart-view-")
+        try:
+            file = Path(copied.name) / directory.database.name
+            await asyncio.get_running_loop().run_in_executor(None, _copy, directory.database, file)
+            async with await Database.open(sqlite_url(file), Path(copied.name) / "blobs", create=False, migrate=True):
+                pass
+        except BaseException:
+            copied.cleanup()
+            raise
+        files = cls(directory, file, copied)
+        files.notes.append(
+            f"An older dart wrote it (schema version {version}, this one has {t.SCHEMA_VERSION}), so a migrated copy is "
+            "shown; what that version did not record is empty."
+        )
+        return files
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self._engine.dispose()
+        if self._copied:
+            self._copied.cleanup()
+
+    def _connect(self, file: Path) -> sqlite3.Connection:
+        uri = file.absolute().as_uri()
+        try:
+            return self._connected(f"{uri}?{self._mode}")
+        except sqlite3.OperationalError:
+            if self._mode != "mode=ro":
+                raise
+        # The index of the write-ahead log cannot be made in a folder that is read-only.
+        connection = self._connected(f"{uri}?mode=ro&immutable=1")
+        self._mode = "mode=ro&immutable=1"
+        log = file.with_name(f"{file.name}-wal")
+        if log.is_file() and log.stat().st_size:
+            self.notes.append(
+                f"{file.parent} cannot be written to, so {log.name} was not read: the newest trajectories are missing; "
+                "copy the directory to see them."
+            )
+        return connection
+
+    @staticmethod
+    def _connected(uri: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+        try:
+            connection.execute("PRAGMA query_only=ON")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.DatabaseError:
+            connection.close()
+            raise
+        return connection
+
+    async def _schema_version(self) -> int:
+        version: int | None = None
+        with suppress(UserError):
+            version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
+        if version is None:
+            raise UserError(
+                f"{self.directory.database} is no database of dart's, or is damaged: name the directory of a run"
+            )
+        if version < t.OLDEST_MIGRATED:
+            raise UserError(
+                f"{self.directory.database} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
+                "later: open it with the dart that wrote it"
+            )
+        return version
+
+    # ---- reading ----
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one read transaction, on another thread. Raises UserError if the database cannot be read."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+
+    def _transact(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with self._engine.connect() as connection:
+                connection.exec_driver_sql("BEGIN")
+                try:
+                    return work(connection)
+                finally:
+                    connection.exec_driver_sql("ROLLBACK")
+        except (DatabaseError, sqlite3.Error) as error:
+            raise UserError(
+                f"{self.directory.database} cannot be read ({getattr(error, 'orig', error)}): check that the file is "
+                "whole and readable"
+            ) from None
+
+    async def rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
+        return await self.read(lambda connection: connection.execute(statement).mappings().all())
+
+    async def record(self) -> RunRecord:
+        """The run's row as it is now."""
+        rows = await self.rows(select(t.runs).where(t.runs.c.id == self.run_id))
+        return run_from_row(rows[0])
+
+    async def image(self, sha256: str) -> tuple[bytes, str]:
+        """A screenshot's bytes and media type. Raises NotFound."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._image, sha256)
+
+    def _image(self, sha256: str) -> tuple[bytes, str]:
+        try:
+            data = self._screenshots.read(file_name(bytes.fromhex(sha256)))
+        except (ValueError, OSError):
+            raise NotFound(f"screenshot {sha256[:64]} is not in {self.directory.blobs}: it was removed") from None
+        media_type = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
+        if media_type is None or hashlib.sha256(data).hexdigest() != sha256.lower():
+            raise NotFound(f"screenshot {sha256[:64]} in {self.directory.blobs} is damaged")
+        return data, media_type
+
+    def holds(self, sha256: str) -> bool:
+        """Whether the directory has the screenshot's bytes. Blocks for a file call."""
+        try:
+            return self._screenshots.size(file_name(bytes.fromhex(sha256))) > 0
+        except (ValueError, OSError):
+            return False
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The database with its write-ahead log. SQLite's own backup sees whole transactions only."""
+    try:
+        connection = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        shutil.copyfile(source, target)
+        return
+    with sqlite3.connect(target) as into:
+        connection.backup(into)
+    into.close()
+    connection.close()

@@ -1,0 +1,150 @@
+"""The list of runs, and what is known of one run as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import JsonValue
+from sqlalchemy import func, select
+
+from dart.core.status import Figures
+from dart.errors import UserError
+from dart.inspection.condition import newest_events
+from dart.inspection.opening import RunFiles
+from dart.inspection.records import Checkpoint, RunOverview, RunRow
+from dart.inspection.tokens import find_tokenizer
+from dart.rundir import RunDirectory
+from dart.store import tables as t
+from dart.store.records import RunKind, RunRecord, RunState
+
+SECRET = "(not shown)"
+_SECRET_WORDS = ("token", "key", "password", "secret")
+_REFERENCES = ("env:", "file:")
+
+
+def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
+    """The run directories that the paths name: each a run's own, or a folder of them. Newest first within a folder.
+
+    Raises UserError for a path that is neither.
+    """
+    found: dict[Path, RunDirectory] = {}
+    for path in paths:
+        directory = RunDirectory(path)
+        if not path.is_dir():
+            raise UserError(f"{path} is not a directory: name a run directory, or a folder of them")
+        for one in [directory] if directory.is_run else RunDirectory.all_under(path):
+            found.setdefault(one.path.resolve(), one)
+    return list(found.values())
+
+
+async def list_runs(paths: Sequence[Path]) -> list[RunRow]:
+    """One row for each run, newest first. One that cannot be read has its `problem`."""
+    rows = [await _row(directory) for directory in run_directories(paths)]
+    return sorted(rows, key=lambda row: row.started, reverse=True)
+
+
+async def _row(directory: RunDirectory) -> RunRow:
+    try:
+        files = await RunFiles.open(directory)
+    except UserError as error:
+        return _unreadable(directory, str(error))
+    try:
+        return await run_row(files)
+    except UserError as error:
+        return _unreadable(directory, str(error))
+    finally:
+        await files.close()
+
+
+def _unreadable(directory: RunDirectory, problem: str) -> RunRow:
+    return RunRow(directory.name, directory.name, "", "", 0.0, None, str(directory.path), 0, 0, None, problem)
+
+
+async def run_row(files: RunFiles) -> RunRow:
+    record = await files.record()
+    updates = await newest_events(files, "update")
+    figures = Figures.from_json(json.loads(updates[0].json)) if updates else None
+    success = figures.success_rate if figures else None
+    if record.kind == RunKind.EVALUATION:
+        evaluated = await newest_events(files, "evaluation")
+        success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
+    count = await files.rows(select(func.count().label("count")).where(t.trajectories.c.run_id == files.run_id))
+    return RunRow(
+        id=record.id,
+        name=record.name,
+        kind=str(record.kind),
+        state=str(files.directory.state(record)),
+        started=record.started,
+        finished=record.finished,
+        directory=str(files.directory.path),
+        updates=figures.counts.updates if figures else 0,
+        trajectories=int(count[0]["count"]),
+        success_rate=success,
+    )
+
+
+async def overview(files: RunFiles) -> RunOverview:
+    record = await files.record()
+    row = await run_row(files)
+    c = t.checkpoints.c
+    kept = await files.rows(select(t.checkpoints).where(c.run_id == files.run_id, c.kept).order_by(c.version.desc()))
+    return RunOverview(
+        run=row,
+        config=masked(record.config),
+        summary=record.summary,
+        missing=tuple(await _missing(files, record, row.state)),
+        checkpoints=tuple(Checkpoint(r["path"], r["version"], r["created"], r["success_rate"]) for r in kept),
+        token_texts=find_tokenizer(files.directory, record.config) is not None,
+    )
+
+
+async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
+    """What a reader of this run must know is not there."""
+    c = t.trajectories.c
+    notes = list(files.notes)
+    if state == RunState.INTERRUPTED and record.finished is None:
+        notes.append("Its process ended without recording why; everything up to its last transaction is here.")
+    removed = await files.rows(
+        select(func.count().label("count")).where(c.run_id == files.run_id, c.screenshots_kept.is_(False))
+    )
+    if count := int(removed[0]["count"]):
+        notes.append(
+            f"The screenshots of {count:,} trajectories were removed to stay within retention.screenshot_bytes."
+        )
+    if not files.directory.blobs.is_dir():
+        notes.append(f"{files.directory.blobs} is not there, so no screenshot can be shown.")
+    elif lost := await _lost_screenshots(files):
+        notes.append(f"{lost} of {_SAMPLED} screenshots that were looked for are not in {files.directory.blobs}.")
+    if record.kind == RunKind.TRAINING and not files.directory.summary.is_file() and state == RunState.FINISHED:
+        notes.append("summary.json is not there.")
+    return notes
+
+
+_SAMPLED = 200
+
+
+async def _lost_screenshots(files: RunFiles) -> int:
+    """How many of up to `_SAMPLED` screenshots that should be there have no bytes."""
+    s, c = t.screenshots.c, t.trajectories.c
+    newest = select(c.id).where(c.run_id == files.run_id, c.screenshots_kept).order_by(c.finished.desc()).limit(50)
+    rows = await files.rows(select(s.sha256).where(s.trajectory_id.in_(newest)).limit(_SAMPLED))
+    return sum(not files.holds(row["sha256"].hex()) for row in rows)
+
+
+def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The config without secrets. Configs hold references ("env:NAME", "file:PATH"), which are no secrets; anything else
+    under a name that sounds like one is replaced."""
+    return {name: _masked(name, value) for name, value in config.items()}
+
+
+def _masked(name: str, value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {key: _masked(key, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(name, item) for item in value]
+    secret = name.rpartition("_")[2] in _SECRET_WORDS
+    if secret and isinstance(value, str) and value and not value.startswith(_REFERENCES) and "/" not in value:
+        return SECRET
+    return value

@@ -1,0 +1,193 @@
+"""The table of tasks, and one task's history: success, its number of roll-outs and step limit with the reasons, its pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, case, func, select
+from sqlalchemy.orm import aliased
+
+from dart.inspection.opening import NotFound, RunFiles
+from dart.inspection.records import PlanChange, PoolEntry, TaskDetail, TaskPoint, TaskRow
+from dart.store import tables as t
+from dart.store.records import GroupKind
+
+RECENT = 32
+MOST_POINTS = 60
+MOST_CHANGES = 200
+_c, _g = t.trajectories.c, t.groups.c
+
+
+async def tasks(files: RunFiles) -> list[TaskRow]:
+    """Every task that has a trajectory or an open group."""
+    return await files.read(lambda connection: _rows(connection, files.run_id))
+
+
+async def task(files: RunFiles, suite: str, name: str) -> TaskDetail:
+    """Raises NotFound."""
+
+    def read(connection: Connection) -> TaskDetail:
+        rows = _rows(connection, files.run_id, suite, name)
+        if not rows:
+            raise NotFound(f"task {suite}/{name} is not in run {files.run_id}")
+        return TaskDetail(
+            rows[0],
+            _history(connection, files.run_id, suite, name),
+            _plans(connection, files.run_id, name),
+            _pool(connection, files.run_id, suite, name),
+        )
+
+    return await files.read(read)
+
+
+def _kind(connection: Connection, run_id: str) -> str:
+    """The kind of groups that the table is about: training, where there is any."""
+    there = select(_g.id).where(_g.run_id == run_id, _g.kind == GroupKind.TRAINING).limit(1)
+    if connection.execute(there).first() is not None:
+        return GroupKind.TRAINING
+    first = connection.execute(select(_g.kind).where(_g.run_id == run_id).limit(1)).scalar_one_or_none()
+    return first or GroupKind.TRAINING
+
+
+def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") -> list[TaskRow]:
+    kind = _kind(connection, run_id)
+    own: list[ColumnElement[bool]] = [_c.run_id == run_id]
+    own_groups: list[ColumnElement[bool]] = [_g.run_id == run_id, _g.kind == kind]
+    if name:
+        own += [_c.suite == suite, _c.task_name == name]
+        own_groups += [_g.suite == suite, _g.task_name == name]
+    totals = {(row["suite"], row["task_name"]): row for row in connection.execute(_totals(own, kind)).mappings()}
+    copies = _copies(connection, own)
+    found = []
+    for group in connection.execute(_last_groups(own_groups)).mappings():
+        key = (group["suite"], group["task_name"])
+        total = totals.get(key)
+        found.append(
+            TaskRow(
+                suite=key[0],
+                name=key[1],
+                trajectories=total["count"] if total else 0,
+                successes=int(total["successes"] or 0) if total else 0,
+                recent_success=_recent(connection, run_id, kind, key),
+                mean_steps=round(total["mean_steps"], 2) if total else None,
+                rollouts=group["planned"],
+                step_limit=total["step_limit"] if total else None,
+                plan=group["plan"],
+                pooled=int(total["pooled"] or 0) if total and kind == GroupKind.TRAINING else 0,
+                copies=copies.get(key, 0),
+                last_finished=total["last"] if total else None,
+            )
+        )
+    return sorted(found, key=lambda row: (row.suite, row.name))
+
+
+def _totals(own: Sequence[ColumnElement[bool]], kind: str) -> Any:
+    """Counts by task. With one max() SQLite takes bare columns from the row that has it: the newest trajectory's."""
+    pooled = case((_c.success & _c.screenshots_kept, 1), else_=0)
+    return (
+        select(
+            _c.suite,
+            _c.task_name,
+            func.count().label("count"),
+            func.sum(case((_c.success, 1), else_=0)).label("successes"),
+            func.avg(_c.steps).label("mean_steps"),
+            func.sum(pooled).label("pooled"),
+            func.max(_c.finished).label("last"),
+            _c.step_limit,
+        )
+        .join(t.groups, _g.id == _c.group_id)
+        .where(*own, _c.pooled_from == "", _g.kind == kind)
+        .group_by(_c.suite, _c.task_name)
+    )
+
+
+def _last_groups(own: Sequence[ColumnElement[bool]]) -> Any:
+    return (
+        select(_g.suite, _g.task_name, _g.planned, _g.plan, func.max(_g.opened).label("opened"))
+        .where(*own)
+        .group_by(_g.suite, _g.task_name)
+    )
+
+
+def _copies(connection: Connection, own: Sequence[ColumnElement[bool]]) -> Mapping[tuple[str, str], int]:
+    counted = (
+        select(_c.suite, _c.task_name, func.count().label("count"))
+        .where(*own, _c.pooled_from != "")
+        .group_by(_c.suite, _c.task_name)
+    )
+    return {(row[0], row[1]): row[2] for row in connection.execute(counted)}
+
+
+def _recent(connection: Connection, run_id: str, kind: str, key: tuple[str, str]) -> float | None:
+    """Success of the task's last `RECENT` trajectories, read by the index of tasks and times."""
+    last = (
+        select(_c.success)
+        .join(t.groups, _g.id == _c.group_id)
+        .where(_c.run_id == run_id, _c.task_name == key[1], _c.suite == key[0], _c.pooled_from == "", _g.kind == kind)
+        .order_by(_c.finished.desc(), _c.id.desc())
+        .limit(RECENT)
+    )
+    results = connection.execute(last).scalars().all()
+    return sum(results) / len(results) if results else None
+
+
+def _history(connection: Connection, run_id: str, suite: str, name: str) -> tuple[TaskPoint, ...]:
+    kind = _kind(connection, run_id)
+    wanted = (
+        select(_c.finished, _c.success, _c.steps, _c.step_limit, _g.planned)
+        .join(t.groups, _g.id == _c.group_id)
+        .where(_c.run_id == run_id, _c.suite == suite, _c.task_name == name, _c.pooled_from == "", _g.kind == kind)
+        .order_by(_c.finished, _c.id)
+    )
+    rows = connection.execute(wanted).mappings().all()
+    size = max(1, -(-len(rows) // MOST_POINTS))
+    return tuple(_point(rows[begin : begin + size]) for begin in range(0, len(rows), size))
+
+
+def _point(rows: Sequence[RowMapping]) -> TaskPoint:
+    count = len(rows)
+    return TaskPoint(
+        start=rows[0]["finished"],
+        end=rows[-1]["finished"],
+        trajectories=count,
+        successes=sum(bool(row["success"]) for row in rows),
+        mean_steps=round(sum(row["steps"] for row in rows) / count, 2),
+        step_limit=round(sum(row["step_limit"] for row in rows) / count, 2),
+        rollouts=round(sum(row["planned"] for row in rows) / count, 2),
+    )
+
+
+def _plans(connection: Connection, run_id: str, name: str) -> tuple[PlanChange, ...]:
+    c = t.events.c
+    told = connection.execute(
+        select(c.unix_seconds, c.json)
+        .where(c.run_id == run_id, c.kind == "plan", c.json.contains(json.dumps(name), autoescape=True))
+        .order_by(c.sequence.desc())
+        .limit(MOST_CHANGES)
+    )
+    changes = [(when, json.loads(text)) for when, text in told]
+    return tuple(PlanChange(when, str(data.get("reason", ""))) for when, data in changes if data.get("task") == name)
+
+
+def _pool(connection: Connection, run_id: str, suite: str, name: str) -> tuple[PoolEntry, ...]:
+    """The successes that the experience pool may use, newest first, and how often it has."""
+    copy = aliased(t.trajectories)
+    uses = (
+        select(func.count())
+        .where(copy.c.run_id == run_id, copy.c.task_name == name, copy.c.pooled_from == _c.id)
+        .scalar_subquery()
+    )
+    kinds = (GroupKind.TRAINING, GroupKind.COLLECTED)
+    wanted = (
+        select(_c.id, _c.steps, _c.finished, _c.newest_version, uses.label("uses"))
+        .join(t.groups, _g.id == _c.group_id)
+        .where(
+            _c.run_id == run_id, _c.suite == suite, _c.task_name == name, _c.success, _c.screenshots_kept,
+            _c.pooled_from == "", _g.kind.in_(kinds),
+        )
+        .order_by(_c.finished.desc())
+        .limit(100)
+    )  # fmt: skip
+    return tuple(PoolEntry(*row) for row in connection.execute(wanted))
