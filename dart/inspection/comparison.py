@@ -48,6 +48,9 @@ def _evaluation(group_id: str, task_name: str) -> str:
     return group_id.removeprefix("eval-").removesuffix(f"-{task_name}")
 
 
+_LABELS = {"before": "before training", "after": "after training", "eval": "evaluation"}
+
+
 def _title(name: str) -> str:
     found = _NAME.fullmatch(name)
     if found is None:
@@ -66,8 +69,8 @@ async def compare(first: RunFiles, first_evaluation: str, second: RunFiles, seco
     common = [key for key in mine if key in theirs]
     if not common:
         raise NotFound(
-            f"{first_evaluation} of {first.run_id} and {second_evaluation} of {second.run_id} have no instance in common: "
-            "choose evaluations of the same tasks and seeds"
+            f"{first_evaluation} of {first.run_id} and {second_evaluation} of {second.run_id} have no instance in "
+            "common: choose evaluations of the same tasks and seeds"
         )
     found = outcomes.compare(
         {str(key): [row.success for row in theirs[key]] for key in common},

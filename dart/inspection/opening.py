@@ -96,8 +96,8 @@ class RunFiles:
             raise
         files = cls(directory, file, copied)
         files.notes.append(
-            f"An older dart wrote it (schema version {version}, this one has {t.SCHEMA_VERSION}), so a migrated copy is "
-            "shown; what that version did not record is empty."
+            f"An older dart wrote it (schema version {version}, this one has {t.SCHEMA_VERSION}), so a migrated copy "
+            "is shown; what that version did not record is empty."
         )
         return files
 

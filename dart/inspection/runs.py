@@ -134,8 +134,8 @@ async def _lost_screenshots(files: RunFiles) -> int:
 
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The config without secrets. Configs hold references ("env:NAME", "file:PATH"), which are no secrets; anything else
-    under a name that sounds like one is replaced."""
+    """The config without secrets. Configs hold references ("env:NAME", "file:PATH"), which are no secrets; anything
+    else under a name that sounds like one is replaced."""
     return {name: _masked(name, value) for name, value in config.items()}
 
 

@@ -1,4 +1,4 @@
-"""The table of tasks, and one task's history: success, its number of roll-outs and step limit with the reasons, its pool."""
+"""The table of tasks, and one task's history: success, its number of roll-outs and step limit, why, and its pool."""
 
 from __future__ import annotations
 

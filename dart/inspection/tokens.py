@@ -1,4 +1,4 @@
-"""Tokens as text, where the policy's tokenizer and the package `tokenizers` are at hand (both come with transformers)."""
+"""Tokens as text, where the policy's tokenizer and the package `tokenizers` are at hand (transformers brings it)."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _load(file: Path) -> Decoder | None:
 
 
 def token_texts(tokenizer: Decoder, ids: Sequence[int]) -> tuple[str, ...]:
-    """The text of each token. A character that spans several tokens stands with the last of them, and "" with the others,
-    so that joining gives the whole text."""
+    """The text of each token. A character that spans several tokens stands with the last of them, and "" with the
+    others, so that joining gives the whole text."""
     texts: list[str] = []
     waiting: list[int] = []
     for token in ids:

@@ -55,7 +55,8 @@ async def trajectories(
     after: str = "",
     limit: int = 100,
 ) -> TrajectoryPage:
-    """Newest first. `fate`: what it begins with, so "dropped" means all reasons. `after`: the last row of the page before.
+    """Newest first. `fate`: what it begins with, so "dropped" means all reasons. `after`: the last row of the page
+    before.
 
     Raises UserError for an `after` that is no trajectory.
     """
