@@ -311,6 +311,25 @@ def runs(directory: Path) -> None:
 
 
 @main.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8700, show_default=True, help="The port; 0 for any free one."
+)
+def view(runs: tuple[Path, ...], host: str, port: int) -> None:
+    """Show runs in a browser: curves, workers, tasks, and every trajectory with its screenshots.
+
+    RUNS are run directories, or folders of them; by default all runs under runs/. They may be running, finished or
+    interrupted, and nothing in them is changed. A host that is open to the network needs a token, which is read from
+    DART_VIEW_TOKEN or made, and is part of the address that is printed.
+    """
+    from dart.commands.dashboard import ViewOptions
+    from dart.commands.dashboard import view as serve
+
+    serve(ViewOptions(runs, host, port))
+
+
+@main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--version", "weight_version", type=int, help="Weight version. [default: the newest checkpoint]")

@@ -71,7 +71,8 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One connected worker. `worker_id` and `doing` may hold whatever a worker said: `inspection.wording.plain` shows them."""
+    """One connected worker. `worker_id` and `doing` may hold whatever a worker said: `inspection.wording.plain`
+    shows them."""
 
     worker_id: str
     role: str

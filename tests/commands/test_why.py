@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dart.commands.status import StatusOptions
-from dart.inspection.wording import details, quiet_line, stall_lines
 from dart.commands.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts
 from dart.core.status import Figures, Stall, Status, Usage
+from dart.inspection.wording import details, quiet_line, stall_lines
 from dart.rundir import RunDirectory
 from dart.store.records import Event, RunState
 

@@ -19,7 +19,6 @@ from dart import config
 from dart.agent.episode import EpisodeSpec, run_episode
 from dart.agent.grammar import make_grammar
 from dart.cli import main
-from dart.inspection.wording import details
 from dart.commands.view import picture
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
@@ -29,6 +28,7 @@ from dart.core.action import Action
 from dart.core.progress import Counts, Progress
 from dart.core.status import Figures, Status
 from dart.core.types import Generation, Observation, Prompt, Task, Trajectory
+from dart.inspection.wording import details
 from dart.store.database import Database, sqlite_url
 from dart.v1 import session_pb2 as pb
 from dart.wire.convert import (

@@ -1,0 +1,266 @@
+"""The routes: each page's record as JSON, screenshots, streams, exports, and the pages themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from dart.dashboard import levers
+from dart.dashboard.access import Access
+from dart.dashboard.exports import FORMS, export
+from dart.dashboard.library import Library
+from dart.dashboard.live import Streams
+from dart.errors import UserError
+from dart.inspection import records as r
+from dart.inspection.inspector import Inspector, compare
+from dart.inspection.opening import NotFound
+
+STATIC = Path(__file__).parent / "static"
+SMALLEST_ZIPPED = 2048
+FOR_EVER = "public, max-age=31536000, immutable"
+LARGE_ROWS = 50
+"""Answers with more parts than this are turned into JSON on another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """The application with what it shares between requests."""
+
+    library: Library
+    streams: Streams
+    app: Starlette
+
+    async def close(self) -> None:
+        self.streams.end()
+        await self.library.close()
+
+
+def make_dashboard(library: Library, token: str | None) -> Dashboard:
+    """`token` None: only this machine may ask (`access`)."""
+    streams = Streams()
+    handlers = _Handlers(library, streams)
+    app = Starlette(
+        routes=handlers.routes(),
+        middleware=[Middleware(Access, token=token), Middleware(GZipMiddleware, minimum_size=SMALLEST_ZIPPED)],
+        exception_handlers={NotFound: _not_found, UserError: _bad_request, BadQuery: _bad_request},
+    )
+    return Dashboard(library, streams, app)
+
+
+class BadQuery(ValueError):
+    """A parameter that is no number; the message names it."""
+
+
+def _not_found(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=404)
+
+
+def _bad_request(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=400)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Handlers:
+    def __init__(self, library: Library, streams: Streams) -> None:
+        self._library, self._streams = library, streams
+
+    def routes(self) -> list[Route]:
+        run = "/api/runs/{run}"
+        of_run: Mapping[str, Callable[[Inspector, Request], Awaitable[object]]] = {
+            "": lambda it, _: it.overview(),
+            "/status": lambda it, _: it.status(),
+            "/curves": lambda it, _: it.curves(),
+            "/timeline": lambda it, request: it.timeline(_real(request, "from"), _real(request, "to")),
+            "/tasks": lambda it, _: it.tasks(),
+            "/tasks/{suite}/{name:path}": lambda it, request: it.task(
+                request.path_params["suite"], request.path_params["name"]
+            ),
+            "/trajectories": _trajectories,
+            "/trajectories/{id}": lambda it, request: it.trajectory(request.path_params["id"]),
+            "/groups/{id}": lambda it, request: it.group(request.path_params["id"]),
+            "/events": _events,
+            "/sides": lambda it, _: it.sides(),
+        }
+        return [
+            Route("/api/runs", self._runs),
+            Route("/api/compare", self._compare),
+            Route(run + "/images/{sha256}", self._image),
+            Route(run + "/stream", self._stream),
+            Route(run + "/trajectories/{id}/export.{form}", self._export),
+            Route(run + "/{lever}", self._lever, methods=["POST"]),
+            *(Route(run + path, self._page(ask)) for path, ask in of_run.items()),
+            Route("/api/{rest:path}", _no_such_route),
+            Route("/assets/{name}", _asset),
+            Route("/{rest:path}", _index),
+        ]
+
+    def _page(self, ask: Callable[[Inspector, Request], Awaitable[object]]) -> Handler:
+        async def handler(request: Request) -> Response:
+            inspector = await self._library.run(request.path_params["run"])
+            return await _answer(await ask(inspector, request))
+
+        return handler
+
+    async def _runs(self, _: Request) -> Response:
+        return await _answer(await self._library.rows())
+
+    async def _compare(self, request: Request) -> Response:
+        asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]
+        first, second = await self._library.run(asked[0]), await self._library.run(asked[2])
+        return await _answer(await compare(first, asked[1], second, asked[3]))
+
+    async def _image(self, request: Request) -> Response:
+        inspector = await self._library.run(request.path_params["run"])
+        data, media_type = await inspector.image(request.path_params["sha256"])
+        return Response(data, media_type=media_type, headers={"cache-control": FOR_EVER})
+
+    async def _stream(self, request: Request) -> Response:
+        inspector = await self._library.run(request.path_params["run"])
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        messages = _until_closed(self._streams.stream(inspector))
+        return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
+
+    async def _export(self, request: Request) -> Response:
+        inspector = await self._library.run(request.path_params["run"])
+        form = request.path_params["form"]
+        if form not in FORMS:
+            raise BadQuery(f"export.{form} is not known: there is {', '.join(f'export.{name}' for name in FORMS)}")
+        detail = await inspector.trajectory(request.path_params["id"])
+        data = await export(inspector, detail, form)
+        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in detail.row.id)
+        headers = {"content-disposition": f'attachment; filename="{name}.{form}"'}
+        return Response(data, media_type=FORMS[form], headers=headers)
+
+    async def _lever(self, request: Request) -> Response:
+        lever = request.path_params["lever"]
+        if lever not in levers.LEVERS:
+            raise NotFound(f"{lever} is no lever of a run: there is {', '.join(levers.LEVERS)}")
+        inspector = await self._library.run(request.path_params["run"])
+        return JSONResponse({"done": await levers.pull(inspector, lever)})
+
+
+async def _until_closed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Close the stream's generator when the client goes, so that its poll ends with it."""
+    async with contextlib.aclosing(messages):  # type: ignore[type-var]
+        async for message in messages:
+            yield message
+
+
+def _trajectories(inspector: Inspector, request: Request) -> Awaitable[object]:
+    query = request.query_params
+    success = {"": None, "true": True, "false": False}.get(query.get("success", ""), BadQuery)
+    if success is BadQuery:
+        raise BadQuery(f"success: {query['success'][:40]!r} is neither true nor false")
+    return inspector.trajectories(
+        kind=query.get("kind", ""),
+        suite=query.get("suite", ""),
+        task=query.get("task", ""),
+        success=success,  # type: ignore[arg-type]
+        fate=query.get("fate", ""),
+        after=query.get("after", ""),
+        limit=_whole(request, "limit", 100),
+    )
+
+
+def _events(inspector: Inspector, request: Request) -> Awaitable[object]:
+    query = request.query_params
+    return inspector.events(
+        kinds=tuple(kind for kind in query.get("kind", "").split(",") if kind),
+        text=query.get("text", ""),
+        worker=query.get("worker", ""),
+        task=query.get("task", ""),
+        start=_real(request, "from"),
+        end=_real(request, "to"),
+        before=_whole(request, "before", 0),
+        limit=_whole(request, "limit", 100),
+    )
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise BadQuery(f"{name}: {text[:40]!r} is not a whole number") from None
+
+
+def _real(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise BadQuery(f"{name}: {text[:40]!r} is not a number of seconds") from None
+
+
+def _required(request: Request, name: str) -> str:
+    text = request.query_params.get(name, "")
+    if not text:
+        raise BadQuery(f"{name} is missing: give a run's id, and the name of one of its evaluations")
+    return text
+
+
+# ---- JSON ----
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[object]:
+    return TypeAdapter(kind)
+
+
+_ROWS: Mapping[type, TypeAdapter[object]] = {
+    kind: TypeAdapter(list[kind])  # type: ignore[valid-type]
+    for kind in (r.RunRow, r.TaskRow, r.Side)
+}
+
+
+def encode(record: object) -> bytes:
+    """A record, or a list of them, as JSON; numbers that are not finite become null."""
+    if isinstance(record, list):
+        return _ROWS[type(record[0])].dump_json(record) if record else b"[]"
+    return _adapter(type(record)).dump_json(record)
+
+
+async def _answer(record: object) -> Response:
+    data = await asyncio.to_thread(encode, record)
+    return Response(data, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+# ---- pages ----
+
+
+async def _no_such_route(request: Request) -> Response:
+    return JSONResponse({"error": f"/api/{request.path_params['rest'][:200]} is not known"}, status_code=404)
+
+
+async def _asset(request: Request) -> Response:
+    """Names of assets hold a hash of what is in them."""
+    name = request.path_params["name"]
+    file = STATIC / "assets" / name
+    if name != Path(name).name or not file.is_file():
+        return JSONResponse({"error": f"asset {name[:100]!r} is not known"}, status_code=404)
+    return FileResponse(file, headers={"cache-control": FOR_EVER})
+
+
+async def _index(_: Request) -> Response:
+    """Every other path is a page, which the front end draws."""
+    file = STATIC / "index.html"
+    if not file.is_file():
+        return JSONResponse({"error": f"{file} is missing: build the pages with `make web`"}, status_code=500)
+    data = await asyncio.to_thread(file.read_bytes)
+    tag = hashlib.sha256(data).hexdigest()[:16]
+    return Response(data, media_type="text/html", headers={"cache-control": "no-cache", "etag": f'"{tag}"'})

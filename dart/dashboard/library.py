@@ -1,0 +1,69 @@
+"""The runs that a dashboard shows: found below its folders, opened when somebody looks, closed when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from dart.errors import UserError
+from dart.inspection.inspector import Inspector
+from dart.inspection.opening import NotFound
+from dart.inspection.records import RunRow
+from dart.inspection.runs import list_runs, run_directories
+from dart.rundir import RunDirectory
+
+MOST_OPEN = 8
+"""Runs that are kept open; each holds a few file descriptors."""
+LISTED_SECONDS = 2.0
+
+
+class Library:
+    """`paths`: run directories, or folders of them; a run that begins later is found, too."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._open: OrderedDict[str, Inspector] = OrderedDict()
+        self._opening = asyncio.Lock()
+        self._rows: list[RunRow] = []
+        self._listed = float("-inf")
+
+    async def rows(self) -> list[RunRow]:
+        """Every run, newest first. At most two seconds old."""
+        if time.monotonic() - self._listed > LISTED_SECONDS:
+            self._rows = await list_runs(self._paths)
+            self._listed = time.monotonic()
+        return self._rows
+
+    async def run(self, run_id: str) -> Inspector:
+        """Raises NotFound for a run that is in none of the folders, UserError for one that cannot be read."""
+        async with self._opening:
+            found = self._open.get(run_id)
+            if found is None:
+                found = await Inspector.open(self._directory(run_id))
+                self._open[run_id] = found
+            self._open.move_to_end(run_id)
+            while len(self._open) > MOST_OPEN:
+                _, oldest = self._open.popitem(last=False)
+                await oldest.close()
+        return found
+
+    def _directory(self, run_id: str) -> RunDirectory:
+        for directory in run_directories(self._paths):
+            if directory.name == run_id:
+                return directory
+        raise NotFound(f"run {run_id!r} is not below {', '.join(map(str, self._paths))}: `dart runs` lists what is")
+
+    async def close(self) -> None:
+        async with self._opening:
+            while self._open:
+                _, inspector = self._open.popitem()
+                await inspector.close()
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raises UserError where a path holds no run."""
+    if not run_directories(paths):
+        raise UserError(f"no run below {', '.join(map(str, paths))}: name a run directory, or a folder of them")
