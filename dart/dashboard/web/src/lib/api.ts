@@ -1,0 +1,87 @@
+/** The server's answers, by address. `get(api.curves(run))` is a promise of `Curves`. */
+import type {
+  Comparison,
+  Curves,
+  EventPage,
+  GroupDetail,
+  RunOverview,
+  RunRow,
+  RunStatus,
+  Side,
+  TaskDetail,
+  TaskRow,
+  Timeline,
+  TrajectoryDetail,
+  TrajectoryPage,
+} from './records'
+import { query, type Query } from './routes'
+
+declare const answer: unique symbol
+/** An address, with the type of what the server answers there. */
+export type Address<T> = string & { readonly [answer]?: T }
+
+const e = encodeURIComponent
+const of = (run: string, rest = '', values?: Query) => `/api/runs/${e(run)}${rest}${query(values)}`
+
+export const api = {
+  runs: (): Address<RunRow[]> => '/api/runs',
+  run: (run: string): Address<RunOverview> => of(run),
+  status: (run: string): Address<RunStatus> => of(run, '/status'),
+  curves: (run: string): Address<Curves> => of(run, '/curves'),
+  timeline: (run: string, values?: { from?: number; to?: number }): Address<Timeline> => of(run, '/timeline', values),
+  tasks: (run: string): Address<TaskRow[]> => of(run, '/tasks'),
+  task: (run: string, suite: string, name: string): Address<TaskDetail> => of(run, `/tasks/${e(suite)}/${e(name)}`),
+  trajectories: (run: string, values?: Query): Address<TrajectoryPage> => of(run, '/trajectories', values),
+  trajectory: (run: string, id: string): Address<TrajectoryDetail> => of(run, `/trajectories/${e(id)}`),
+  group: (run: string, id: string): Address<GroupDetail> => of(run, `/groups/${e(id)}`),
+  events: (run: string, values?: Query): Address<EventPage> => of(run, '/events', values),
+  sides: (run: string): Address<Side[]> => of(run, '/sides'),
+  compare: (values: Query): Address<Comparison> => `/api/compare${query(values)}`,
+  /** For `src`, not for `get`. */
+  image: (run: string, sha256: string): string => of(run, `/images/${sha256}`),
+  export: (run: string, id: string, form: 'html' | 'gif' | 'mp4'): string =>
+    of(run, `/trajectories/${e(id)}/export.${form}`),
+  stream: (run: string): string => of(run, '/stream'),
+  lever: (run: string, lever: 'pause' | 'resume' | 'checkpoint' | 'drain'): string => of(run, `/${lever}`),
+}
+
+/** The message is a sentence for the reader. */
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message)
+  }
+}
+
+/** Raises ApiError, or an AbortError if `signal` says so. */
+export async function get<T>(address: Address<T>, signal?: AbortSignal): Promise<T> {
+  return ask(address, { signal }) as Promise<T>
+}
+
+/** For requests with an effect; answers what was done, in a few words. */
+export async function post(address: string): Promise<string> {
+  return ((await ask(address, { method: 'POST' })) as { done: string }).done
+}
+
+async function ask(address: string, options: RequestInit): Promise<unknown> {
+  let response: Response
+  try {
+    response = await fetch(address, { ...options, headers: { accept: 'application/json' } })
+  } catch (error) {
+    if (options.signal?.aborted) throw error
+    throw new ApiError('The server does not answer. Is `dart view` still running?', 0)
+  }
+  const text = await response.text()
+  if (response.ok) return JSON.parse(text)
+  throw new ApiError(sentence(text) || `The server answered with status ${response.status}.`, response.status)
+}
+
+function sentence(text: string): string {
+  try {
+    return String((JSON.parse(text) as { error?: unknown }).error ?? '')
+  } catch {
+    return ''
+  }
+}

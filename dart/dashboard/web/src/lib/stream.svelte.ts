@@ -1,0 +1,121 @@
+/** What a live run tells while somebody looks: one EventSource per run, shared by all that watch it. */
+import { api, get } from './api'
+import type { RunStatus } from './records'
+
+export interface Pulse {
+  /** Sequence number of the newest event. */
+  last: number
+  updates: number
+  trajectories: number
+}
+
+const POLL_MILLISECONDS = 5000
+const PULSE_MILLISECONDS = 2000
+const FAILURES_UNTIL_POLLING = 3
+
+export class Live {
+  status = $state.raw<RunStatus>()
+  pulse = $state.raw<Pulse>()
+  /** True once the run is over. */
+  ended = $state(false)
+  connection = $state<'connecting' | 'open' | 'polling'>('connecting')
+  /** Why the server cannot read the run now; empty if it can. */
+  problem = $state('')
+  watchers = 0
+  #source: EventSource | null = null
+  #poll: ReturnType<typeof setInterval> | undefined
+  #later: ReturnType<typeof setTimeout> | undefined
+  #pulsed = 0
+  #failures = 0
+
+  constructor(readonly run: string) {}
+
+  start(): void {
+    this.connection = 'connecting'
+    const source = (this.#source = new EventSource(api.stream(this.run)))
+    source.onopen = () => {
+      this.#failures = 0
+      this.connection = 'open'
+      clearInterval(this.#poll)
+    }
+    source.onerror = () => this.#failed()
+    const on = (kind: string, take: (data: unknown) => void) =>
+      source.addEventListener(kind, (event) => take(JSON.parse((event as MessageEvent<string>).data)))
+    on('status', (data) => {
+      this.status = data as RunStatus
+      this.problem = ''
+    })
+    on('events', (data) => this.#pulse(data as Pulse))
+    on('problem', (data) => (this.problem = (data as { error: string }).error))
+    on('ended', () => {
+      this.ended = true
+      this.stop()
+      this.connection = 'open'
+    })
+  }
+
+  stop(): void {
+    this.#source?.close()
+    this.#source = null
+    clearInterval(this.#poll)
+    clearTimeout(this.#later)
+  }
+
+  /** At most one pulse in two seconds, so that pages do not ask all the time. */
+  #pulse(pulse: Pulse): void {
+    clearTimeout(this.#later)
+    const wait = this.#pulsed + PULSE_MILLISECONDS - Date.now()
+    if (wait > 0) {
+      this.#later = setTimeout(() => this.#pulse(pulse), wait)
+      return
+    }
+    this.#pulsed = Date.now()
+    this.pulse = pulse
+  }
+
+  /** A browser connects again on its own; until it has, the status is asked for as any other page. */
+  #failed(): void {
+    this.connection = 'connecting'
+    if (++this.#failures < FAILURES_UNTIL_POLLING && this.#source?.readyState !== EventSource.CLOSED) return
+    this.connection = 'polling'
+    if (this.#source?.readyState === EventSource.CLOSED) this.#source = null
+    clearInterval(this.#poll)
+    this.#poll = setInterval(() => void this.#ask(), POLL_MILLISECONDS)
+    void this.#ask()
+  }
+
+  async #ask(): Promise<void> {
+    try {
+      this.status = await get(api.status(this.run))
+      this.problem = ''
+    } catch (error) {
+      this.problem = error instanceof Error ? error.message : String(error)
+      return
+    }
+    const { counts } = this.status.status.figures
+    this.#pulse({ last: Date.now(), updates: counts.updates, trajectories: counts.trajectories })
+    if (this.#source || !this.watchers) return
+    clearInterval(this.#poll)
+    this.start()
+  }
+}
+
+const runs = new Map<string, Live>()
+
+/** Call while a component is set up, in a block that is made anew for another run ({#key run}). */
+export function watch(run: string): Live {
+  const live = runs.get(run) ?? new Live(run)
+  runs.set(run, live)
+  $effect(() => {
+    if (live.watchers++ === 0 && !live.ended) live.start()
+    return () => {
+      // Later, because the next page of the same run may watch it in a moment.
+      setTimeout(() => {
+        if (--live.watchers > 0) return
+        live.stop()
+        runs.delete(run)
+      }, 1000)
+    }
+  })
+  return live
+}
