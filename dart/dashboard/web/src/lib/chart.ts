@@ -1,6 +1,6 @@
 /** What a chart shows, and how that becomes ECharts' options. Nothing here touches the page, except to read colours. */
 import type { CustomSeriesRenderItem, EChartsOption, SeriesOption } from 'echarts'
-import { clock, compact, day, number, percent } from './format'
+import { absolute, compact, duration, number, percent } from './format'
 import { ema } from './smoothing'
 
 export interface Line {
@@ -20,7 +20,8 @@ export interface Line {
   stepped?: boolean
 }
 
-export type Axis = 'number' | 'time'
+/** "elapsed": seconds since a run began. "time": Unix milliseconds. */
+export type Axis = 'number' | 'elapsed' | 'time'
 export type Unit = 'number' | 'percent'
 
 export interface Look {
@@ -40,8 +41,6 @@ export interface Colours {
   text: string
   faint: string
   grid: string
-  border: string
-  surface: string
 }
 
 export const PALETTE = 8
@@ -55,8 +54,6 @@ export function colours(of: Element): Colours {
     text: read('--text-2'),
     faint: read('--text-3'),
     grid: read('--grid'),
-    border: read('--border-strong'),
-    surface: read('--surface'),
   }
 }
 
@@ -64,8 +61,21 @@ export const written = (value: number | null, unit: Unit): string =>
   unit === 'percent' ? percent(value, 1) : number(value)
 
 /** A moment or a number on the x axis, as the tooltip and the legend say it. */
-export const place = (x: number, axis: Axis): string =>
-  axis === 'time' ? `${day(x / 1000)} ${clock(x / 1000)}` : number(x)
+export function place(x: number, axis: Axis): string {
+  if (axis === 'time') return absolute(x / 1000)
+  return axis === 'elapsed' ? `after ${duration(x)}` : number(x)
+}
+
+/** Distances between labels of elapsed time, in seconds. */
+const STEPS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800]
+
+/** The shortest distance that makes at most `most` labels. */
+export const elapsedStep = (span: number, most: number): number => STEPS.find((step) => span / step <= most) ?? span
+
+function extent(lines: readonly Line[], look: Look): number {
+  if (look.range) return look.range[1] - look.range[0]
+  return Math.max(0, ...lines.map((line) => (line.x.at(-1) ?? 0) - (line.x[0] ?? 0)))
+}
 
 export function options(lines: readonly Line[], look: Look, c: Colours): EChartsOption {
   const label = { color: c.faint, fontSize: 11, hideOverlap: true }
@@ -77,11 +87,11 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
       min: look.range?.[0] ?? 'dataMin',
       max: look.range?.[1] ?? 'dataMax',
       splitNumber: look.narrow ? 3 : 5,
+      interval: look.axis === 'elapsed' ? elapsedStep(extent(lines, look), look.narrow ? 3 : 5) : undefined,
       axisLine: { lineStyle: { color: c.grid } },
       axisTick: { show: false },
       splitLine: { show: false },
-      axisLabel: look.axis === 'time' ? label : { ...label, formatter: (value: number) => compact(value) },
-      axisPointer: { lineStyle: { color: c.border, type: 'solid' }, label: { show: false } },
+      axisLabel: look.axis === 'time' ? label : { ...label, formatter: (value: number) => tick(value, look.axis) },
     },
     yAxis: {
       type: 'value',
@@ -96,6 +106,8 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
     series: lines.flatMap((line) => drawn(line, look, c)),
   }
 }
+
+const tick = (value: number, axis: Axis) => (axis === 'elapsed' ? duration(value) : compact(value))
 
 function drawn(line: Line, look: Look, c: Colours): SeriesOption[] {
   const color = c.series[line.colour % PALETTE] ?? c.text
@@ -158,7 +170,6 @@ function band(line: Line, color: string): SeriesOption {
     data: line.x.map((x, i) => [x, line.low?.[i] ?? NaN, line.high?.[i] ?? NaN]),
     encode: { x: 0, y: [1, 2] },
     silent: true,
-    tooltip: { show: false },
     z: 1,
   }
 }

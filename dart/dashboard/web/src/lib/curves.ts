@@ -1,0 +1,283 @@
+/** The curves of the run page: which there are, in sections, and the lines of each. */
+import type { Line, Unit } from './chart'
+import type { Curves, EvaluationPoint } from './records'
+import { increments, ratio } from './smoothing'
+
+export type Along = 'updates' | 'time' | 'trajectories'
+export const ALONG: readonly Along[] = ['updates', 'time', 'trajectories']
+
+/** A run whose curves are shown. */
+export interface Told {
+  id: string
+  started: number
+  curves: Curves
+}
+
+export interface Plot {
+  key: string
+  title: string
+  hint: string
+  unit: Unit
+  fromZero: boolean
+  lines: Line[]
+}
+
+export interface Section {
+  key: string
+  title: string
+  plots: Plot[]
+  /** Many small charts of the same thing. */
+  small?: boolean
+}
+
+type Values = readonly (number | null)[]
+/** Name within the chart, and its values; null if the run has none. */
+type Source = readonly [name: string, values: (curves: Curves) => Values | null]
+
+interface Recipe {
+  title: string
+  hint?: string
+  unit?: Unit
+  fromZero?: boolean
+  sources: readonly Source[]
+}
+
+const of = (key: string) => (curves: Curves) => curves.series[key] ?? curves.series[`trainer.${key}`] ?? null
+const added = (key: string) => (curves: Curves) => (curves.series[key] ? increments(curves.series[key]) : null)
+const single = (title: string, key: string, hint = '', unit: Unit = 'number', fromZero = false): Recipe => ({
+  title,
+  hint,
+  unit,
+  fromZero,
+  sources: [[title, of(key)]],
+})
+
+function per(above: string, below: (curves: Curves) => Values): (curves: Curves) => Values | null {
+  return (curves) => {
+    const top = added(above)(curves)
+    return top && ratio(top, below(curves))
+  }
+}
+
+const newTrajectories = (curves: Curves) => increments(curves.trajectories)
+
+function perMinute(curves: Curves): Values | null {
+  const seconds = curves.unix_seconds.map((at, i) => (i ? at - (curves.unix_seconds[i - 1] as number) : null))
+  return ratio(newTrajectories(curves), seconds).map((value) => value && value * 60)
+}
+
+const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
+  episodes: {
+    title: 'Episodes',
+    recipes: [
+      {
+        title: 'Steps per trajectory',
+        hint: 'Steps of the environments divided by trajectories, between two updates',
+        fromZero: true,
+        sources: [['steps', per('env_steps', newTrajectories)]],
+      },
+      {
+        title: 'Trajectories used',
+        hint: 'Share of the trajectories between two updates that were trained on, or left out because their whole group succeeded or failed',
+        unit: 'percent',
+        fromZero: true,
+        sources: [
+          ['trained', per('fates.trained', newTrajectories)],
+          ['all succeeded', per('fates.dropped: all succeeded', newTrajectories)],
+          ['all failed', per('fates.dropped: all failed', newTrajectories)],
+          ['stale', per('fates.dropped: stale', newTrajectories)],
+        ],
+      },
+      {
+        title: 'Unparsable steps',
+        hint: 'Steps whose text could not be read as an action, between two updates',
+        fromZero: true,
+        sources: [['unparsable', added('unparsable')]],
+      },
+      {
+        title: 'Pooled successes',
+        hint: 'Copies of earlier successes that replaced failures, between two updates',
+        fromZero: true,
+        sources: [['pooled', added('pooled')]],
+      },
+    ],
+  },
+  policy: {
+    title: 'Policy and loss',
+    recipes: [
+      {
+        title: 'Entropy',
+        hint: 'Mean entropy of the policy over the tokens that it wrote, in nats; dashed: the threshold of the tokens that are trained on',
+        fromZero: true,
+        sources: [
+          ['entropy', of('entropy')],
+          ['threshold', of('entropy_threshold')],
+        ],
+      },
+      {
+        title: 'KL',
+        hint: 'From the reference policy; dashed: from the policy at the start of the update',
+        sources: [
+          ['reference', of('kl_reference')],
+          ['old policy', of('kl_old')],
+        ],
+      },
+      single('Clipped', 'clip_fraction', 'Share of tokens whose ratio was clipped', 'percent', true),
+      {
+        title: 'Importance weight',
+        hint: 'Mean weight of a token, from the behaviour policy to the trained one; dashed: share that was truncated',
+        sources: [
+          ['weight', of('importance_weight')],
+          ['truncated', of('importance_truncated')],
+        ],
+      },
+      {
+        title: 'Staleness',
+        hint: 'Weight versions between sampling and training: mean of each update, and largest so far (dashed)',
+        fromZero: true,
+        sources: [
+          ['mean', (c) => c.series['trainer.staleness'] ?? c.series['staleness.mean'] ?? null],
+          ['max', of('staleness.max')],
+        ],
+      },
+      single('Loss', 'loss'),
+      single('Gradient norm', 'gradient_norm', 'Before clipping', 'number', true),
+      single('Log-prob difference', 'logprob_difference', 'Mean absolute difference between the engine’s and the trainer’s log-probs', 'number', true),
+      single('Learning rate', 'learning_rate', '', 'number', true),
+    ],
+  },
+  speed: {
+    title: 'Speed',
+    recipes: [
+      {
+        title: 'Utilisation',
+        hint: 'Share of the time since training began in which slots worked',
+        unit: 'percent',
+        fromZero: true,
+        sources: [
+          ['environments', of('env_utilisation')],
+          ['replicas', of('rollout_utilisation')],
+          ['trainer', of('trainer_utilisation')],
+        ],
+      },
+      { title: 'Trajectories per minute', hint: 'Between two updates', fromZero: true, sources: [['trajectories', perMinute]] },
+      {
+        title: 'Actions per minute',
+        hint: 'Since training began: sampled, and trained on (dashed)',
+        fromZero: true,
+        sources: [
+          ['sampled', of('sampled_actions_per_minute')],
+          ['trained', of('trained_actions_per_minute')],
+        ],
+      },
+      single('Trainer’s tokens per second', 'tokens_per_second', 'While it computes an update', 'number', true),
+      single('Seconds per update', 'update_seconds', '', 'number', true),
+      single('Groups waiting', 'waiting_groups', 'Groups that could be trained on when the update began', 'number', true),
+    ],
+  },
+}
+
+/** Names that some chart above shows, and those that only repeat others. */
+const SHOWN = new Set([
+  ...'success_rate env_steps unparsable pooled entropy entropy_threshold kl_reference kl_old clip_fraction'.split(' '),
+  ...'importance_weight importance_truncated loss gradient_norm logprob_difference learning_rate'.split(' '),
+  ...'env_utilisation rollout_utilisation trainer_utilisation sampled_actions_per_minute'.split(' '),
+  ...'trained_actions_per_minute tokens_per_second update_seconds waiting_groups'.split(' '),
+  ...'trainer.staleness staleness.mean staleness.max staleness.trajectories seconds'.split(' '),
+])
+const REPEATED = /^(fates|replica_versions)\./
+
+/** Values on the x axis, one for each update. */
+export function xs(run: Told, along: Along): readonly number[] {
+  if (along === 'time') return run.curves.unix_seconds.map((at) => at - run.started)
+  return along === 'trajectories' ? run.curves.trajectories : run.curves.updates
+}
+
+function evaluationX(run: Told, point: EvaluationPoint, along: Along): number {
+  if (along === 'time') return point.unix_seconds - run.started
+  if (along === 'updates') return point.update
+  const at = run.curves.updates.findLastIndex((update) => update <= point.update)
+  return at < 0 ? 0 : (run.curves.trajectories[at] as number)
+}
+
+/** The run is named in each line as soon as there are several; a line's colour is then its run's. */
+function line(runs: readonly Told[], r: number, k: number, name: string, x: readonly number[], y: Values): Line {
+  const several = runs.length > 1
+  const id = runs[r]?.id ?? ''
+  return { name: several ? (name ? `${name} · ${id}` : id) : name, x, y, colour: several ? r : k, dashed: several && k > 0 }
+}
+
+function plot(key: string, recipe: Recipe, runs: readonly Told[], along: Along): Plot {
+  const one = recipe.sources.length === 1
+  const lines = runs.flatMap((run, r) =>
+    recipe.sources.flatMap(([name, values], k) => {
+      const y = values(run.curves)
+      if (!y || y.every((value) => value === null)) return []
+      const made = line(runs, r, k, one && runs.length > 1 ? '' : name, xs(run, along), y)
+      return [{ ...made, dashed: made.dashed || (recipe.sources.length === 2 && k === 1) }]
+    }),
+  )
+  return { key, title: recipe.title, hint: recipe.hint ?? '', unit: recipe.unit ?? 'number', fromZero: recipe.fromZero ?? false, lines }
+}
+
+function heldOut(runs: readonly Told[], along: Along): Plot {
+  const lines = runs.flatMap((run, r) =>
+    [...Map.groupBy(run.curves.evaluations, (point) => point.decoding || 'held out')].map(([decoding, points], k) => ({
+      ...line(runs, r, k, decoding, points.map((point) => evaluationX(run, point, along)), points.map((point) => point.mean)),
+      low: points.map((point) => point.low),
+      high: points.map((point) => point.high),
+      points: true,
+    })),
+  )
+  const hint = 'Success on instances that are never trained on, with 95 % intervals'
+  return { key: 'held-out', title: 'Held-out success', hint, unit: 'percent', fromZero: true, lines }
+}
+
+function byTask(runs: readonly Told[], along: Along): Section {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves.by_task)))].sort()
+  const plots = names.map((name) => ({
+    ...plot(`task:${name}`, { title: name, sources: [['success', (c) => c.by_task[name] ?? null]] }, runs, along),
+    unit: 'percent' as const,
+    fromZero: true,
+  }))
+  return { key: 'tasks', title: 'Success by task', plots, small: true }
+}
+
+function others(runs: readonly Told[], along: Along): Section {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves.series)))].sort()
+  const rest = names.filter((name) => {
+    const plain = name.replace(/^trainer\./, '')
+    return !SHOWN.has(name) && !SHOWN.has(plain) && !REPEATED.test(name) && (plain === name || !names.includes(plain))
+  })
+  const plots = rest.map((name) => plot(`series:${name}`, { title: name, sources: [[name, of(name)]] }, runs, along))
+  return { key: 'others', title: 'Everything else', plots, small: true }
+}
+
+/** All sections; plots that no run has values for are left out. */
+export function sections(runs: readonly Told[], along: Along): Section[] {
+  const training = plot(
+    'success',
+    {
+      title: 'Training success',
+      hint: 'Of the last training trajectories (stop.window)',
+      unit: 'percent',
+      fromZero: true,
+      sources: [['success', of('success_rate')]],
+    },
+    runs,
+    along,
+  )
+  const all: Section[] = [
+    { key: 'success', title: 'Success', plots: [training, heldOut(runs, along)] },
+    ...Object.entries(RECIPES).map(([key, { title, recipes }]) => ({
+      key,
+      title,
+      plots: recipes.map((recipe) => plot(`${key}:${recipe.title}`, recipe, runs, along)),
+    })),
+    byTask(runs, along),
+    others(runs, along),
+  ]
+  return all
+    .map((section) => ({ ...section, plots: section.plots.filter((one) => one.lines.length) }))
+    .filter((section) => section.plots.length)
+}
