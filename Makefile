@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports web web-check proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,24 @@ proto-check: $(VENV)/installed ## Check that the protocol is well-formed and com
 	rm -rf build/proto && mkdir -p build/proto
 	$(PY) -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
 	for file in build/proto/dart/v1/*; do cmp $$file dart/v1/$$(basename $$file) || { echo "run make proto"; exit 1; }; done
+
+WEB := dart/dashboard/web
+
+# Node 20.19 or newer must be present; everything else comes from the package-lock.json.
+$(WEB)/node_modules/.package-lock.json: $(WEB)/package.json $(WEB)/package-lock.json
+	cd $(WEB) && npm ci --no-audit --no-fund
+	touch $@
+
+web: $(VENV)/installed $(WEB)/node_modules/.package-lock.json ## Check, test and build the dashboard's pages into dart/dashboard/static.
+	cd $(WEB) && PYTHON=$(abspath $(PY)) npm run types && npm run check && npm test && npm run build
+
+web-check: $(VENV)/installed $(WEB)/node_modules/.package-lock.json ## Check that the committed pages are what their sources make.
+	rm -rf build/web && mkdir -p build/web
+	cp $(WEB)/src/lib/records.ts build/web/records.ts
+	cd $(WEB) && PYTHON=$(abspath $(PY)) npm run types && npm run check && npm test
+	cmp build/web/records.ts $(WEB)/src/lib/records.ts || { echo "the records have changed: run make web"; exit 1; }
+	cd $(WEB) && DART_STATIC=$(abspath build/web/static) npm run build
+	diff -r build/web/static dart/dashboard/static || { echo "the pages have changed: run make web"; exit 1; }
 
 bench: install ## Run the benchmarks that take minutes; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path

@@ -5,7 +5,7 @@ import { defineConfig } from 'vitest/config'
 export default defineConfig({
   plugins: [svelte()],
   build: {
-    outDir: '../static',
+    outDir: process.env.DART_STATIC ?? '../static',
     emptyOutDir: true,
     target: 'es2022',
     chunkSizeWarningLimit: 900,

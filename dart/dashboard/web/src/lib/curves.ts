@@ -1,5 +1,6 @@
 /** The curves of the run page: which there are, in sections, and the lines of each. */
 import type { Line, Unit } from './chart'
+import { groupBy } from './group'
 import type { Curves, EvaluationPoint } from './records'
 import { increments, ratio } from './smoothing'
 
@@ -222,7 +223,7 @@ function plot(key: string, recipe: Recipe, runs: readonly Told[], along: Along):
 
 function heldOut(runs: readonly Told[], along: Along): Plot {
   const lines = runs.flatMap((run, r) =>
-    [...Map.groupBy(run.curves.evaluations, (point) => point.decoding || 'held out')].map(([decoding, points], k) => ({
+    [...groupBy(run.curves.evaluations, (point) => point.decoding || 'held out')].map(([decoding, points], k) => ({
       ...line(runs, r, k, decoding, points.map((point) => evaluationX(run, point, along)), points.map((point) => point.mean)),
       low: points.map((point) => point.low),
       high: points.map((point) => point.high),

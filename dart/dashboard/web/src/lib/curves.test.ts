@@ -1,0 +1,80 @@
+import { describe, expect, it } from 'vitest'
+import { options, type Colours } from './chart'
+import { sections, xs, type Told } from './curves'
+import type { Curves } from './records'
+
+const curves: Curves = {
+  updates: [1, 2, 3],
+  unix_seconds: [1060, 1120, 1180],
+  trajectories: [10, 30, 60],
+  series: {
+    success_rate: [0.1, 0.2, 0.3],
+    env_steps: [100, 400, 1000],
+    entropy: [1, 0.9, 0.8],
+    'trainer.entropy': [1, 0.9, 0.8],
+    'trainer.staleness': [0, 0.5, 1],
+    odd_number: [null, 5, 6],
+    nothing: [null, null, null],
+  },
+  by_task: { a: [0, 0.5, 1] },
+  evaluations: [
+    { unix_seconds: 1010, update: 0, label: 'before', decoding: 'greedy', temperature: 0, mean: 0.4, low: 0.3, high: 0.5, episodes: 9 },
+    { unix_seconds: 1190, update: 3, label: 'after', decoding: 'greedy', temperature: 0, mean: 0.6, low: 0.5, high: 0.7, episodes: 9 },
+  ],
+}
+const run = (id: string): Told => ({ id, started: 1000, curves })
+const plots = (runs: Told[], along: 'updates' | 'time' | 'trajectories' = 'updates') =>
+  new Map(sections(runs, along).flatMap((section) => section.plots.map((plot) => [plot.title, plot] as const)))
+
+describe('curves', () => {
+  it('lie along updates, time and trajectories', () => {
+    expect(xs(run('r'), 'updates')).toEqual([1, 2, 3])
+    expect(xs(run('r'), 'time')).toEqual([60, 120, 180])
+    expect(xs(run('r'), 'trajectories')).toEqual([10, 30, 60])
+    expect(plots([run('r')], 'time').get('Held-out success')?.lines[0]?.x).toEqual([10, 190])
+    expect(plots([run('r')], 'trajectories').get('Held-out success')?.lines[0]?.x).toEqual([0, 60])
+  })
+
+  it('of totals are what lies between updates', () => {
+    expect(plots([run('r')]).get('Steps per trajectory')?.lines[0]?.y).toEqual([10, 15, 20])
+    expect(plots([run('r')]).get('Trajectories per minute')?.lines[0]?.y).toEqual([null, 20, 30])
+  })
+
+  it('show every number once, and none without values', () => {
+    const titles = sections([run('r')], 'updates').flatMap((section) => section.plots.map((plot) => plot.title))
+    expect(new Set(titles).size).toBe(titles.length)
+    expect(titles).toContain('odd_number')
+    expect(titles).not.toContain('nothing')
+    expect(titles).not.toContain('trainer.entropy')
+    expect(titles).not.toContain('KL')
+  })
+
+  it('of several runs have a colour and a name for each', () => {
+    const lines = plots([run('r'), run('s')]).get('Training success')?.lines ?? []
+    expect(lines.map((line) => [line.name, line.colour])).toEqual([
+      ['r', 0],
+      ['s', 1],
+    ])
+    const names = plots([run('r'), run('s')]).get('Held-out success')?.lines.map((line) => line.name)
+    expect(names).toEqual(['greedy · r', 'greedy · s'])
+  })
+})
+
+describe('charts', () => {
+  const colours: Colours = { series: ['red', 'blue'], text: 'black', faint: 'grey', grid: 'silver' }
+  const look = { axis: 'number', unit: 'percent', range: null, fromZero: true, narrow: false } as const
+
+  it('keep the raw line faintly when they are smoothed', () => {
+    const lines = [{ name: 'a', x: [1, 2], y: [0, 1], colour: 0 }]
+    const names = (smoothing: number) =>
+      (options(lines, { ...look, smoothing }, colours).series as { name: string }[]).map((one) => one.name)
+    expect(names(0)).toEqual(['a'])
+    expect(names(0.5)).toEqual(['raw:a', 'a'])
+  })
+
+  it('draw intervals, and never smooth what was measured rarely', () => {
+    const lines = [{ name: 'a', x: [1, 2], y: [0, 1], low: [0, 0], high: [1, 1], points: true, colour: 0 }]
+    const names = (options(lines, { ...look, smoothing: 0.5 }, colours).series as { name: string }[]).map((one) => one.name)
+    expect(names).toEqual(['a', 'band:a'])
+  })
+})

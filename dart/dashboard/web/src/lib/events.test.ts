@@ -1,0 +1,38 @@
+import { describe, expect, it } from 'vitest'
+import { isTrouble, links, merged, taskOf } from './events'
+import type { EventRow } from './records'
+
+const event = (sequence: number, data: Record<string, unknown> = {}): EventRow => ({
+  sequence,
+  unix_seconds: 0,
+  kind: 'group',
+  text: '',
+  data,
+})
+
+describe('events', () => {
+  it('write tasks in three ways', () => {
+    expect(taskOf('ladder/hard-03#576710')).toEqual({ suite: 'ladder', name: 'hard-03' })
+    expect(taskOf('web/a/b#x')).toEqual({ suite: 'web', name: 'a/b#x' })
+    expect(taskOf('hard-03')).toEqual({ suite: '', name: 'hard-03' })
+  })
+
+  it('link to what they are about, each once', () => {
+    const words = (data: Record<string, unknown>) => links('r', event(1, data)).map((link) => link.word)
+    expect(words({ group: 'g1', task: 'ladder/hard#5' })).toEqual(['group g1', 'hard'])
+    expect(words({ worker: 'env-0', replica: 'env-0', update: 3 })).toEqual(['env-0', 'update 3'])
+    expect(words({ group: 'g1', success: 'g0-1', replaced: 'g1-2' })).toEqual(['group g1', 'success g0-1', 'replaced g1-2'])
+    expect(words({ worker: 7, update: 'x' })).toEqual([])
+  })
+
+  it('are merged without repeats', () => {
+    const rows = (...all: number[]) => all.map((one) => event(one))
+    expect(merged(rows(9, 8, 7), rows(8, 7, 6, 5)).map((row) => row.sequence)).toEqual([9, 8, 7, 6, 5])
+    expect(merged([], rows(3, 2)).map((row) => row.sequence)).toEqual([3, 2])
+  })
+
+  it('of trouble stand out', () => {
+    expect(isTrouble('stalled')).toBe(true)
+    expect(isTrouble('sync_started')).toBe(false)
+  })
+})

@@ -1,0 +1,72 @@
+import { describe, expect, it } from 'vitest'
+import type { Lane, Span } from './records'
+import { markAt, moved, rowsOf, spanAt, spansIn, ticks, timeAt, within, x, zoomed } from './timeline'
+
+const span = (start: number, end: number | null, state = 'ready'): Span => ({ start, end, state, detail: '' })
+const lane = (worker: string, role: string, spans: Span[] = []): Lane => ({ worker, role, spans, marks: [] })
+
+describe('windows', () => {
+  const whole = { from: 100, to: 200 }
+
+  it('place times and find them again', () => {
+    expect(x(150, whole, 800)).toBe(400)
+    expect(timeAt(400, whole, 800)).toBe(150)
+  })
+
+  it('stay within the whole', () => {
+    expect(within({ from: 50, to: 90 }, whole)).toEqual({ from: 100, to: 140 })
+    expect(within({ from: 190, to: 230 }, whole)).toEqual({ from: 160, to: 200 })
+    expect(within({ from: 0, to: 900 }, whole)).toEqual(whole)
+    const least = within({ from: 150, to: 150 }, whole)
+    expect(least.to).toBeGreaterThan(least.from)
+  })
+
+  it('zoom around a point, and move by a share', () => {
+    expect(zoomed(whole, 150, 0.5)).toEqual({ from: 125, to: 175 })
+    expect(moved(whole, 0.2)).toEqual({ from: 120, to: 220 })
+  })
+
+  it.each([0.5, 7, 300, 5000, 200_000])('of %s s have few ticks on whole steps', (length) => {
+    const { times, step } = ticks({ from: 1_795_579_055.7, to: 1_795_579_055.7 + length }, 8)
+    expect(times.length).toBeLessThanOrEqual(9)
+    expect(times.length).toBeGreaterThanOrEqual(2)
+    for (const [i, at] of times.entries()) if (i) expect(at - (times[i - 1] as number)).toBeCloseTo(step)
+  })
+})
+
+describe('lanes', () => {
+  it('show the spans that touch the window', () => {
+    const spans = Array.from({ length: 1000 }, (_, i) => span(i, i + 1))
+    const found = spansIn(spans, { from: 500.5, to: 502.5 })
+    expect(found.map((one) => one.start)).toEqual([500, 501, 502])
+    expect(spansIn([span(0, 10), span(10, null)], { from: 50, to: 60 })).toEqual([span(10, null)])
+  })
+
+  it('say what covers a moment, the later one first', () => {
+    const one = lane('w', 'env', [span(0, null, 'ready'), span(5, 8, 'syncing')])
+    expect(spanAt(one, 6)?.state).toBe('syncing')
+    expect(spanAt(one, 9)?.state).toBe('ready')
+    expect(spanAt(one, -1)).toBeNull()
+  })
+
+  it('find the mark within reach', () => {
+    const one = lane('w', 'env')
+    one.marks.push({ at: 50, kind: 'version', text: '', sequence: 1 }, { at: 50.1, kind: 'failure', text: '', sequence: 2 })
+    const window = { from: 0, to: 100 }
+    expect(markAt(one, 500, window, 1000)?.sequence).toBe(1)
+    expect(markAt(one, 501, window, 1000)?.sequence).toBe(2)
+    expect(markAt(one, 600, window, 1000)).toBeNull()
+  })
+
+  it('stand under their roles, unknown ones last', () => {
+    const rows = rowsOf([lane('x', ''), lane('t', 'train'), lane('e', 'env')], ['env', 'train'], { env: 'Environments' })
+    expect(rows.map((row) => ('heading' in row ? row.heading : row.lane.worker))).toEqual([
+      'Environments',
+      'e',
+      'train',
+      't',
+      'Others',
+      'x',
+    ])
+  })
+})

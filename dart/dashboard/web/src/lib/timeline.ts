@@ -1,0 +1,92 @@
+/** The timeline's arithmetic: windows of time, ticks, and what lies under the pointer. Nothing here draws. */
+import { groupBy } from './group'
+import type { Lane, Mark, Span } from './records'
+
+/** A stretch of time, in Unix seconds. */
+export interface Window {
+  from: number
+  to: number
+}
+
+const LEAST_SECONDS = 0.05
+
+export const x = (at: number, window: Window, width: number): number => ((at - window.from) / (window.to - window.from)) * width
+export const timeAt = (px: number, window: Window, width: number): number =>
+  window.from + (px / width) * (window.to - window.from)
+
+/** Within `whole`, and not shorter than can be shown. */
+export function within(window: Window, whole: Window): Window {
+  const length = Math.min(Math.max(window.to - window.from, LEAST_SECONDS), whole.to - whole.from)
+  const from = Math.min(Math.max(window.from, whole.from), whole.to - length)
+  return { from, to: from + length }
+}
+
+/** Longer or shorter by a factor, with `at` staying in its place. */
+export function zoomed(window: Window, at: number, factor: number): Window {
+  return { from: at - (at - window.from) * factor, to: at + (window.to - at) * factor }
+}
+
+/** Moved by a share of its length. */
+export function moved(window: Window, share: number): Window {
+  const by = (window.to - window.from) * share
+  return { from: window.from + by, to: window.to + by }
+}
+
+const STEPS = [
+  0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200,
+  86_400, 172_800, 604_800,
+]
+
+/** Times to label: at most `most`, on whole steps of local time. */
+export function ticks(window: Window, most: number): { times: number[]; step: number } {
+  const step = STEPS.find((one) => (window.to - window.from) / one <= most) ?? 604_800
+  const offset = new Date(window.from * 1000).getTimezoneOffset() * 60
+  const times: number[] = []
+  for (let i = Math.ceil((window.from - offset) / step); i * step + offset <= window.to; i++)
+    times.push(Number((i * step + offset).toFixed(3)))
+  return { times, step }
+}
+
+/** The spans that touch the window, by binary search; spans are in order of their starts. */
+export function spansIn(spans: readonly Span[], window: Window): readonly Span[] {
+  let low = 0
+  let high = spans.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    const end = spans[middle]?.end
+    if (end !== null && end !== undefined && end < window.from) low = middle + 1
+    else high = middle
+  }
+  let stop = low
+  while (stop < spans.length && (spans[stop] as Span).start <= window.to) stop++
+  return spans.slice(low, stop)
+}
+
+/** The mark nearest to `px`, if it is within reach. */
+export function markAt(lane: Lane, px: number, window: Window, width: number, reach = 6): Mark | null {
+  let best: Mark | null = null
+  let distance = reach
+  for (const mark of lane.marks) {
+    const d = Math.abs(x(mark.at, window, width) - px)
+    // Failures are looked for more often than versions.
+    if (d < distance || (d === distance && mark.kind !== 'version')) [best, distance] = [mark, d]
+  }
+  return best
+}
+
+/** The last span that covers the moment: later ones are drawn over earlier ones. */
+export function spanAt(lane: Lane, at: number): Span | null {
+  return lane.spans.findLast((span) => span.start <= at && (span.end === null || span.end >= at)) ?? null
+}
+
+/** A row of the drawing: a lane, or the heading of a role. */
+export type Row = { heading: string; role: string } | { lane: Lane }
+
+export function rowsOf(lanes: readonly Lane[], order: readonly string[], words: Record<string, string>): Row[] {
+  const groups = groupBy(lanes, (lane) => lane.role)
+  const roles = [...groups.keys()].sort((a, b) => (order.indexOf(a) + 99) % 99 - ((order.indexOf(b) + 99) % 99))
+  return roles.flatMap((role) => [
+    { heading: words[role] ?? (role || 'Others'), role },
+    ...(groups.get(role) ?? []).map((lane) => ({ lane })),
+  ])
+}
