@@ -30,8 +30,14 @@ export interface Look {
   /** From 0 to below 1; the raw line stays faintly visible. */
   smoothing: number
   range: readonly [number, number] | null
+  /** The stretch without a range; null: that of the lines. */
+  whole: readonly [number, number] | null
   /** The y axis begins at 0. */
   fromZero: boolean
+  /** Where the y axis ends; null: where the lines do. */
+  most: number | null
+  /** For few labels. */
+  low: boolean
   /** For screens without much room. */
   narrow: boolean
 }
@@ -44,7 +50,7 @@ export interface Colours {
 }
 
 export const PALETTE = 8
-const FAINT = 0.22
+const FAINT = 0.28
 
 export function colours(of: Element): Colours {
   const style = getComputedStyle(of)
@@ -73,30 +79,35 @@ const STEPS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_40
 export const elapsedStep = (span: number, most: number): number => STEPS.find((step) => span / step <= most) ?? span
 
 function extent(lines: readonly Line[], look: Look): number {
-  if (look.range) return look.range[1] - look.range[0]
+  const range = look.range ?? look.whole
+  if (range) return range[1] - range[0]
   return Math.max(0, ...lines.map((line) => (line.x.at(-1) ?? 0) - (line.x[0] ?? 0)))
 }
 
 export function options(lines: readonly Line[], look: Look, c: Colours): EChartsOption {
   const label = { color: c.faint, fontSize: 11, hideOverlap: true }
+  const last = { showMaxLabel: false }
   return {
     animation: false,
     grid: { left: 6, right: 14, top: 10, bottom: 4, outerBoundsMode: 'same', outerBoundsContain: 'axisLabel' },
     xAxis: {
       type: look.axis === 'time' ? 'time' : 'value',
-      min: look.range?.[0] ?? 'dataMin',
-      max: look.range?.[1] ?? 'dataMax',
+      min: (look.range ?? look.whole)?.[0] ?? 'dataMin',
+      max: (look.range ?? look.whole)?.[1] ?? 'dataMax',
       splitNumber: look.narrow ? 3 : 5,
       interval: look.axis === 'elapsed' ? elapsedStep(extent(lines, look), look.narrow ? 3 : 5) : undefined,
       axisLine: { lineStyle: { color: c.grid } },
       axisTick: { show: false },
       splitLine: { show: false },
-      axisLabel: look.axis === 'time' ? label : { ...label, formatter: (value: number) => tick(value, look.axis) },
+      axisLabel: look.axis === 'time' ? label : { ...label, ...last, formatter: (value: number) => tick(value, look.axis) },
     },
     yAxis: {
       type: 'value',
       scale: !look.fromZero,
-      splitNumber: 4,
+      max: look.most ?? (look.unit === 'percent' ? (value: { max: number }) => share(value.max) as number : undefined),
+      splitNumber: look.low ? 2 : 4,
+      axisLine: { show: false },
+      axisTick: { show: false },
       splitLine: { lineStyle: { color: c.grid } },
       axisLabel: {
         ...label,
@@ -108,6 +119,12 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
 }
 
 const tick = (value: number, axis: Axis) => (axis === 'elapsed' ? duration(value) : compact(value))
+
+/** Axes of shares end at 100 % rather than above, and one of zeros is not 100 % high. */
+function share(max: number): number | null {
+  if (max <= 0) return 0.1
+  return max > 0.8 && max <= 1 ? 1 : null
+}
 
 function drawn(line: Line, look: Look, c: Colours): SeriesOption[] {
   const color = c.series[line.colour % PALETTE] ?? c.text

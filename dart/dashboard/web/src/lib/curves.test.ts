@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import { options, type Colours } from './chart'
-import { sections, xs, type Told } from './curves'
+import { extent, sections, xs, type Told } from './curves'
 import type { Curves } from './records'
 
 const curves: Curves = {
@@ -55,14 +55,28 @@ describe('curves', () => {
       ['r', 0],
       ['s', 1],
     ])
-    const names = plots([run('r'), run('s')]).get('Held-out success')?.lines.map((line) => line.name)
-    expect(names).toEqual(['greedy · r', 'greedy · s'])
+    const names = plots([run('r'), run('s')]).get('Held-out success: greedy')?.lines.map((line) => line.name)
+    expect(names).toEqual(['r', 's'])
+  })
+
+  it('all cover the same stretch', () => {
+    expect(extent([run('r')], 'updates')).toEqual([0, 3])
+    expect(extent([run('r')], 'time')).toEqual([0, 190])
+    expect(extent([], 'time')).toBeNull()
+  })
+
+  it('of fates are shares of what was decided', () => {
+    const series = { 'fates.trained': [2, 5, 5], 'fates.dropped: stale': [null, 3, 5] }
+    const told = { id: 'r', started: 0, curves: { ...curves, series } }
+    const [trained, stale] = plots([told]).get('Fates')?.lines ?? []
+    expect(trained?.y).toEqual([1, 0.5, 0])
+    expect(stale?.y).toEqual([0, 0.5, 1])
   })
 })
 
 describe('charts', () => {
   const colours: Colours = { series: ['red', 'blue'], text: 'black', faint: 'grey', grid: 'silver' }
-  const look = { axis: 'number', unit: 'percent', range: null, fromZero: true, narrow: false } as const
+  const look = { axis: 'number', unit: 'percent', range: null, whole: null, most: null, low: false, fromZero: true, narrow: false } as const
 
   it('keep the raw line faintly when they are smoothed', () => {
     const lines = [{ name: 'a', x: [1, 2], y: [0, 1], colour: 0 }]

@@ -20,6 +20,8 @@ export interface Plot {
   hint: string
   unit: Unit
   fromZero: boolean
+  /** Where the y axis ends, if not where the lines do. */
+  most?: number
   lines: Line[]
 }
 
@@ -60,6 +62,16 @@ function per(above: string, below: (curves: Curves) => Values): (curves: Curves)
   }
 }
 
+/** Of the trajectories whose fate was decided between two updates, the share that had this one. */
+function fate(name: string): (curves: Curves) => Values | null {
+  return (curves) => {
+    const all = Object.keys(curves.series).filter((key) => key.startsWith('fates.'))
+    const decided = curves.updates.map((_, i) => all.reduce((sum, key) => sum + (curves.series[key]?.[i] ?? 0), 0))
+    const own = curves.series[`fates.${name}`]
+    return own ? ratio(increments(own.map((value) => value ?? 0)), increments(decided)) : null
+  }
+}
+
 const newTrajectories = (curves: Curves) => increments(curves.trajectories)
 
 function perMinute(curves: Curves): Values | null {
@@ -78,15 +90,15 @@ const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
         sources: [['steps', per('env_steps', newTrajectories)]],
       },
       {
-        title: 'Trajectories used',
-        hint: 'Share of the trajectories between two updates that were trained on, or left out because their whole group succeeded or failed',
+        title: 'Fates',
+        hint: 'Of the trajectories whose fate was decided between two updates, the share that was trained on, or dropped for a reason',
         unit: 'percent',
         fromZero: true,
         sources: [
-          ['trained', per('fates.trained', newTrajectories)],
-          ['all succeeded', per('fates.dropped: all succeeded', newTrajectories)],
-          ['all failed', per('fates.dropped: all failed', newTrajectories)],
-          ['stale', per('fates.dropped: stale', newTrajectories)],
+          ['trained', fate('trained')],
+          ['all succeeded', fate('dropped: all succeeded')],
+          ['all failed', fate('dropped: all failed')],
+          ['stale', fate('dropped: stale')],
         ],
       },
       {
@@ -201,37 +213,59 @@ function evaluationX(run: Told, point: EvaluationPoint, along: Along): number {
   return at < 0 ? 0 : (run.curves.trajectories[at] as number)
 }
 
-/** The run is named in each line as soon as there are several; a line's colour is then its run's. */
-function line(runs: readonly Told[], r: number, k: number, name: string, x: readonly number[], y: Values): Line {
-  const several = runs.length > 1
-  const id = runs[r]?.id ?? ''
-  return { name: several ? (name ? `${name} · ${id}` : id) : name, x, y, colour: several ? r : k, dashed: several && k > 0 }
+/** Several runs are told apart by colour, so that each part of a chart then gets a chart of its own. */
+function plots(key: string, recipe: Recipe, runs: readonly Told[], along: Along): Plot[] {
+  if (runs.length < 2 || recipe.sources.length < 2) return [plot(key, recipe, runs, along)]
+  return recipe.sources.map((source) =>
+    plot(`${key}:${source[0]}`, { ...recipe, title: `${recipe.title}: ${source[0]}`, sources: [source] }, runs, along),
+  )
 }
 
 function plot(key: string, recipe: Recipe, runs: readonly Told[], along: Along): Plot {
-  const one = recipe.sources.length === 1
   const lines = runs.flatMap((run, r) =>
     recipe.sources.flatMap(([name, values], k) => {
       const y = values(run.curves)
       if (!y || y.every((value) => value === null)) return []
-      const made = line(runs, r, k, one && runs.length > 1 ? '' : name, xs(run, along), y)
-      return [{ ...made, dashed: made.dashed || (recipe.sources.length === 2 && k === 1) }]
+      const told = runs.length > 1 ? { name: run.id, colour: r } : { name, colour: k }
+      return [{ ...told, x: xs(run, along), y, dashed: recipe.sources.length === 2 && k === 1 }]
     }),
   )
-  return { key, title: recipe.title, hint: recipe.hint ?? '', unit: recipe.unit ?? 'number', fromZero: recipe.fromZero ?? false, lines }
+  const { title, hint = '', unit = 'number', fromZero = false } = recipe
+  return { key, title, hint, unit, fromZero, lines }
 }
 
-function heldOut(runs: readonly Told[], along: Along): Plot {
+function heldOut(runs: readonly Told[], along: Along): Plot[] {
   const lines = runs.flatMap((run, r) =>
-    [...groupBy(run.curves.evaluations, (point) => point.decoding || 'held out')].map(([decoding, points], k) => ({
-      ...line(runs, r, k, decoding, points.map((point) => evaluationX(run, point, along)), points.map((point) => point.mean)),
+    [...groupBy(run.curves.evaluations, (point) => point.decoding)].map(([decoding, points], k) => ({
+      decoding,
+      name: runs.length > 1 ? run.id : decoding || 'held out',
+      colour: runs.length > 1 ? r : k,
+      x: points.map((point) => evaluationX(run, point, along)),
+      y: points.map((point) => point.mean),
       low: points.map((point) => point.low),
       high: points.map((point) => point.high),
       points: true,
     })),
   )
   const hint = 'Success on instances that are never trained on, with 95 % intervals'
-  return { key: 'held-out', title: 'Held-out success', hint, unit: 'percent', fromZero: true, lines }
+  const common = { hint, unit: 'percent', fromZero: true, most: 1 } as const
+  if (runs.length < 2) return [{ key: 'held-out', title: 'Held-out success', ...common, lines }]
+  return [...groupBy(lines, (line) => line.decoding)].map(([decoding, its]) => ({
+    key: `held-out:${decoding}`,
+    title: `Held-out success${decoding ? `: ${decoding}` : ''}`,
+    ...common,
+    lines: its,
+  }))
+}
+
+/** From 0 to the furthest point of any run. */
+export function extent(runs: readonly Told[], along: Along): [number, number] | null {
+  const last = runs.flatMap((run) => [
+    xs(run, along).at(-1) ?? 0,
+    ...run.curves.evaluations.map((point) => evaluationX(run, point, along)),
+  ])
+  const most = Math.max(0, ...last)
+  return most > 0 ? [0, most] : null
 }
 
 function byTask(runs: readonly Told[], along: Along): Section {
@@ -240,6 +274,7 @@ function byTask(runs: readonly Told[], along: Along): Section {
     ...plot(`task:${name}`, { title: name, sources: [['success', (c) => c.by_task[name] ?? null]] }, runs, along),
     unit: 'percent' as const,
     fromZero: true,
+    most: 1,
   }))
   return { key: 'tasks', title: 'Success by task', plots, small: true }
 }
@@ -269,11 +304,11 @@ export function sections(runs: readonly Told[], along: Along): Section[] {
     along,
   )
   const all: Section[] = [
-    { key: 'success', title: 'Success', plots: [training, heldOut(runs, along)] },
+    { key: 'success', title: 'Success', plots: [{ ...training, most: 1 }, ...heldOut(runs, along)] },
     ...Object.entries(RECIPES).map(([key, { title, recipes }]) => ({
       key,
       title,
-      plots: recipes.map((recipe) => plot(`${key}:${recipe.title}`, recipe, runs, along)),
+      plots: recipes.flatMap((recipe) => plots(`${key}:${recipe.title}`, recipe, runs, along)),
     })),
     byTask(runs, along),
     others(runs, along),

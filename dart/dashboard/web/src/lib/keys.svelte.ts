@@ -1,3 +1,5 @@
+import { untrack } from 'svelte'
+
 /** The keyboard: each page adds its own keys, and `?` lists all that work now. */
 
 export interface Shortcut {
@@ -59,5 +61,5 @@ export const keys = new Keys()
 
 /** Call while a component is set up: the keys work as long as it is there. */
 export function shortcuts(list: readonly Shortcut[]): void {
-  $effect(() => keys.add(list))
+  $effect(() => untrack(() => keys.add(list)))
 }

@@ -1,4 +1,5 @@
 /** An answer of the server as state of a component. */
+import { untrack } from 'svelte'
 import { get, type Address } from './api'
 
 /** The newest answers, so that a page that was left appears at once when the reader comes back. */
@@ -70,12 +71,15 @@ export class Resource<T> {
     `when()`: fetched again whenever it changes, for example a run's pulse. */
 export function resource<T>(address: () => Address<T> | null, when?: () => unknown): Resource<T> {
   const it = new Resource<T>()
-  $effect.pre(() => it.open(address()))
+  $effect.pre(() => {
+    const wanted = address()
+    untrack(() => it.open(wanted))
+  })
   if (when) {
     let before = when()
     $effect(() => {
       const now = when()
-      if (now !== before) it.refresh()
+      if (now !== before) untrack(() => it.refresh())
       before = now
     })
   }

@@ -1,4 +1,5 @@
 /** What a live run tells while somebody looks: one EventSource per run, shared by all that watch it. */
+import { untrack } from 'svelte'
 import { api, get } from './api'
 import type { RunStatus } from './records'
 
@@ -107,7 +108,9 @@ export function watch(run: string): Live {
   const live = runs.get(run) ?? new Live(run)
   runs.set(run, live)
   $effect(() => {
-    if (live.watchers++ === 0 && !live.ended) live.start()
+    untrack(() => {
+      if (live.watchers++ === 0 && !live.ended) live.start()
+    })
     return () => {
       // Later, because the next page of the same run may watch it in a moment.
       setTimeout(() => {

@@ -9,4 +9,5 @@ it('makes nested JSON flat, and loses nothing', () => {
     { path: 'f', value: 'null' },
     { path: 'g', value: '{}' },
   ])
+  expect(leaves({})).toEqual([])
 })
