@@ -30,7 +30,7 @@ def test_train_starts_the_example(tmp_path: Path) -> None:
     config.write_text(yaml.safe_dump(settings))
     done = subprocess.run(
         [sys.executable, "-m", "dart", "train", str(config), "--quiet"],
-        cwd=ROOT / "examples", capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+        cwd=ROOT / "examples" / "python", capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (run,) = (tmp_path / "runs").iterdir()

@@ -80,7 +80,7 @@ def settings(**environment: object) -> dict[str, Any]:
 
 def test_it_is_as_short_as_promised() -> None:
     assert len(WORLD.strip().splitlines()) <= 25
-    example = (ROOT / "examples" / "own_world.py").read_text(encoding="utf-8")
+    example = (ROOT / "examples" / "python" / "own_world.py").read_text(encoding="utf-8")
     assert len(example.splitlines()) < 40
 
 
@@ -89,7 +89,7 @@ def test_it_conforms(folder: Path) -> None:
 
 
 def test_the_example_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "python"))
     monkeypatch.delitem(sys.modules, "own_world", raising=False)
     conform("own_world:Counter", "count", screen=(32, 16))
 
