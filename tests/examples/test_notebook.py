@@ -1,0 +1,57 @@
+"""examples/python/drive_a_run.ipynb, executed cell by cell with a real run: Chromium, engine and trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+NOTEBOOK = EXAMPLES / "drive_a_run.ipynb"
+HANG_SECONDS = 900
+
+
+@pytest.fixture
+def notebook() -> NotebookNode:
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def told(cell: NotebookNode) -> str:
+    """What the cell printed or showed, as text."""
+    shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "\n".join(shown)
+
+
+def test_it_is_committed_without_outputs(notebook: NotebookNode) -> None:
+    assert all(not cell.outputs and cell.execution_count is None for cell in code_cells(notebook))
+
+
+@pytest.mark.browser
+@pytest.mark.engine
+@pytest.mark.torch
+def test_it_drives_a_run_to_its_end(notebook: NotebookNode, tmp_path: Path) -> None:
+    (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    config = EXAMPLES / ".." / ".." / "configs" / "miniwob_cpu.yaml"
+    parameters.source = (
+        f"CONFIG = {str(config.resolve())!r}\nWATCH_UPDATES = 2\n"
+        "SETTINGS = ['evaluation.episodes=0', 'rollout.replicas=1', 'trainer.trajectories_per_update=32', 'stop.train_seconds=300']"
+    )
+    client = NotebookClient(
+        notebook, timeout=HANG_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    done = {cell.source.splitlines()[0]: cell for cell in code_cells(notebook)}
+    texts = [told(cell) for cell in done.values()]
+    pictures = [cell for cell in done.values() if any("image/png" in output.get("data", {}) for output in cell.outputs)]
+    assert len(pictures) == 2, "the curve and the trajectory"
+    assert any("the run is paused" in text for text in texts)
+    assert any("accepted: 4" in text for text in texts)
+    assert any("checkpoints/v" in text for text in texts)
+    assert "state='finished'" in texts[-1]
