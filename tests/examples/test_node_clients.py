@@ -229,6 +229,21 @@ async def test_the_worker_says_why_it_is_refused(built: Path, tmp_path: Path) ->
             )
 
 
+async def test_a_worker_needs_the_token_of_its_role(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENV_TOKEN", "the-token")
+    place = Place(tmp_path, server={"tokens": {"env": "env:ENV_TOKEN"}})
+    async with place.coordinator():
+        monkeypatch.setenv("DART_TOKEN", "another")
+        async with place.worker(built) as wrong:
+            assert await wrong.ended() == 2
+            assert "set DART_TOKEN to the token for env workers" in wrong.log.read_text()
+        monkeypatch.setenv("DART_TOKEN", "the-token")
+        async with place.worker(built) as right:
+            await right.said("joined run")
+
+
 def test_the_compiler_refuses_a_wrong_field(built: Path, tmp_path: Path) -> None:
     wrong = copied(built, tmp_path / "wrong")
     with_a_wrong_field(wrong / "src" / "worker.ts", "Image = { sha256,", "Image = { sha: sha256,")

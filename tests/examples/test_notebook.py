@@ -41,7 +41,8 @@ def test_it_drives_a_run_to_its_end(notebook: NotebookNode, tmp_path: Path) -> N
     config = EXAMPLES / ".." / ".." / "configs" / "miniwob_cpu.yaml"
     parameters.source = (
         f"CONFIG = {str(config.resolve())!r}\nWATCH_UPDATES = 2\n"
-        "SETTINGS = ['evaluation.episodes=0', 'rollout.replicas=1', 'trainer.trajectories_per_update=32', 'stop.train_seconds=300']"
+        "SETTINGS = ['evaluation.episodes=0', 'rollout.replicas=1', 'trainer.trajectories_per_update=32',\n"
+        "            'stop.train_seconds=300']"
     )
     client = NotebookClient(
         notebook, timeout=HANG_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
