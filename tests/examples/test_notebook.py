@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from PIL import Image
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 NOTEBOOK = EXAMPLES / "drive_a_run.ipynb"
@@ -27,6 +31,13 @@ def told(cell: NotebookNode) -> str:
     """What the cell printed or showed, as text."""
     shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
     return "\n".join(shown)
+
+
+def pictures(cells: Iterable[NotebookNode]) -> list[Image.Image]:
+    found = [
+        output.data["image/png"] for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})
+    ]
+    return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
 
 
 def test_it_is_committed_without_outputs(notebook: NotebookNode) -> None:
@@ -50,8 +61,9 @@ def test_it_drives_a_run_to_its_end(notebook: NotebookNode, tmp_path: Path) -> N
     client.execute()
     done = {cell.source.splitlines()[0]: cell for cell in code_cells(notebook)}
     texts = [told(cell) for cell in done.values()]
-    pictures = [cell for cell in done.values() if any("image/png" in output.get("data", {}) for output in cell.outputs)]
-    assert len(pictures) == 2, "the curve and the trajectory"
+    _curve, trajectory = pictures(done.values())
+    colours = trajectory.convert("RGB").getcolors(1 << 24)
+    assert (255, 0, 255) in {colour for _, colour in colours}, "a mark where the policy clicked"
     assert any("the run is paused" in text for text in texts)
     assert any("accepted: 4" in text for text in texts)
     assert any("checkpoints/v" in text for text in texts)
