@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,6 +213,19 @@ async def test_the_worker_dials_again_when_the_coordinator_restarts(built: Path,
             assert await second.ended() == 0, second.log.read_text()[-3000:]
         assert await worker.ended() == 0
     assert worker.log.read_text().count("joined run") == 2
+
+
+@pytest.mark.parametrize("dialled_in", [True, False])
+async def test_ctrl_c_ends_the_worker(built: Path, tmp_path: Path, dialled_in: bool) -> None:
+    place = Place(tmp_path)
+    async with AsyncExitStack() as stack:
+        if dialled_in:
+            await stack.enter_async_context(place.coordinator())
+        worker = await stack.enter_async_context(place.worker(built))
+        await worker.said("joined run" if dialled_in else "dialling")
+        worker.process.send_signal(signal.SIGINT)
+        assert await worker.ended() == 0
+        assert "ended: stopped" in worker.log.read_text()
 
 
 # ---- a worker that is wrong ----

@@ -6,11 +6,7 @@ import { createCanvas } from "@napi-rs/canvas";
 const COLOURS = ["red", "blue", "olive", "lime", "black", "grey", "purple", "orange", "yellow", "cyan", "pink", "magenta"];
 const SIDE = 52;
 
-interface Box {
-  colour: string;
-  left: number;
-  top: number;
-}
+type Box = { colour: string; left: number; top: number };
 
 export class ColourPage {
   readonly instruction: string;
@@ -21,11 +17,7 @@ export class ColourPage {
   private readonly boxes: Box[];
 
   /** The same seed always gives the same page: dart compares attempts at the same task. */
-  constructor(
-    seed: bigint,
-    readonly width: number,
-    readonly height: number,
-  ) {
+  constructor(seed: bigint, readonly width: number, readonly height: number) {
     const random = randomNumbers(seed);
     const colours = COLOURS.map((colour) => ({ colour, order: random() })).sort((one, other) => one.order - other.order);
     this.boxes = colours.slice(0, 4).map(({ colour }, place) => ({

@@ -14,6 +14,8 @@ type Received = NonNullable<SessionResponse["body"]>;
 export type Command = Extract<Received, { value: { assignment: unknown } }>;
 export type Answer = Extract<Sent, { $case: "observed" | "released" | "failure" }>;
 
+type Ended = { why: string; bye?: string; retryAfterSeconds?: number };
+
 export interface World {
   /** A new session begins with the run's config: whatever an earlier session held is void. Returns the slots. */
   begin(config: unknown): number;
@@ -33,6 +35,7 @@ export class Session {
   private heard = Date.now();
   private stream?: ClientDuplexStream<SessionRequest, SessionResponse>;
   private slots = 0;
+  private readonly stopping = new AbortController();
   /** By piece of work: the newest command that was seen, and its answer once there is one. */
   private readonly seen = new Map<string, { sequence: number; answer?: Answer }>();
 
@@ -45,32 +48,35 @@ export class Session {
   /** Work until either end says Bye; returns its reason. A lost stream is dialled again (step 6). */
   async run(): Promise<string> {
     let delay = 0.2;
-    for (;;) {
+    while (!this.stopping.signal.aborted) {
       const dialled = Date.now();
       const ended = await this.converse();
       if (ended.bye !== undefined) return ended.bye;
+      if (this.stopping.signal.aborted) break;
       if (this.heard >= dialled) delay = 0.2;
       const lost = (Date.now() - this.heard) / 1000;
       if (lost > GIVE_UP_SECONDS) throw new Refused(`${this.address} was not reached for ${lost.toFixed(0)} s: ${ended.why}`);
       const wait = ended.retryAfterSeconds ?? delay;
       log(`${ended.why}; dialling ${this.address} again in ${wait.toFixed(1)} s`);
-      await sleep(wait * 1000);
+      await sleep(wait * 1000, undefined, { signal: this.stopping.signal }).catch(() => undefined);
       if (ended.retryAfterSeconds) this.heard = Date.now();
       delay = Math.min(delay * 1.6, 3);
     }
+    return "stopped";
   }
 
   stop(): void {
+    this.stopping.abort();
     this.send({ $case: "bye", value: { reason: "stopped" } });
     this.stream?.end();
   }
 
   /** One stream, from Hello (step 2) to its end. */
-  private converse(): Promise<{ why: string; bye?: string; retryAfterSeconds?: number }> {
+  private converse(): Promise<Ended> {
     const client = new CoordinatorServiceClient(this.address, channelCredentials, channelOptions);
     const stream = (this.stream = client.session(metadata()));
     let pulse: NodeJS.Timeout | undefined;
-    const conversation = new Promise<{ why: string; bye?: string; retryAfterSeconds?: number }>((resolve, reject) => {
+    const conversation = new Promise<Ended>((resolve, reject) => {
       stream.on("data", (message: SessionResponse) => {
         this.heard = Date.now();
         const body = message.body;
