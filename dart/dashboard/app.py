@@ -127,7 +127,8 @@ class _Handlers:
     async def _image(self, request: Request) -> Response:
         inspector = await self._library.run(request.path_params["run"])
         data, media_type = await inspector.image(request.path_params["sha256"])
-        return Response(data, media_type=media_type, headers={"cache-control": FOR_EVER})
+        headers = {"cache-control": FOR_EVER, "content-encoding": "identity"}  # pictures are compressed already
+        return Response(data, media_type=media_type, headers=headers)
 
     async def _stream(self, request: Request) -> Response:
         inspector = await self._library.run(request.path_params["run"])

@@ -32,7 +32,7 @@ def mp4(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]]) 
         raise UserError("MP4 needs PyAV: run `pip install 'dart-gui-rl[view]'`, or export a GIF") from None
     pictures = list(frames(detail, screenshots))
     written = io.BytesIO()
-    with av.open(written, "w", format="mp4", options={"movflags": "faststart"}) as film:
+    with av.open(written, "w", format="mp4") as film:
         stream = film.add_stream("libx264", rate=FRAMES_PER_SECOND, options={"crf": "20"})
         stream.width, stream.height = pictures[0].size
         stream.pix_fmt = "yuv420p"

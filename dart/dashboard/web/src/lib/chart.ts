@@ -87,6 +87,7 @@ function extent(lines: readonly Line[], look: Look): number {
 export function options(lines: readonly Line[], look: Look, c: Colours): EChartsOption {
   const label = { color: c.faint, fontSize: 11, hideOverlap: true }
   const last = { showMaxLabel: false }
+  const most = look.most ?? (look.unit === 'percent' ? share(lines) : null)
   return {
     animation: false,
     grid: { left: 6, right: 14, top: 10, bottom: 4, outerBoundsMode: 'same', outerBoundsContain: 'axisLabel' },
@@ -104,7 +105,8 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
     yAxis: {
       type: 'value',
       scale: !look.fromZero,
-      max: look.most ?? (look.unit === 'percent' ? (value: { max: number }) => share(value.max) as number : undefined),
+      max: most ?? undefined,
+      interval: most === 1 && look.fromZero ? (look.low ? 0.5 : 0.25) : undefined,
       splitNumber: look.low ? 2 : 4,
       axisLine: { show: false },
       axisTick: { show: false },
@@ -121,7 +123,8 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
 const tick = (value: number, axis: Axis) => (axis === 'elapsed' ? duration(value) : compact(value))
 
 /** Axes of shares end at 100 % rather than above, and one of zeros is not 100 % high. */
-function share(max: number): number | null {
+function share(lines: readonly Line[]): number | null {
+  const max = lines.flatMap((line) => [line.y, line.high ?? []]).reduce((most, values) => Math.max(most, ...values.map(Number)), 0)
   if (max <= 0) return 0.1
   return max > 0.8 && max <= 1 ? 1 : null
 }

@@ -8,6 +8,8 @@ export interface Pulse {
   last: number
   updates: number
   trajectories: number
+  /** The run's state. */
+  state?: string
 }
 
 const POLL_MILLISECONDS = 5000
@@ -46,7 +48,10 @@ export class Live {
       this.status = data as RunStatus
       this.problem = ''
     })
-    on('events', (data) => this.#pulse(data as Pulse))
+    on('events', (data) => {
+      this.#pulse(data as Pulse)
+      if ((data as Pulse).state === 'running') this.ended = false // it was resumed
+    })
     on('problem', (data) => (this.problem = (data as { error: string }).error))
     on('ended', () => {
       this.ended = true
@@ -101,6 +106,7 @@ export class Live {
   }
 }
 
+/** Also of runs that nobody watches now: their last status appears at once when the reader comes back. */
 const runs = new Map<string, Live>()
 
 /** Call while a component is set up, in a block that is made anew for another run ({#key run}). */
@@ -109,14 +115,12 @@ export function watch(run: string): Live {
   runs.set(run, live)
   $effect(() => {
     untrack(() => {
-      if (live.watchers++ === 0 && !live.ended) live.start()
+      if (live.watchers++ === 0) live.start()
     })
     return () => {
       // Later, because the next page of the same run may watch it in a moment.
       setTimeout(() => {
-        if (--live.watchers > 0) return
-        live.stop()
-        runs.delete(run)
+        if (--live.watchers === 0) live.stop()
       }, 1000)
     }
   })
