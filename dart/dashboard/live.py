@@ -73,8 +73,8 @@ class Streams:
             watch.task = asyncio.get_running_loop().create_task(self._poll(inspector, watch))
         try:
             yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-            for message in watch.last.values():
-                yield message
+            for newest in tuple(watch.last.values()):
+                yield newest
             while not self._ending.is_set():
                 try:
                     message = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)

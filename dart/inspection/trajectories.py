@@ -127,7 +127,7 @@ def _neighbour(connection: Connection, row: RowMapping, *, older: bool) -> str:
         order = (_c.finished.desc(), _c.id.desc())
     else:
         beyond = or_(_c.finished > at, and_(_c.finished == at, _c.id > name))
-        order = (_c.finished, _c.id)
+        order = (_c.finished.asc(), _c.id.asc())
     same = (_c.run_id == row["run_id"], _c.task_name == row["task_name"], _c.suite == row["suite"])
     found = connection.execute(select(_c.id).where(*same, beyond).order_by(*order).limit(1)).scalar_one_or_none()
     return found or ""

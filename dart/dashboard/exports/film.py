@@ -41,7 +41,7 @@ def mp4(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]]) 
         for place, picture in enumerate(pictures):
             seconds = LAST_SECONDS if place == len(pictures) - 1 else STEP_SECONDS
             for _ in range(round(seconds * FRAMES_PER_SECOND)):
-                frame = av.VideoFrame.from_image(picture)
+                frame = av.VideoFrame.from_image(picture)  # type: ignore[no-untyped-call]
                 frame.pts, number = number, number + 1
                 film.mux(stream.encode(frame))
         film.mux(stream.encode())

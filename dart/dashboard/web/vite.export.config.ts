@@ -42,7 +42,7 @@ function onePage(): Plugin {
 export default defineConfig({
   plugins: [svelte(), onePage()],
   build: {
-    outDir: '../static',
+    outDir: process.env['DART_STATIC'] ?? '../static',
     emptyOutDir: false,
     target: 'es2022',
     cssCodeSplit: false,
