@@ -40,7 +40,7 @@ android: ## Install adb, which the world android and its tests need.
 desktop-apps: desktop ## Install Chromium, LibreOffice and GIMP for the other desktop tasks (some 950 MB).
 	$(SUDO) apt-get install -y -q --no-install-recommends $(LARGE)
 
-demo: install ## Train a tiny policy on real browser tasks, end to end (about half an hour on 2 cores).
+demo: install ## Train a tiny policy on real browser tasks, end to end (half an hour to an hour on 2 cores).
 	$(VENV)/bin/dart train configs/ladder_demo.yaml
 
 # Without their dependencies: tests/algo/test_algo_references.py calls only their equations.
