@@ -18,7 +18,8 @@ SETTINGS = (
     "evaluation.episodes=0",
     "rollout.replicas=1",
     "checkpoint.every_updates=1",
-    "schedule.training=synchronous",  # each update trains on what the version before it has sampled
+    "schedule.training=synchronous",
+    "curation.max_staleness=0",  # so each update trains on what the version before it has sampled, and on nothing older
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
