@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 
 from dart.core.evaluation import outcomes
 from dart.inspection.opening import NotFound, RunFiles
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?P<label>.*?)(?:-(?P<decoding>sampled|greedy))?(?:-v(?P<ve
 async def sides(files: RunFiles) -> list[Side]:
     """The run's evaluations, in the order in which they began."""
     wanted = (
-        select(_g.id, _g.task_name, func.count(_c.id).label("count"), func.sum(_c.success).label("successes"))
+        select(_g.id, _g.task_name, func.count(_c.id).label("count"), func.sum(case((_c.success, 1), else_=0)).label("successes"),)
         .join(t.trajectories, _c.group_id == _g.id)
         .where(_g.run_id == files.run_id, _g.kind == GroupKind.EVALUATION)
         .group_by(_g.id)
@@ -35,7 +35,7 @@ async def sides(files: RunFiles) -> list[Side]:
     for row in await files.rows(wanted):
         name = _evaluation(row["id"], row["task_name"])
         episodes[name] += row["count"]
-        successes[name] += int(row["successes"] or 0)
+        successes[name] += row["successes"]
     return [
         Side(files.run_id, name, _title(name), count, successes[name] / count)
         for name, count in episodes.items()

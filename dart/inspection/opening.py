@@ -175,9 +175,12 @@ class RunFiles:
         return await self.read(lambda connection: connection.execute(statement).mappings().all())
 
     async def record(self) -> RunRecord:
-        """The run's row as it is now."""
+        """The run's row as it is now. Raises UserError if it cannot be read."""
         rows = await self.rows(select(t.runs).where(t.runs.c.id == self.run_id))
-        return run_from_row(rows[0])
+        try:
+            return run_from_row(rows[0])
+        except (ValueError, IndexError) as error:
+            raise UserError(f"{self.directory.database}: the row of run {self.run_id} is damaged: {error}") from None
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
         """A screenshot's bytes and media type. Raises NotFound."""

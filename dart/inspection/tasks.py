@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, func, select
@@ -16,6 +17,7 @@ from dart.store.records import GroupKind
 
 RECENT = 32
 MOST_POINTS = 60
+LEAST_IN_POINT = 8
 MOST_CHANGES = 200
 _c, _g = t.trajectories.c, t.groups.c
 
@@ -142,8 +144,9 @@ def _history(connection: Connection, run_id: str, suite: str, name: str) -> tupl
         .order_by(_c.finished, _c.id)
     )
     rows = connection.execute(wanted).mappings().all()
-    size = max(1, -(-len(rows) // MOST_POINTS))
-    return tuple(_point(rows[begin : begin + size]) for begin in range(0, len(rows), size))
+    points = min(MOST_POINTS, -(-len(rows) // LEAST_IN_POINT))
+    bounds = [index * len(rows) // points for index in range(points + 1)] if rows else []
+    return tuple(_point(rows[begin:end]) for begin, end in pairwise(bounds))
 
 
 def _point(rows: Sequence[RowMapping]) -> TaskPoint:

@@ -1,0 +1,195 @@
+"""What the dashboard answers, to whom, and that nothing of a run is ever markup."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from view_samples import SMALL, evaluate, event, execute, small_run
+
+from dart.dashboard.app import make_dashboard
+from dart.dashboard.library import Library
+from dart.rundir import RunDirectory
+
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    made = small_run(tmp_path_factory.mktemp("made"))
+    evaluate(made, "before-greedy-v0", [False] * 10)
+    evaluate(made, "after-greedy-v9", [True] * 10, opened=5.0)
+    execute(made, ("update trajectories set instruction = ? where id = 'g000001-1'", (HOSTILE,)))
+    event(made, 9001, "worker", json.dumps({"worker": HOSTILE, "state": "ready", "slots": 1}))
+    return made
+
+
+def client_of(run: RunDirectory, token: str | None = None, host: str = "127.0.0.1:8700") -> httpx.AsyncClient:
+    app = make_dashboard(Library([run.path.parent]), token)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app.app), base_url=f"http://{host}")
+
+
+@pytest.fixture
+async def client(run: RunDirectory) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(run) as made:
+        yield made
+
+
+async def test_every_page_has_its_data(client: httpx.AsyncClient, run: RunDirectory) -> None:
+    here = f"/api/runs/{run.name}"
+    (row,) = (await client.get("/api/runs")).json()
+    assert (row["id"], row["trajectories"]) == (run.name, SMALL.trajectories + 20)
+    assert (await client.get(here)).json()["config"]["run"]["name"] == "ladder_demo"
+    assert (await client.get(f"{here}/status")).json()["live"] is False
+    curves = (await client.get(f"{here}/curves")).json()
+    assert len(curves["updates"]) == len(curves["series"]["entropy"]) > 3
+    assert (await client.get(f"{here}/timeline")).json()["lanes"]
+    tasks = (await client.get(f"{here}/tasks")).json()
+    assert len(tasks) == SMALL.tasks
+    assert (await client.get(f"{here}/tasks/made/{tasks[0]['name']}")).json()["row"] == tasks[0]
+    page = (await client.get(f"{here}/trajectories", params={"limit": 5, "kind": "training"})).json()
+    detail = (await client.get(f"{here}/trajectories/{page['rows'][0]['id']}")).json()
+    assert detail["row"] == page["rows"][0]
+    picture = await client.get(f"{here}/images/{detail['steps'][0]['image']['sha256']}")
+    assert picture.headers["content-type"] == "image/png"
+    assert "immutable" in picture.headers["cache-control"]
+    assert (await client.get(f"{here}/groups/{page['rows'][0]['group']}")).json()["members"]
+    assert (await client.get(f"{here}/events", params={"kind": "update,sync"})).json()["rows"]
+    first, second = (await client.get(f"{here}/sides")).json()
+    asked = {
+        "first": run.name, "second": run.name,
+        "first_evaluation": first["evaluation"], "second_evaluation": second["evaluation"],
+    }  # fmt: skip
+    compared = (await client.get("/api/compare", params=asked)).json()
+    assert (compared["only_second"], compared["difference"]) == (10, 1.0)
+    async with client.stream("GET", f"{here}/stream") as stream:
+        text = "".join([part async for part in stream.aiter_text()])
+    assert "event: status" in text
+    assert "event: ended" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/runs/nobody", 404, "run 'nobody' is not below"),
+        ("/api/runs/{run}/trajectories/nobody", 404, "trajectory 'nobody' is not in run"),
+        ("/api/runs/{run}/trajectories?limit=many", 400, "limit: 'many' is not a whole number"),
+        ("/api/runs/{run}/trajectories?success=maybe", 400, "success: 'maybe' is neither true nor false"),
+        ("/api/runs/{run}/events?from=now", 400, "from: 'now' is not a number of seconds"),
+        ("/api/runs/{run}/images/..%2F..%2Fconfig.yaml", 404, ""),
+        ("/api/runs/{run}/trajectories/g000001-1/export.exe", 400, "export.exe is not known"),
+        ("/api/compare?first=x", 400, "first_evaluation is missing"),
+        ("/api/nothing", 404, "/api/nothing is not known"),
+        ("/assets/nothing.js", 404, "is not known"),
+    ],
+)
+async def test_what_is_not_there_is_told(
+    client: httpx.AsyncClient, run: RunDirectory, path: str, status: int, words: str
+) -> None:
+    answer = await client.get(path.replace("{run}", run.name))
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+async def test_every_other_path_is_a_page(client: httpx.AsyncClient, run: RunDirectory) -> None:
+    for path in ("/", f"/runs/{run.name}", f"/runs/{run.name}/trajectories/g000001-1?step=2", "/compare"):
+        answer = await client.get(path)
+        assert answer.headers["content-type"].startswith("text/html")
+        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        assert policy.get("script-src", policy["default-src"]) == "'self'"
+
+
+# ---- exports ----
+
+
+async def test_a_trajectory_is_exported_as_one_page_that_runs_nothing_of_the_model(
+    client: httpx.AsyncClient, run: RunDirectory
+) -> None:
+    answer = await client.get(f"/api/runs/{run.name}/trajectories/g000001-1/export.html")
+    assert answer.headers["content-disposition"] == 'attachment; filename="g000001-1.html"'
+    assert HOSTILE not in answer.text
+    assert "<script>document.title" not in answer.text
+    assert "data:image/png;base64," in answer.text
+    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("form", ["gif", "mp4"])
+async def test_a_trajectory_is_exported_as_a_film(client: httpx.AsyncClient, run: RunDirectory, form: str) -> None:
+    images, av = pytest.importorskip("PIL.Image"), pytest.importorskip("av")
+    steps = (await client.get(f"/api/runs/{run.name}/trajectories/g000001-1")).json()["row"]["steps"]
+    answer = await client.get(f"/api/runs/{run.name}/trajectories/g000001-1/export.{form}")
+    assert answer.status_code == 200, answer.text
+    if form == "gif":
+        assert images.open(io.BytesIO(answer.content)).n_frames >= steps
+    else:
+        with av.open(io.BytesIO(answer.content)) as film:
+            stream = film.streams.video[0]
+            assert sum(1 for _ in film.decode(stream)) >= steps
+            assert stream.width >= SMALL.width
+
+
+# ---- access ----
+
+
+async def test_a_page_of_another_site_reaches_nothing(run: RunDirectory) -> None:
+    async with client_of(run, host="evil.example:8700") as client:
+        answer = await client.get("/api/runs")
+        assert answer.status_code == 403
+        assert "is not this machine" in answer.json()["error"]
+
+
+FOREIGN = (
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+)
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+async def test_a_post_from_another_site_is_refused(
+    client: httpx.AsyncClient, run: RunDirectory, headers: dict[str, str]
+) -> None:
+    answer = await client.post(f"/api/runs/{run.name}/pause", headers=headers)
+    assert answer.status_code == 403
+    own = await client.post(f"/api/runs/{run.name}/pause", headers={"sec-fetch-site": "same-origin"})
+    assert own.status_code == 400
+    assert "is not running: pause needs one that is" in own.json()["error"]
+
+
+async def test_elsewhere_than_on_loopback_a_token_is_needed(run: RunDirectory) -> None:
+    async with client_of(run, token="correct horse", host="gpu-7.example:8700") as client:
+        for path in ("/", "/api/runs", "/assets/x.js"):
+            assert (await client.get(path)).status_code == 401
+        assert (await client.get("/?token=wrong")).status_code == 401
+        assert (await client.get("/api/runs", headers={"authorization": "Bearer wrong"})).status_code == 401
+        bearer = await client.get("/api/runs", headers={"authorization": "Bearer correct horse"})
+        assert bearer.status_code == 200
+        entered = await client.get("/runs/x?token=correct+horse&step=2")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/runs/x?step=2")
+        assert "HttpOnly" in entered.headers["set-cookie"]
+        assert "samesite=strict" in entered.headers["set-cookie"].lower()
+        assert (await client.get("/api/runs")).status_code == 200
+        elsewhere = await client.get("//evil.example/?token=correct+horse")
+        assert not elsewhere.headers.get("location", "/").startswith("//")
+
+
+async def test_no_secret_is_sent(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DART_TOKEN", "control-secret-1")
+    async with client_of(run, token="view-secret-2") as client:
+        client.headers["authorization"] = "Bearer view-secret-2"
+        for path in ("", "/status", "/curves", "/events", "/tasks"):
+            text = (await client.get(f"/api/runs/{run.name}{path}")).text
+            assert "control-secret-1" not in text
+            assert "view-secret-2" not in text
+
+
+def test_assets_are_small() -> None:
+    static = Path("dart/dashboard/static")
+    size = sum(len(gzip.compress(file.read_bytes())) for file in static.rglob("*") if file.is_file())
+    assert size < 1.5e6

@@ -1,0 +1,242 @@
+"""What the pages are told of a run: from its files alone, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+from view_samples import SMALL, evaluate, event, execute, small_run
+
+from dart.errors import UserError
+from dart.inspection.inspector import Inspector, compare
+from dart.inspection.opening import NotFound
+from dart.inspection.runs import list_runs
+from dart.rundir import RunDirectory
+
+OLD = Path(__file__).parents[1] / "store" / "schema_0002.sql"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return small_run(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def run(made: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy that the test may change."""
+    shutil.copytree(made.path, tmp_path / made.name)
+    return RunDirectory(tmp_path / made.name)
+
+
+@asynccontextmanager
+async def opened(run: RunDirectory) -> AsyncIterator[Inspector]:
+    inspector = await Inspector.open(run)
+    try:
+        yield inspector
+    finally:
+        await inspector.close()
+
+
+async def test_pages_of_trajectories_give_each_once_and_newest_first(made: RunDirectory) -> None:
+    async with opened(made) as it:
+        seen, after = [], ""
+        while True:
+            page = await it.trajectories(after=after, limit=50)
+            seen += page.rows
+            after = page.next
+            if not after:
+                break
+        assert len({row.id for row in seen}) == len(seen) == SMALL.trajectories
+        assert [row.finished for row in seen] == sorted((row.finished for row in seen), reverse=True)
+        wins = await it.trajectories(success=True, limit=500)
+        assert {row.id for row in wins.rows} == {row.id for row in seen if row.success}
+        dropped = await it.trajectories(fate="dropped", limit=500)
+        assert {row.id for row in dropped.rows} == {row.id for row in seen if row.fate.startswith("dropped: ")}
+        with pytest.raises(UserError, match="after: 'nobody' is no trajectory"):
+            await it.trajectories(after="nobody")
+
+
+async def test_numbers_of_tasks_are_those_of_their_trajectories(made: RunDirectory) -> None:
+    async with opened(made) as it:
+        everything = (await it.trajectories(limit=500)).rows
+        for row in await it.tasks():
+            own = [one for one in everything if one.task == row.name]
+            assert row.trajectories == len(own)
+            assert row.successes == sum(one.success for one in own)
+            newest = sorted(own, key=lambda one: (one.finished, one.id))[-32:]
+            assert row.recent_success == pytest.approx(sum(one.success for one in newest) / len(newest))
+            detail = await it.task(row.suite, row.name)
+            assert sum(point.trajectories for point in detail.history) == len(own)
+            assert sum(point.successes for point in detail.history) == row.successes
+            assert max(p.trajectories for p in detail.history) - min(p.trajectories for p in detail.history) <= 1
+        with pytest.raises(NotFound):
+            await it.task("made", "unknown")
+
+
+async def test_a_trajectory_has_its_steps_group_and_screenshots(made: RunDirectory) -> None:
+    async with opened(made) as it:
+        row = (await it.trajectories(limit=1)).rows[0]
+        detail = await it.trajectory(row.id)
+        assert [step.index for step in detail.steps] == list(range(row.steps))
+        assert detail.steps[-1].label.startswith("finish")
+        assert detail.steps[0].thought == "step 0."
+        assert len(detail.steps[0].logprobs) == len(detail.steps[0].token_ids) == SMALL.tokens
+        image = detail.steps[0].image
+        assert image is not None
+        assert image.held
+        data, kind = await it.image(image.sha256)
+        assert (kind, data[:4]) == ("image/png", b"\x89PNG")
+        group = await it.group(row.group)
+        assert row.id in {member.row.id for member in group.members} == {sibling.id for sibling in detail.siblings}
+        with pytest.raises(NotFound):
+            await it.trajectory("nobody")
+        with pytest.raises(NotFound):
+            await it.image("../../config.yaml")
+
+
+async def test_events_are_searched_as_text_and_not_as_a_pattern(run: RunDirectory) -> None:
+    event(
+        run, 9001, "attempt_failed", json.dumps({"trajectory": "g1-1", "why": 'said "50 %" and _', "worker": "env-ä"})
+    )
+    async with opened(run) as it:
+        for text in ("50 %", 'said "50', "and _", "env-ä"):
+            assert [row.sequence for row in (await it.events(text=text)).rows] == [9001], text
+        assert not (await it.events(text="50_%")).rows
+        page = await it.events(limit=3)
+        assert sum(page.kinds.values()) >= len(page.rows) == 3
+        older = await it.events(limit=3, before=page.next)
+        assert max(row.sequence for row in older.rows) < min(row.sequence for row in page.rows)
+        assert {row.kind for row in (await it.events(kinds=("update",), limit=500)).rows} == {"update"}
+
+
+async def test_two_evaluations_are_compared_on_their_instances(run: RunDirectory) -> None:
+    evaluate(run, "before-greedy-v0", [True] * 10 + [False] * 30)
+    evaluate(run, "after-greedy-v9", [False] * 2 + [True] * 36, opened=5.0)
+    async with opened(run) as it:
+        before, after = await it.sides()
+        assert (before.title, before.episodes, before.success) == ("before training, greedy, version 0", 40, 0.25)
+        assert after.success == pytest.approx(36 / 38)
+        found = await compare(it, before.evaluation, it, after.evaluation)
+        assert (found.common, found.only_first, found.only_second) == (38, 2, 28)
+        assert found.difference == pytest.approx(36 / 38 - 10 / 38)
+        assert found.low < found.difference < found.high
+        assert [pair.first_success != pair.second_success for pair in found.pairs[:30]] == [True] * 30
+        with pytest.raises(NotFound, match="it has before-greedy-v0, after-greedy-v9"):
+            await compare(it, "nothing", it, after.evaluation)
+
+
+# ---- runs in any state ----
+
+
+async def test_a_killed_run_says_so_and_how_to_go_on(run: RunDirectory) -> None:
+    execute(run, ("update runs set state = 'running'", ()))
+    async with opened(run) as it:
+        status = await it.status()
+        assert not status.live
+        assert status.status.phase == "interrupted"
+        words = "\n".join(status.why)
+        assert "it was killed" in words
+        assert "--resume" in words
+
+
+async def test_a_hung_trainer_and_failing_resets_are_in_the_words_of_the_watchdog(run: RunDirectory) -> None:
+    stall = {
+        "kind": "update", "waits": "update 4", "waits_for": "the trainer", "since_unix_seconds": 1.0, "seconds": 700.0,
+        "culprit": "train", "failure": "CUDA error: device-side assert",
+    }  # fmt: skip
+    event(run, 9001, "stalled", json.dumps(stall))
+    event(run, 9002, "attempt_failed", json.dumps({"trajectory": "g1-1", "attempt": 1, "why": "reset: no browser"}))
+    execute(run, ("update runs set state = 'running'", ()))
+    async with opened(run) as it:
+        words = "\n".join((await it.status()).why)
+    assert "CUDA error: device-side assert" in words
+    assert "reset: no browser" in words
+
+
+async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> None:
+    old = RunDirectory(tmp_path / "old-run")
+    old.path.mkdir()
+    with closing(sqlite3.connect(old.database)) as connection:
+        connection.executescript(OLD.read_text(encoding="utf-8"))
+    before = old.database.read_bytes()
+    async with opened(old) as it:
+        overview = await it.overview()
+        assert any("schema version 2" in note for note in overview.missing)
+        assert (await it.trajectories()).rows
+        assert await it.tasks()
+    assert old.database.read_bytes() == before
+
+
+async def test_missing_screenshots_are_told(run: RunDirectory) -> None:
+    shutil.rmtree(run.blobs)
+    async with opened(run) as it:
+        assert any("screenshot" in note for note in (await it.overview()).missing)
+        detail = await it.trajectory((await it.trajectories(limit=1)).rows[0].id)
+        image = detail.steps[0].image
+        assert image is not None
+        assert not image.held
+        with pytest.raises(NotFound, match="was removed"):
+            await it.image(image.sha256)
+
+
+async def test_a_run_is_read_while_another_process_writes_it(run: RunDirectory) -> None:
+    writer = (
+        "import sqlite3, sys\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('begin immediate')\n"
+        "c.execute(\"update trajectories set instruction = 'changed'\")\n"
+        "print('writing', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "c.execute('commit')\n"
+    )
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", writer, str(run.database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    async with opened(run) as it:
+        assert (await it.trajectories(limit=1)).rows[0].instruction != "changed"
+        process.communicate("\n")
+        assert (await it.trajectories(limit=1)).rows[0].instruction == "changed"
+
+
+async def test_a_directory_that_cannot_be_written_to_is_read_and_left_alone(run: RunDirectory) -> None:
+    index = f"{run.database.name}-shm"  # SQLite's own, made anew by whoever opens the database
+    files = [file for file in run.path.rglob("*") if file.is_file() and file.name != index]
+    before = {file: file.stat().st_mtime_ns for file in files}
+    run.path.chmod(0o555)
+    try:
+        async with opened(run) as it:
+            assert len((await it.trajectories(limit=500)).rows) == SMALL.trajectories
+    finally:
+        run.path.chmod(0o755)
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "no database of dart's, or is damaged"), (b"x" * 5000, "no database of dart's, or is damaged")],
+)
+async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.database.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        await Inspector.open(run)
+    (row,) = await list_runs([tmp_path])
+    assert words in row.problem
+
+
+async def test_one_damaged_run_does_not_hide_the_others(run: RunDirectory, tmp_path: Path) -> None:
+    shutil.copytree(run.path, tmp_path / "damaged")
+    execute(RunDirectory(tmp_path / "damaged"), ("update runs set config_json = '{'", ()))
+    rows = {row.id: row.problem for row in await list_runs([tmp_path])}
+    assert rows[run.name] == ""
+    assert "is damaged" in rows["damaged"]
