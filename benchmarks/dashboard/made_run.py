@@ -128,7 +128,7 @@ class _Maker:
             "fate": reason, "opened": opened, "closed": self._now, "consumed_by_update": update if mixed else None,
         })  # fmt: skip
         told = {"group": group, "task": f"made/{task}#{number}", "size": len(wins), "plan": plan, "released": mixed}
-        self._event(rows, "group", {**told, "cause": "" if mixed else reason, "reason": reason})
+        self._event(rows, "group", {**told, "cause": "released" if mixed else reason, "reason": reason})
         if number % GROUPS_PER_UPDATE == GROUPS_PER_UPDATE - 1:
             self._update(rows, update, rate)
 
