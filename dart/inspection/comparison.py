@@ -23,8 +23,9 @@ _NAME = re.compile(r"(?P<label>.*?)(?:-(?P<decoding>sampled|greedy))?(?:-v(?P<ve
 
 async def sides(files: RunFiles) -> list[Side]:
     """The run's evaluations, in the order in which they began."""
+    won = func.sum(case((_c.success, 1), else_=0))
     wanted = (
-        select(_g.id, _g.task_name, func.count(_c.id).label("count"), func.sum(case((_c.success, 1), else_=0)).label("successes"),)
+        select(_g.id, _g.task_name, func.count(_c.id).label("count"), won.label("successes"))
         .join(t.trajectories, _c.group_id == _g.id)
         .where(_g.run_id == files.run_id, _g.kind == GroupKind.EVALUATION)
         .group_by(_g.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from view_samples import SMALL, evaluate, event, execute, small_run
+from dashboards.made import SMALL, evaluate, event, execute, small_run
 
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from view_samples import Shape, evaluate, event, execute, insert, small_run
-from view_server import browsing, viewing
+from dashboards.made import Shape, evaluate, event, execute, insert, small_run
+from dashboards.served import browsing, viewing
 
 from dart.rundir import RunDirectory
 

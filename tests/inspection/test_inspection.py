@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
-from view_samples import SMALL, evaluate, event, execute, small_run
+from dashboards.made import SMALL, evaluate, event, execute, small_run
 
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector, compare
