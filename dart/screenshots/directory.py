@@ -107,7 +107,8 @@ class ScreenshotDirectory:
             raise
 
     def read(self, name: str) -> bytes:
-        return Path(self._prefix + name).read_bytes()
+        with open(self._prefix + name, "rb", buffering=0) as file:  # noqa: PTH123 - Path's takes a third longer
+            return file.read()
 
     def size(self, name: str) -> int:
         return os.stat(self._prefix + name).st_size  # noqa: PTH116 - as below
