@@ -417,8 +417,8 @@ class WorkerEnd:
 def _wrapped_reply(reply: Reply | pb.Failure, assignment: pb.Assignment) -> pb.SessionRequest:
     """The reply in its message. A screenshot's bytes are set in place (see `dart.wire.convert`)."""
     data = b""
-    if isinstance(reply, pb.Observed) and reply.image.data:
-        data, reply.image.data = reply.image.data, b""
+    if isinstance(reply, pb.Observed) and (data := reply.image.data):  # each look at the bytes copies them
+        reply.image.data = b""
     reply.assignment.CopyFrom(assignment)
     message = pb.SessionRequest()
     getattr(message, _REPLY_FIELDS[reply.DESCRIPTOR.name]).CopyFrom(reply)
