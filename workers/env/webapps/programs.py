@@ -56,7 +56,10 @@ class Ran:
 async def run(
     program: str, folder: Path, python: str, seconds: float, megabytes: int, variables: Mapping[str, str]
 ) -> Ran:
-    """Run the text of a Python program in `folder`. Raises EnvironmentFailure if it takes longer than `seconds`."""
+    """Run the text of a Python program in `folder`.
+
+    Raises EnvironmentFailure if it takes longer than `seconds`, by the clock or of processor time.
+    """
     source, opened = folder / "program.py", folder / "opened"
     said, errors, shims = folder / "said", folder / "errors", folder / "bin"
     await asyncio.to_thread(_lay_out, source, program, shims, opened)
@@ -81,6 +84,8 @@ async def run(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+    if code == -signal.SIGXCPU:  # its processor time was up before the clock, as with threads
+        raise EnvironmentFailure(f"a program of the task took longer than {seconds:g} s of processor time")
     return await asyncio.to_thread(_result, code, said, errors, opened)
 
 

@@ -25,6 +25,7 @@ from dart.core.action import Click, Finish, Keys, Observe, Point, TypeText
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.testing import conform
+from dart.workers.env.webapps import limited, programs
 from dart.workers.env.webapps.environment import WebAppEnv
 from dart.workers.env.webapps.options import WebAppsOptions
 from dart.workers.env.webapps.servers import Server
@@ -248,6 +249,17 @@ while True: '__CUA_GYM_TODO_URL__'
         if note.exists():  # else the machine was too busy to get so far
             with contextlib.suppress(psutil.NoSuchProcess):
                 dead_for_good(psutil.Process(int(note.read_text())))
+
+
+def test_a_program_whose_processor_time_is_up_ends_with_a_signal_of_its_own() -> None:
+    command = [sys.executable, limited.__file__, str(os.getpid()), "1", "512", sys.executable, "-c", "while True: pass"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGXCPU
+
+
+async def test_a_program_whose_processor_time_is_up_took_too_long(tmp_path: Path) -> None:
+    program = "import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)"  # as the kernel does
+    with pytest.raises(EnvironmentFailure, match="took longer than 60 s of processor time"):
+        await programs.run(program, tmp_path, sys.executable, 60.0, 512, {})
 
 
 async def test_an_application_that_does_not_start_says_what_it_printed(tmp_path: Path) -> None:
