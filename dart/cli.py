@@ -316,7 +316,9 @@ def runs(directory: Path) -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8700, show_default=True, help="The port; 0 for any free one."
 )
-def view(runs: tuple[Path, ...], host: str, port: int) -> None:
+@click.option("--listening", type=int, hidden=True, help="The file descriptor of a socket that listens already.")
+@click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
+def view(runs: tuple[Path, ...], host: str, port: int, listening: int | None, parent_watch: bool) -> None:
     """Show runs in a browser: curves, workers, tasks, and every trajectory with its screenshots.
 
     RUNS are run directories, or folders of them; by default all runs under runs/. They may be running, finished or
@@ -326,7 +328,7 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     from dart.commands.dashboard import ViewOptions
     from dart.commands.dashboard import view as serve
 
-    serve(ViewOptions(runs, host, port))
+    serve(ViewOptions(runs, host, port, listening, parent_watch))
 
 
 @main.command()

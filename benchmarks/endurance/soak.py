@@ -149,7 +149,7 @@ async def soak(hours: float, every_seconds: float, folder: Path) -> dict[str, ob
     runs = folder / "runs"
     choices = [
         "evaluation.episodes=0", "stop.updates=null", "stop.success_rate=null", f"stop.train_seconds={3600 * hours}",
-        f"run.directory={runs}",
+        f"run.directory={runs}", "dashboard.enabled=false",
     ]  # fmt: skip
     sets = [part for choice in choices for part in ("--set", choice)]
     process = await asyncio.create_subprocess_exec(

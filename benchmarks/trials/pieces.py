@@ -162,7 +162,7 @@ def made_by(folder: Path) -> list[Code]:
 
 def _command(run: Run, begun: RunDirectory | None) -> list[str]:
     command = [sys.executable, "-m", "dart", "train", str(run.config), "--quiet", *as_sets(run.overrides)]
-    command += as_sets((f"run.directory={run.folder}",))
+    command += as_sets((f"run.directory={run.folder}", "dashboard.enabled=false"))
     return [*command, "--resume", str(begun.path)] if begun else command
 
 

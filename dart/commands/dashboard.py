@@ -19,9 +19,8 @@ from dart.core.loopback import is_loopback
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library, check_paths
 from dart.errors import UserError
-from dart.processes.settings import ending_signals
-
-TOKEN_ENVIRONMENT = "DART_VIEW_TOKEN"
+from dart.processes.dashboard import VIEW_TOKEN_ENVIRONMENT, url
+from dart.processes.settings import ending_signals, watch_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +30,34 @@ class ViewOptions:
     runs: tuple[Path, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8700
+    listening: int | None = None
+    """The file descriptor of a socket that listens already, from `dart train`."""
+    parent_watch: bool = False
 
 
 def view(options: ViewOptions) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises UserError for anything that the user can fix."""
     paths = options.runs or (Path("runs"),)
     check_paths(paths)
-    token = os.environ.pop(TOKEN_ENVIRONMENT, None) or (None if is_loopback(options.host) else secrets.token_urlsafe())
+    given = os.environ.pop(VIEW_TOKEN_ENVIRONMENT, None)
+    token = given or (None if is_loopback(options.host) else secrets.token_urlsafe())
+    with _listen(options) as listening:
+        uvloop.run(_serve(paths, listening, token, parent_watch=options.parent_watch))
+
+
+def _listen(options: ViewOptions) -> socket.socket:
+    if options.listening is not None:
+        return socket.socket(fileno=options.listening)
     try:
-        listening = socket.create_server((options.host, options.port))
+        return socket.create_server((options.host, options.port))
     except OSError as error:
         raise UserError(
             f"--port {options.port} on {options.host}: {error.strerror}: stop the other program, or use --port 0 for "
             "any free port"
         ) from None
-    with listening:
-        uvloop.run(_serve(paths, listening, token))
 
 
-async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | None) -> None:
+async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | None, *, parent_watch: bool) -> None:
     dashboard = make_dashboard(Library(paths), token)
     server = _Server(
         uvicorn.Config(
@@ -61,11 +69,13 @@ async def _serve(paths: Sequence[Path], listening: socket.socket, token: str | N
         dashboard.streams.end()
         server.should_exit = True
 
+    loop = asyncio.get_running_loop()
     for number in ending_signals():
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"open http://{shown}:{port}/{f'?token={token}' if token else ''}  (Ctrl-C ends it)")
+        loop.add_signal_handler(number, stop)
+    if parent_watch:
+        watch_parent(loop, stop)  # and the address is the parent's to tell
+    else:
+        click.echo(f"open {url(listening)}/{f'?token={token}' if token else ''}  (Ctrl-C ends it)")
     try:
         await server.serve(sockets=[listening])
     finally:

@@ -16,12 +16,13 @@ import yaml
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config
-from dart.coordinator.job import Job
+from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.inspection.condition import go_on
 from dart.malloc import keep_memory
+from dart.processes.dashboard import Beside
 from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
@@ -93,7 +94,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         try:
             live = not wanted.quiet and sys.stdout.isatty()
             async with View(wanted.directory.path, run.status, live=live):
-                return await run.execute(_launch(wanted, run))
+                return await run.execute(_launch(wanted, run, _dashboard(wanted)))
         except Interrupted:
             path = wanted.directory.path
             click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
@@ -120,14 +121,25 @@ async def _begun(wanted: JobRun, database: Database) -> Start:
     return Start()
 
 
-async def _launch(wanted: JobRun, run: Run) -> None:
-    """Start the local workers and watch them until cancelled."""
+def _dashboard(wanted: JobRun) -> Beside | None:
+    """The dashboard beside a training run, whose address is printed. Raises UserError for a host that fails."""
+    if not (isinstance(wanted.job, Train) and wanted.config.dashboard.enabled):
+        return None
+    beside = Beside.of(wanted.config, wanted.directory.path)
+    click.echo(f"dashboard {beside.address}")
+    return beside
+
+
+async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
+    """Start the local workers and the dashboard, and watch them until cancelled."""
     address = await run.address
-    if not wanted.local:
+    children = [beside.child()] if beside else []
+    if wanted.local:
+        children += local_children(wanted.config, address, wanted.job)
+    else:
         click.echo(f"coordinator listens on {address}; start workers with --coordinator {address}")
-        await asyncio.Event().wait()
-    children = local_children(wanted.config, address, wanted.job)
     await Launcher(children, wanted.directory.logs, wanted.config.retention.log_bytes).run()
+    await asyncio.Event().wait()
 
 
 def _recorded(config: Config, job: Job) -> dict[str, Any]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import importlib
 import logging
 import os
 import re
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
 from dart.malloc import keep_memory
-from dart.processes.settings import ending_signals
+from dart.processes.settings import ending_signals, watch_parent
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
@@ -77,16 +75,6 @@ async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -
     for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
     if parent_watch:
-        threading.Thread(target=_watch_parent, args=(loop, stop), daemon=True, name="parent-watch").start()
+        watch_parent(loop, stop.set)
     reason = await serve(role, options, stop)
     logging.getLogger(__name__).info("ended: %s", reason)
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Standard input is a pipe from the parent: when it closes, the parent is gone, whatever the loop is doing."""
-    # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts if it exits meanwhile.
-    while os.read(0, 4096):
-        pass
-    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-        loop.call_soon_threadsafe(stop.set)
-    threading.Timer(20.0, os._exit, (1,)).start()

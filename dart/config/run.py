@@ -126,6 +126,19 @@ class Watchdog(Section):
     exit_code: int = Field(75, ge=1, le=125, description="Exit code of a run that ended this way.")
 
 
+class Dashboard(Section):
+    """The pages of `dart view`, served by a process of its own while `dart train` or `dart coordinator` runs."""
+
+    enabled: bool = Field(True, description="false: no dashboard; `dart view` shows the run as well.")
+    host: str = Field(
+        "127.0.0.1",
+        description="An address that is open to the network requires a token: from DART_VIEW_TOKEN, or made.",
+    )
+    port: int = Field(
+        8700, ge=0, le=65535, description="Any free port is used where another program has it, or with 0."
+    )
+
+
 class Server(Section):
     host: str = Field(
         "127.0.0.1", description="An address other than loopback requires all `tokens` and TLS (docs/machines.md)."

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -36,17 +37,23 @@ KILLED_SECONDS = 5.0
 """Only the kernel is waited for then: to take down a process with gigabytes takes it a moment."""
 LOOK_AT_GROUPS_SECONDS = 0.05
 USER_ERROR_EXIT = 2
+LOG = logging.getLogger(__name__)
 LOOK_AT_LOGS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One worker to start. `restart` False: its end ends the run (the trainer's state is lost with it)."""
+    """One worker to start, or another process beside the run."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     restart: bool = True
+    """False: its end ends the run (the trainer's state is lost with it)."""
+    needed: bool = True
+    """False: the run goes on without it, however it ends."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors that it inherits."""
 
 
 def local_children(config: Config, address: str, job: Job) -> list[Child]:
@@ -113,6 +120,16 @@ class Launcher:
             await asyncio.sleep(LOOK_AT_LOGS_SECONDS)
 
     async def _keep(self, child: Child) -> None:
+        """Returns when it has ended for good. Raises UserError if the run cannot go on without it."""
+        try:
+            await self._restarted(child)
+        except UserError as error:
+            if child.needed:
+                raise
+            self._note(child, f"is not started again: {error}")
+            LOG.warning("the run goes on without the %s: %s", child.name, error)
+
+    async def _restarted(self, child: Child) -> None:
         restarts = 0
         while True:
             began = time.monotonic()
@@ -148,6 +165,7 @@ class Launcher:
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=child.descriptors,
                 env={**os.environ, **child.environment},
             )
         self._processes[child.name] = process

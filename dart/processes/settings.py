@@ -1,9 +1,17 @@
-"""Settings of a process: its garbage, the signals that end it."""
+"""Settings of a process: its garbage, the signals that end it, and that it ends with its parent."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import os
 import signal
+import threading
+from collections.abc import Callable
+
+ENDING_SECONDS = 20.0
+"""A process whose parent is gone ends itself after this long, whatever it is doing."""
 
 
 def collect_seldom() -> None:
@@ -22,3 +30,17 @@ def ending_signals() -> list[signal.Signals]:
     """The signals that mean "stop cleanly": Ctrl-C, SIGTERM, and a closing terminal, but not under nohup."""
     hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hung_up]
+
+
+def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Call `stop` on the loop when standard input, a pipe from the parent, closes: then the parent is gone."""
+
+    def watch() -> None:
+        # Not sys.stdin: a thread that waits in it holds its lock, and the interpreter aborts if it exits meanwhile.
+        while os.read(0, 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(stop)
+        threading.Timer(ENDING_SECONDS, os._exit, (1,)).start()
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()

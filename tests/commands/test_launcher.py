@@ -1,6 +1,7 @@
 """Local workers: on which GPUs, and what becomes of those that end by themselves."""
 
 import asyncio
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -49,6 +50,13 @@ async def test_restarts_count_anew_after_one_that_lasted(tmp_path: Path, monkeyp
     monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
     await Launcher([_child(tmp_path, 7)], tmp_path / "logs").run()
     assert _runs(tmp_path) == 7
+
+
+@pytest.mark.parametrize(("good_run", "code"), [(9, 1), (9, 2)])
+async def test_the_run_goes_on_without_what_it_does_not_need(tmp_path: Path, good_run: int, code: int) -> None:
+    child = dataclasses.replace(_child(tmp_path, good_run, code), name="dashboard", needed=False)
+    await Launcher([child], tmp_path / "logs").run()
+    assert "is not started again: " in (tmp_path / "logs" / "dashboard.log").read_text()
 
 
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:

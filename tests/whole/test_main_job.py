@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_eval_compares_a_checkpoint_with_what_it_began_from(finished: Path, tmp_
     assert "finished" in status
 
 
+def address_of_dashboard(process: subprocess.Popen[str], run: Path) -> str:
+    """What `dart train` prints first."""
+    assert process.stdout is not None
+    told = [process.stdout.readline() for _ in range(2)]
+    (address,) = (line.split()[1] for line in told if line.startswith("dashboard "))
+    assert address.endswith(f"/runs/{run.name}")
+    return address
+
+
 def test_interrupted_then_resumed(tmp_path: Path) -> None:
     arguments = command("train", MINIWOB, "--quiet", "--set", "evaluation.episodes=0", "--set",
                         "trainer.trajectories_per_update=24", "--set", "stop.updates=3", "--set",
@@ -178,6 +188,11 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert run is not None
     status = subprocess.run(command("status", str(run)), capture_output=True, text=True, check=False).stdout
     assert re.search(r"training: update \d+", status), "live, from the coordinator"
+    dashboard = address_of_dashboard(process, run)
+    with urllib.request.urlopen(dashboard.replace("/runs/", "/api/runs/") + "/status", timeout=60) as answer:
+        shown = json.load(answer)
+    assert shown["live"] and shown["status"]["phase"] == "training"
+    assert {worker["worker_id"] for worker in shown["status"]["workers"]} >= {"env-0", "rollout-0", "train"}
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     assert process.wait(60) == 130

@@ -25,6 +25,7 @@ def test_train_starts_the_example(tmp_path: Path) -> None:
     }  # fmt: skip
     settings["rollout"] |= {"replicas": 1, "slots": 4}
     settings["stop"] = {"env_steps": 60}
+    settings["dashboard"] = {"enabled": False}
     settings["evaluation"] = {"episodes": 4}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))

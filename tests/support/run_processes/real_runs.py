@@ -19,7 +19,7 @@ def train(where: Path, settings: Sequence[str], *more: str, interrupt_at: int | 
     """A run to its end, or until it has made so many updates and is interrupted."""
     sets = [word for setting in settings for word in ("--set", setting)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "dart", "train", MINIWOB, "--quiet", *sets, *more],
+        [sys.executable, "-m", "dart", "train", MINIWOB, "--quiet", "--set", "dashboard.enabled=false", *sets, *more],
         cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + HANG_SECONDS

@@ -1,0 +1,87 @@
+"""The dashboard beside a run: a process of its own, so that no page that is drawn makes the coordinator wait.
+
+Its socket is bound here, before it starts: the address is known at once, and requests wait until it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dart.config import Config, Dashboard
+from dart.core.loopback import is_loopback
+from dart.errors import UserError
+from dart.processes.launcher import Child
+from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
+
+VIEW_TOKEN_ENVIRONMENT = "DART_VIEW_TOKEN"
+"""Holds the dashboard's token; without it one is made where one is needed."""
+
+
+def listen(wanted: Dashboard) -> socket.socket:
+    """Bound to `host` and `port`, or to any free port where that one is taken. Raises UserError for a host that fails.
+
+    It is passed to the dashboard's process by its file descriptor.
+    """
+    for port in (wanted.port, 0):
+        try:
+            listening = socket.create_server((wanted.host, port))
+        except OSError as error:
+            if port and not isinstance(error, socket.gaierror):
+                continue  # another run has its dashboard there
+            raise UserError(
+                f"dashboard.host is {wanted.host!r}: {error.strerror}: use an address of this machine, such as "
+                "127.0.0.1, or set dashboard.enabled: false"
+            ) from None
+        listening.set_inheritable(True)
+        return listening
+    raise AssertionError("port 0 was tried")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The dashboard of a run in `directory`. `token`: as in `dart.dashboard.access`."""
+
+    directory: Path
+    listening: socket.socket
+    token: str | None
+    control_token: str | None
+
+    @classmethod
+    def of(cls, config: Config, directory: Path) -> Beside:
+        """Takes the token out of this process's environment, so that no worker inherits it.
+
+        Where the coordinator asks its controllers for a token, the dashboard, which gets that token, asks for one, too.
+        """
+        control = config.server.tokens.get("control")
+        control_token = read_token(control, "server.tokens.control") if control else None
+        given = os.environ.pop(VIEW_TOKEN_ENVIRONMENT, None)
+        open_to_all = is_loopback(config.dashboard.host) and control_token is None
+        token = given or (None if open_to_all else secrets.token_urlsafe())
+        return cls(directory.absolute(), listen(config.dashboard), token, control_token)
+
+    @property
+    def address(self) -> str:
+        """The run's page; with the token in it, if there is one."""
+        query = f"?token={self.token}" if self.token else ""
+        return f"{url(self.listening)}/runs/{self.directory.name}{query}"
+
+    def child(self) -> Child:
+        secret = {VIEW_TOKEN_ENVIRONMENT: self.token, TOKEN_ENVIRONMENT: self.control_token}
+        descriptor = self.listening.fileno()
+        command = [
+            sys.executable, "-m", "dart", "view", str(self.directory.parent),
+            "--listening", str(descriptor), "--parent-watch",
+        ]  # fmt: skip
+        environment = {name: value for name, value in secret.items() if value}
+        return Child("dashboard", command, environment, needed=False, descriptors=(descriptor,))
+
+
+def url(listening: socket.socket) -> str:
+    """Where a browser finds a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
