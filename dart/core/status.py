@@ -124,10 +124,11 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """What gets no work for a while because it kept failing while others worked. `reason` may be a worker's words."""
+    """What gets no work because it kept failing while others worked, or broke rules. `reason` may be a worker's
+    words."""
 
     kind: str
-    """ "task", or "environments" of one worker."""
+    """ "task"; "environments" of one worker; "worker"; or "refused", a worker that was not taken into service."""
     name: str
     """The task, or the worker."""
     seconds_left: float

@@ -95,12 +95,12 @@ def stall_lines(stall: Stall) -> Iterator[str]:
 
 
 def quarantine_lines(quarantined: Sequence[Quarantined]) -> Iterator[str]:
-    """A line for each task, and for each env worker with environments, that gets no work for a while; no more than fit
-    on a screen."""
+    """A line for each task, worker, and worker's environments, that get no work; no more than fit on a screen."""
     for one in quarantined[:MOST_ROWS]:
         rests = f" for {elapsed(one.seconds_left)} more" if one.seconds_left else ""
-        what = "task" if one.kind == "task" else "environments of"
-        yield f"quarantined{rests}: {what} {plain(one.name, 60)}: {plain(one.reason)}"
+        what = {"task": "task", "worker": "worker"}.get(one.kind, "environments of")
+        begin = "refused: worker" if one.kind == "refused" else f"quarantined{rests}: {what}"
+        yield f"{begin} {plain(one.name, 60)}: {plain(one.reason)}"
     if (more := len(quarantined) - MOST_ROWS) > 0:
         yield f"quarantined: {more} more"
 

@@ -95,11 +95,12 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., observed: _Optional[_Union[Observed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., suggested: _Optional[_Union[Suggested, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., generated: _Optional[_Union[Generated, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., receiving_weights: _Optional[_Union[ReceivingWeights, _Mapping]] = ..., screenshots_held: _Optional[_Union[ScreenshotsHeld, _Mapping]] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., weights_sent: _Optional[_Union[WeightsSent, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[CheckpointSaved, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "reject", "heartbeat", "bye", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "hold_screenshots", "train_batch", "send_weights", "save_checkpoint", "batch")
+    __slots__ = ("welcome", "reject", "heartbeat", "bye", "notice", "reset", "act", "release", "suggest", "generate", "abort", "load_weights", "receive_weights", "hold_screenshots", "train_batch", "send_weights", "save_checkpoint", "batch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     ACT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +118,7 @@ class SessionResponse(_message.Message):
     reject: Reject
     heartbeat: Heartbeat
     bye: Bye
+    notice: Notice
     reset: Reset
     act: Act
     release: Release
@@ -130,7 +132,7 @@ class SessionResponse(_message.Message):
     send_weights: SendWeights
     save_checkpoint: SaveCheckpoint
     batch: _containers.RepeatedCompositeFieldContainer[SessionResponse]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., hold_screenshots: _Optional[_Union[HoldScreenshots, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., suggest: _Optional[_Union[Suggest, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., hold_screenshots: _Optional[_Union[HoldScreenshots, _Mapping]] = ..., train_batch: _Optional[_Union[TrainBatch, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., batch: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("assignment_id", "attempt", "epoch", "sequence")
@@ -245,10 +247,20 @@ class Heartbeat(_message.Message):
     def __init__(self, sent_unix_seconds: _Optional[float] = ...) -> None: ...
 
 class Bye(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "refused")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    refused: bool
+    def __init__(self, reason: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("reason", "assignment")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    assignment: Assignment
+    def __init__(self, reason: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("assignment", "code", "message", "trajectory_ids")

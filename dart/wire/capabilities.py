@@ -23,6 +23,7 @@ RESCORE = "rescore"
 SLOTS = "slots"
 SCREENSHOT_TOKENS = "screenshot_tokens"
 SERVES_ADAPTER = "serves_adapter"
+NOTICES = "notices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ KNOWN = {
         Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
         Capability(SCREENSHOT_TOKENS, ("rollout",), "understands `screenshot_tokens` in its config"),
         Capability(SERVES_ADAPTER, ("rollout",), "understands `adapter` in its config, and takes adapters as weights"),
+        Capability(NOTICES, ("env", "rollout", "train"), "logs what the coordinator says of its mistakes (Notice)"),
         Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
     )
 }

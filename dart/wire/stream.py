@@ -115,10 +115,11 @@ class Pulse:
 
 
 class Goodbye(NamedTuple):
-    """How a stream ended on purpose. `heard`: the other end said so; `reason` is its reason."""
+    """How a stream ended on purpose. `heard`: the other end said so; `reason` is its reason. `refused`: as in Bye."""
 
     reason: str
     heard: bool
+    refused: bool = False
 
 
 class Conversation(Generic[Sent, Received]):
@@ -173,7 +174,7 @@ class Conversation(Generic[Sent, Received]):
             for message in received:
                 if message.WhichOneof("body") == "bye":
                     self.parted = True
-                    return Goodbye(message.bye.reason, heard=True)
+                    return Goodbye(message.bye.reason, heard=True, refused=message.bye.refused)
                 self._receive(message)
 
     async def _write(self) -> Goodbye:

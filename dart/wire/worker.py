@@ -21,7 +21,7 @@ import grpc
 
 from dart.errors import UserError, ungrouped
 from dart.v1 import session_pb2 as pb
-from dart.wire.capabilities import BATCHES, has
+from dart.wire.capabilities import BATCHES, NOTICES, has
 from dart.wire.channel import PROTOCOL_VERSION, Dial
 from dart.wire.outbox import MalformedError, Outbox, messages, too_large
 from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
@@ -78,7 +78,7 @@ class _Service:
             worker_id=self.options.worker_id,
             instance_id=self.instance_id,
             role=self.role.role,
-            capabilities=[*self.options.capabilities, BATCHES],
+            capabilities=[*self.options.capabilities, BATCHES, NOTICES],
             last_epoch=self.end.epoch,
             protocol_version=PROTOCOL_VERSION,
             rank=self.options.rank,
@@ -119,6 +119,9 @@ class _Service:
     def receive(self, message: pb.SessionResponse) -> None:
         """Begin to carry out a command, unless it has been already."""
         body = message.WhichOneof("body")
+        if body == "notice":
+            log.warning("the coordinator says that this worker broke a rule: %s", message.notice.reason)
+            return
         if body in (None, "heartbeat", "welcome", "reject"):
             return
         command: Command = getattr(message, body)
@@ -209,7 +212,10 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
 
 
 async def _stream(service: _Service, stop: asyncio.Event) -> str:
-    """Run one connection. Returns the reason of a Bye; raises StreamLostError if it breaks in any way."""
+    """Run one connection. Returns the reason of a Bye; raises StreamLostError if it breaks in any way.
+
+    Raises UserError if the coordinator cannot use this worker.
+    """
     options = service.options
     async with options.dial.channel() as channel:
         stream = Stream(_session_call(channel)(metadata=options.dial.metadata))
@@ -223,6 +229,8 @@ async def _stream(service: _Service, stop: asyncio.Event) -> str:
         pulse = Pulse(welcome.heartbeat_seconds, welcome.heartbeat_seconds * options.silence_factor)
         talk = Conversation(stream, service.outbox, pb.SessionRequest, pb.SessionResponse, service.receive, pulse)
         goodbye = await talk.run(service.prepare(), _say_goodbye(service.outbox, stop))
+        if goodbye.refused:
+            raise UserError(f"coordinator {options.dial.address}: {goodbye.reason}")
         return goodbye.reason if goodbye.heard else "stopped"
 
 

@@ -33,12 +33,14 @@ from dart.coordinator.service.journal import Journal
 from dart.core.curation.orders import Order
 from dart.core.fleet.conduct import FIRST_SECONDS, PROBES, STRIKES
 from dart.core.types import Block, Image, Observation, Prompt, Task, Trajectory
+from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.blobs import BlobCorrupt, BlobStore
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import OPTIONS, Dial
 from dart.wire.convert import observation_to_proto
+from dart.wire.role import Command, Reply
 from dart.wire.rules import Limits
 from dart.wire.worker import WorkerOptions, serve
 
@@ -137,22 +139,71 @@ async def test_a_worker_that_keeps_sending_rubbish_is_refused_for_a_while_and_to
             assert (await read(call)).HasField("welcome"), "another worker is not concerned"
 
 
+class Idle:
+    """A worker's role that does no work. `answer`: to every command, if it is to give one."""
+
+    role = pb.ROLE_ENV
+
+    def __init__(self, slots: int = 1, answer: Reply | None = None) -> None:
+        self.slots, self.answer = slots, answer
+
+    async def prepare(self, config_json: str) -> pb.Ready:
+        return pb.Ready(slots=self.slots)
+
+    async def handle(self, command: Command) -> Reply | None:
+        return self.answer
+
+    async def close(self) -> None: ...
+
+
+async def test_a_worker_that_cannot_be_used_ends_with_the_reason_and_is_named_until_it_is_mended() -> None:
+    async with place() as at:
+        options = WorkerOptions(Dial(at.server.address), "env-1")
+        with pytest.raises(UserError, match=r"this worker cannot be used: Ready.slots is 0, and must be from 1"):
+            await serve(Idle(slots=0), options, asyncio.Event())
+        (told,) = at.fleet.boundary.without_work(time.monotonic())
+        assert (told.kind, told.name) == ("refused", "env-1") and told.reason.startswith("Ready.slots is 0")
+        async with asyncio.TaskGroup() as tasks:
+            stop = asyncio.Event()
+            tasks.create_task(serve(Idle(), options, stop))
+            await at.ready.get()
+            assert at.fleet.boundary.without_work(time.monotonic()) == []
+            stop.set()
+
+
+async def test_a_worker_reads_in_its_own_log_which_rule_it_broke(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = Idle(answer=pb.Observed(reward=float("nan")))
+    async with place() as at, asyncio.TaskGroup() as tasks:
+        stop = asyncio.Event()
+        tasks.create_task(serve(wrong, WorkerOptions(Dial(at.server.address), "env-1"), stop))
+        worker = await at.ready.get()
+        for _ in range(STRIKES):
+            with pytest.raises(RuleBroken):
+                await worker.call(pb.Reset(assignment=pb.Assignment(assignment_id="t", attempt=1)))
+        while sum("the coordinator says" in record.message for record in caplog.records) < STRIKES:
+            await asyncio.sleep(0.01)
+        assert any("says that this worker broke a rule: Observed" in record.message for record in caplog.records)
+        (told,) = at.fleet.boundary.without_work(time.monotonic())
+        assert (told.kind, told.name) == ("worker", "env-1") and told.seconds_left > FIRST_SECONDS - 5
+        stop.set()
+
+
+async def test_a_worker_that_does_not_read_notices_gets_none() -> None:
+    async with place() as at, at.session() as call:
+        await read(call)
+        odd = pb.SessionRequest(heartbeat=pb.Heartbeat(sent_unix_seconds=float("nan")))
+        await call.write(odd.SerializeToString())
+        await call.write(pb.SessionRequest(ready=pb.Ready(slots=0)).SerializeToString())
+        while not (told := await read(call)).HasField("bye"):
+            assert told.HasField("heartbeat")
+
+
 async def test_a_worker_that_is_refused_for_a_while_dials_again_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Idle:
-        role = pb.ROLE_ENV
-
-        async def prepare(self, config_json: str) -> pb.Ready:
-            return pb.Ready(slots=1)
-
-        async def handle(self, command: object) -> None: ...
-
-        async def close(self) -> None: ...
-
     async with place() as at, asyncio.TaskGroup() as tasks:
         waits = iter([0.3])
         monkeypatch.setattr(at.fleet, "refused", lambda hello: next(waits, 0.0))
         began, stop = time.monotonic(), asyncio.Event()
-        working = tasks.create_task(serve(Idle(), WorkerOptions(Dial(at.server.address), "env-1"), stop))  # type: ignore[arg-type]
+        working = tasks.create_task(serve(Idle(), WorkerOptions(Dial(at.server.address), "env-1"), stop))
         await at.ready.get()
         assert time.monotonic() - began >= 0.3 and not working.done()
         stop.set()

@@ -47,7 +47,7 @@ def test_every_field_that_a_peer_may_send_has_a_rule_and_no_rule_is_without_a_fi
 
 def test_every_command_has_its_kind_of_answer() -> None:
     commands = {field.name for field in pb.SessionResponse.DESCRIPTOR.oneofs_by_name["body"].fields}
-    assert commands - set(rules.ANSWERS) == {"welcome", "reject", "heartbeat", "bye", "abort"}
+    assert commands - set(rules.ANSWERS) == {"welcome", "reject", "heartbeat", "bye", "abort", "notice"}
     assert rules.ANSWERED_WITH | rules.UNASKED | {"hello"} == set(rules.BODIES)
 
 

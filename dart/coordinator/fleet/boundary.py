@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dart.agent.parsing import MAX_ASPECT_RATIO
 from dart.core.fleet.conduct import Conduct, Quarantine
+from dart.core.status import Quarantined
 from dart.core.types import Image
 from dart.screenshots import header
 from dart.v1 import session_pb2 as pb
@@ -35,6 +37,7 @@ ASK_AGAIN = 8
 """How often a trainer is asked for another answer to one command."""
 REMINDERS = 8
 """Times that a trainer is sent a command again because its answer may be among what could not be used."""
+MOST_TURNED_AWAY = 64
 LATE_ANSWERS = 64
 """Answers that a worker may send beyond one for each command: for example, to commands of the previous stream."""
 
@@ -82,6 +85,8 @@ class Boundary:
         self.limits = Limits()
         self.conduct = Conduct()
         self.on_violation: list[Listener] = []
+        self._turned_away: OrderedDict[tuple[int, str], str] = OrderedDict()
+        """Why workers that have not come back since were not taken into service."""
 
     def answered(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
         """An answer, or what came instead of one. A quarantine: the worker is to be lost."""
@@ -107,26 +112,47 @@ class Boundary:
             worker.answered(owed, answer)
         else:
             self._refuse(worker, owed, broken)
-        self.broke(worker, broken)
+        self.broke(worker, broken, assignment)
         return None
 
     def ready(self, ready: pb.Ready, role: pb.Role) -> Violation | None:
         """What is wrong with a worker's Ready."""
         return rules.ready(ready, role, self.limits)
 
-    def broke(self, worker: Worker, broken: Violation) -> Quarantine | None:
-        """The worker broke a rule. A repaired violation is reported but is no strike; a trainer gets no quarantine.
+    def broke(self, worker: Worker, broken: Violation, assignment: pb.Assignment | None = None) -> Quarantine | None:
+        """The worker broke a rule, in an answer to the command of `assignment` if there is one.
 
-        While a worker is in quarantine its violations are not reported: they could fill the disk.
+        A repaired violation is reported but is no strike; a trainer gets no quarantine. While a worker is in quarantine
+        its violations are not reported, to itself neither: they could fill the disk.
         """
         now = time.monotonic()
         told = not self.conduct.seconds_left(worker.role_and_id, now)
         quarantine = None if broken.mended else self.conduct.broke(worker.role_and_id, str(broken), now)
         if told:
             log.warning("worker %s broke a rule: %s", worker.id, broken)
+            worker.notify(pb.Notice(reason=str(broken), assignment=assignment))
             for listener in self.on_violation:
                 listener(worker.id, broken, quarantine)
         return None if worker.role == pb.ROLE_TRAIN else quarantine
+
+    def turned_away(self, role_and_id: tuple[int, str], broken: Violation) -> None:
+        """The worker of this role and id was not taken into service."""
+        self._turned_away.pop(role_and_id, None)
+        self._turned_away[role_and_id] = str(broken)
+        if len(self._turned_away) > MOST_TURNED_AWAY:
+            self._turned_away.popitem(last=False)
+
+    def taken(self, role_and_id: tuple[int, str]) -> None:
+        """A worker of this role and id has been taken into service."""
+        self._turned_away.pop(role_and_id, None)
+
+    def without_work(self, now: float) -> list[Quarantined]:
+        """The workers that get no work because of what they sent. `now`: monotonic seconds."""
+        resting = self.conduct.quarantined(now)
+        return [
+            *(Quarantined("refused", name, 0.0, why) for (_, name), why in self._turned_away.items()),
+            *(Quarantined("worker", name, seconds, why) for (_, name), seconds, why in resting),
+        ]
 
     def told(self, role_and_id: tuple[int, str]) -> str:
         """What the worker of this role and id has done wrong, for people; empty for one that has done nothing."""
@@ -142,7 +168,7 @@ class Boundary:
         owed = worker.end.owed(assignment) if assignment is not None else None
         if owed is not None:
             self._refuse(worker, owed, message.violation)
-            self.broke(worker, message.violation)
+            self.broke(worker, message.violation, assignment)
             return None
         if worker.role == pb.ROLE_TRAIN:
             worker.end.remind(REMINDERS)

@@ -26,7 +26,7 @@ from dart.core.fleet.conduct import Quarantine
 from dart.screenshots.held import Held
 from dart.v1 import session_pb2 as pb
 from dart.wire import rules
-from dart.wire.capabilities import BATCHES, has
+from dart.wire.capabilities import BATCHES, NOTICES, has
 from dart.wire.outbox import Outbox, too_large
 from dart.wire.role import Command
 from dart.wire.rules import Malformed, Violation
@@ -160,6 +160,11 @@ class Worker:
         """Send a command without waiting for a reply (Abort has none; Release is sent again until it is answered)."""
         if self.state != "lost":
             self.end.issue([command], time.monotonic(), awaited=False)
+
+    def notify(self, notice: pb.Notice) -> None:
+        """Tell it what it did wrong, for its log, if it reads that."""
+        if has(self.hello, NOTICES):
+            self.outbox.put(pb.SessionResponse(notice=notice))
 
     def end_assignment(self, assignment_id: str, attempt: int) -> None:
         """No more commands of this assignment will come."""
@@ -348,9 +353,12 @@ class Fleet:
         """Take the worker into service. If its Ready breaks a rule, it gets a Bye that says why."""
         if broken := self.boundary.ready(ready, worker.role):
             if worker.state == "starting":
-                worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=f"this worker cannot be used: {broken}")))
+                why = f"this worker cannot be used: {broken}"
+                worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=why, refused=True)))
+                self.boundary.turned_away(worker.role_and_id, broken)
             return self.boundary.broke(worker, broken)
         if worker.state == "starting":
+            self.boundary.taken(worker.role_and_id)
             worker.ready, worker.state = ready, "ready"
             worker.screenshots = Held(ready.image_cache_entries)
             for listener in self.on_ready:

@@ -77,7 +77,8 @@ class StatusBoard:
     def _quarantined(self, now: float) -> tuple[Quarantined, ...]:
         tasks = [Quarantined("task", one.name, one.seconds_left, one.why) for one in self._tasks.resting(now)]
         slots = [(worker.id, worker.offered) for worker in self._fleet.of_role(pb.ROLE_ENV) if worker.offered]
-        return *tasks, *(Quarantined("environments", name, 0.0, one.reason) for name, one in slots if one.quarantined)
+        environments = [Quarantined("environments", name, 0.0, one.reason) for name, one in slots if one.quarantined]
+        return *self._fleet.boundary.without_work(now), *tasks, *environments
 
     def _way(self, figures: Figures) -> float:
         """The share of the way to the nearest stop condition, from 0 to 1."""

@@ -14,6 +14,7 @@ no episodes to a quarantined worker's environments, and the fleet refuses a work
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -122,6 +123,12 @@ class Conduct:
         record = self._records.get(worker)
         return max(0.0, record.until - now) if record else 0.0
 
+    def quarantined(self, now: float) -> Iterator[tuple[Name, float, str]]:
+        """(who, seconds left, what they did) of all that are in quarantine now, newest offenders last."""
+        for worker, record in self._records.items():
+            if now < record.until:
+                yield worker, record.until - now, self._story(record)
+
     def standing(self, worker: Name, now: float) -> Standing:
         record = self._records.get(worker)
         if record is None:
@@ -136,8 +143,7 @@ class Conduct:
         record = self._records.get(worker)
         if record is None:
             return ""
-        times = "once" if record.total == 1 else f"{record.total} times"
-        story = f"broke a rule {times}, the last: {record.last}"
+        story = self._story(record)
         match self.standing(worker, now):
             case Standing.QUARANTINED:
                 return f"quarantined for {record.until - now:.0f} s more: {story}"
@@ -145,6 +151,11 @@ class Conduct:
                 return f"on probation: {story}"
             case _:
                 return story
+
+    @staticmethod
+    def _story(record: _Record) -> str:
+        times = "once" if record.total == 1 else f"{record.total} times"
+        return f"broke a rule {times}, the last: {record.last}"
 
     def _record(self, worker: Name) -> _Record:
         record = self._records.setdefault(worker, _Record())

@@ -106,7 +106,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "quarantined": Whole(0, MOST_SLOTS),
     },
     "Heartbeat": {"sent_unix_seconds": Real(-1e12, 1e12)},
-    "Bye": {"reason": Note(NOTE_CHARACTERS)},
+    "Bye": {"reason": Note(NOTE_CHARACTERS), "refused": Yes()},
     # An unknown code is treated as none: a newer worker may know more.
     "Failure": {
         "assignment": One(),

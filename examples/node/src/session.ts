@@ -86,7 +86,10 @@ export class Session {
           else reject(new Refused(`${reason}: ${remedy}`));
         } else if (body?.$case === "bye") {
           this.send({ $case: "bye", value: {} });
-          resolve({ why: "", bye: body.value.reason });
+          if (body.value.refused) reject(new Refused(body.value.reason));
+          else resolve({ why: "", bye: body.value.reason });
+        } else if (body?.$case === "notice") {
+          log(`the coordinator says that this worker broke a rule: ${body.value.reason}`);
         } else if (body?.$case === "welcome") {
           this.welcomed(body.value);
           pulse = this.beat(body.value.heartbeatSeconds);
@@ -104,6 +107,7 @@ export class Session {
       $case: "hello",
       value: {
         protocolVersion: 1, role: Role.ROLE_ENV, workerId: this.workerId, instanceId: this.instanceId, lastEpoch: this.epoch,
+        capabilities: ["notices"],
       },
     });
     return conversation.finally(() => {
