@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripted_workers import scripted_workers
+
+from benchmarks.dashboard.scripted import scripted_workers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"

@@ -1,18 +1,15 @@
-"""`dart view` as a process of its own, and a browser that looks at it."""
+"""`dart view` as a process of its own, and a browser that looks at it; skipped where Playwright is not installed."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dart.workers.env.devtools import find_executable
+from benchmarks.dashboard import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,25 +18,12 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def viewing(*runs: Path) -> Iterator[str]:
     """Yields the address, without the slash at its end."""
-    command = [sys.executable, "-m", "dart", "view", *map(str, runs), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+?(?=/\s)", process.stdout.readline())
-        assert found, process.communicate()[0]
-        yield found[0]
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+    with served.serving(*runs) as found:
+        yield found.address
 
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
-    """The Chromium that the environments use."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_executable(None), args=["--no-sandbox", "--disable-gpu"])
-        try:
-            yield browser
-        finally:
-            browser.close()
+    pytest.importorskip("playwright.sync_api")
+    with served.browsing() as browser:
+        yield browser
