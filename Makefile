@@ -113,6 +113,7 @@ web-check: $(VENV)/installed $(WEB)/node_modules/.package-lock.json ## Check tha
 	cmp build/web/records.ts $(WEB)/src/lib/records.ts || { echo "the records have changed: run make web"; exit 1; }
 	cd $(WEB) && DART_STATIC=$(abspath build/web/static) npm run build
 	diff -r build/web/static dart/dashboard/static || { echo "the pages have changed: run make web"; exit 1; }
+	test $$(tar cz dart/dashboard/static | wc -c) -lt 1500000 || { echo "the pages are over 1.5 MB, compressed"; exit 1; }
 
 bench: install ## Run the benchmarks that take minutes; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path

@@ -289,7 +289,8 @@ export interface PoolEntry {
   uses: number
 }
 /**
- * What gets no work for a while because it kept failing while others worked. `reason` may be a worker's words.
+ * What gets no work because it kept failing while others worked, or broke rules. `reason` may be a worker's
+ * words.
  */
 export interface Quarantined {
   kind: string
