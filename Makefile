@@ -85,15 +85,21 @@ types: $(VENV)/installed ## Check types.
 imports: $(VENV)/installed ## Check which module may import which.
 	PYTHONPATH=. $(VENV)/bin/lint-imports
 
-proto: $(VENV)/installed ## Generate the Python code of the wire protocol.
-	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/dart/v1/*.proto
+# The oldest versions that pyproject.toml allows: code from newer tools refuses to run with older protobuf and grpcio.
+build/protoc/installed:
+	$(PYTHON) -m venv build/protoc
+	build/protoc/bin/python -m pip install --quiet grpcio-tools==1.80.0
+	touch $@
+
+proto: build/protoc/installed ## Generate the Python code of the wire protocol.
+	build/protoc/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/dart/v1/*.proto
 	touch dart/v1/__init__.py
 
-proto-check: $(VENV)/installed ## Check that the protocol is well-formed and compatible, and its generated code current.
+proto-check: build/protoc/installed ## Check that the protocol is well-formed and compatible, and its generated code current.
 	$(BUF) lint proto
 	$(BUF) breaking proto --against proto/released.binpb
 	rm -rf build/proto && mkdir -p build/proto
-	$(PY) -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
+	build/protoc/bin/python -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto proto/dart/v1/*.proto
 	for file in build/proto/dart/v1/*; do cmp $$file dart/v1/$$(basename $$file) || { echo "run make proto"; exit 1; }; done
 
 WEB := dart/dashboard/web

@@ -277,15 +277,18 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 
 @main.command()
 @_run_options
-def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Keep showing it until the run ends or Ctrl-C.")
+def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool, watch: bool) -> None:
     """Show what a running run is doing, or how a past one ended. RUN defaults to the newest under runs/.
 
     If the coordinator requires a token, it is read from DART_TOKEN.
     """
-    from dart.commands.status import StatusOptions
-    from dart.commands.status import status as show
+    from dart.commands import status as command
 
-    show(StatusOptions(run, address, tls_ca, as_json))
+    if watch and as_json:
+        raise UserError("--watch draws a picture and --json prints a document: leave one of them out")
+    show = command.watch if watch else command.status
+    show(command.StatusOptions(run, address, tls_ca, as_json))
 
 
 @main.command()
@@ -303,11 +306,28 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 
 @main.command()
 @click.argument("directory", default="runs", type=click.Path(path_type=Path))
-def runs(directory: Path) -> None:
-    """List past runs, newest first."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def runs(directory: Path, as_json: bool) -> None:
+    """List the runs in DIRECTORY, newest first, with their state and success. [default: runs]"""
     from dart.commands.status import list_runs
 
-    list_runs(directory)
+    list_runs(directory, as_json)
+
+
+@main.command()
+@click.argument("trajectory", required=False)
+@click.option("--run", type=click.Path(path_type=Path), help="The run directory. [default: the newest under runs/]")
+@click.option("--step", type=click.IntRange(min=1), help="Only this step, counted from 1.")
+@click.option(
+    "--images/--no-images", default=None, help="Draw the screenshots. [default: where the terminal shows pictures]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything that is known of it, as JSON.")
+def show(trajectory: str | None, run: Path | None, step: int | None, images: bool | None, as_json: bool) -> None:
+    """Show one TRAJECTORY step by step: what the policy saw, wrote and did. [default: the newest]"""
+    from dart.commands.show import ShowOptions
+    from dart.commands.show import show as draw
+
+    draw(ShowOptions(trajectory, run, step, images, as_json))
 
 
 @main.command()

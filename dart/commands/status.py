@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 import click
 from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from dart.commands.view import picture
 from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status
 from dart.errors import UserError
 from dart.inspection.condition import ask, go_on, own_certificate
+from dart.inspection.pace import Pace
+from dart.inspection.runs import list_runs as read_runs
 from dart.inspection.wording import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.wire.status import status_from_proto
+
+WATCH_SECONDS = 1.0
+WIDEST = 240
+"""Characters of a line where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,33 @@ def status(options: StatusOptions) -> None:
     assert found.directory is not None, "without --address there is a directory"
     record, figures = asyncio.run(_read(found.directory))
     _print_past(Past(found.directory.path, record, found.directory.state(record), figures), options.as_json)
+
+
+def watch(options: StatusOptions) -> None:
+    """Show a live run until it ends or Ctrl-C, then how it ended. Raises UserError when there is nothing to ask."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_watch(options))
+        if options.address is None:
+            status(options)
+        else:
+            click.echo(f"the coordinator at {options.address} answers no longer: `dart runs` lists how runs ended")
+
+
+async def _watch(options: StatusOptions) -> None:
+    pace = Pace()
+    if (found := await find(options)).live is None:
+        return
+    with Live(auto_refresh=False) as live:
+        while found.live is not None:
+            told = status_from_proto(found.live)
+            live.update(picture(told, "Ctrl-C ends this view", pace.left(told, time.monotonic())), refresh=True)
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                found = await find(options)
+            except UserError:
+                if options.address is None:
+                    raise
+                return  # it has ended
 
 
 async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
@@ -148,12 +188,31 @@ def _rises(before: ByDecoding, after: ByDecoding) -> str:
     return ", ".join(f"{name} {then.get(name, '')}{result['mean']:.1%}" for name, result in after.items())
 
 
-def list_runs(directory: Path) -> None:
-    """One line per run, newest first. Raises UserError when there is none."""
-    for run in RunDirectory.all_under(directory):
-        record, figures = asyncio.run(_read(run))
-        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-        updates = figures.counts.updates if figures else 0
-        success = f", recent success {figures.success_rate:.0%}" if figures else ""
-        state = run.state(record)
-        click.echo(f"{started}  {state:12s} {run.path}  {updates} updates{success}")
+def list_runs(directory: Path, as_json: bool) -> None:
+    """One line for each run, newest first. Raises UserError when there is none."""
+    rows = asyncio.run(read_runs([directory]))
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("started", "state", "run"):
+        table.add_column(name, no_wrap=True)
+    for name in ("updates", "trajectories", "success"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started)) if row.started else ""
+        success = "" if row.success_rate is None else f"{row.success_rate:.1%}"
+        cells = (
+            started,
+            row.state or "cannot be read",
+            row.directory,
+            f"{row.updates}",
+            f"{row.trajectories}",
+            success,
+        )
+        table.add_row(*map(Text, map(plain, cells)))
+    Console(width=None if sys.stdout.isatty() else WIDEST).print(table)
+    for row in rows:
+        if row.problem:
+            click.echo(f"{row.directory}: {plain(row.problem)}")
+    click.echo("success: of the last training trajectories (stop.window), or of the episodes of an evaluation")

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dart.core.status import Status
+from dart.inspection.pace import Pace
 from dart.inspection.wording import (
     COLUMNS,
     MOST_ROWS,
@@ -34,6 +35,7 @@ from dart.inspection.wording import (
 )
 from dart.store.records import RunState
 
+STOPS = "Ctrl-C stops the run cleanly"
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
 MOST_OF_THE_TIME = 0.02
@@ -47,6 +49,7 @@ class View:
 
     def __init__(self, directory: Path, status: Callable[[], Status], *, live: bool) -> None:
         self._directory, self._status, self._live = directory, status, live
+        self._pace = Pace()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -65,7 +68,7 @@ class View:
             last = ""
             while True:
                 status = self._status()
-                if (line := _line(status)) != last:
+                if (line := _line(status, self._pace.left(status, time.monotonic()))) != last:
                     click.echo("\n".join([line, *(line for stall in status.stalls for line in stall_lines(stall))]))
                     last = line
                 await asyncio.sleep(PLAIN_SECONDS)
@@ -73,16 +76,20 @@ class View:
             try:
                 while True:
                     began = time.perf_counter()
-                    live.update(picture(self._status()))
+                    status = self._status()
+                    live.update(picture(status, left=self._pace.left(status, time.monotonic())))
                     took = time.perf_counter() - began
                     await asyncio.sleep(max(REFRESH_SECONDS, took / MOST_OF_THE_TIME))
             finally:
                 live.update(picture(self._status()))
 
 
-def picture(status: Status) -> Panel:
-    """The whole view. Names are `Text`, because a str would be parsed as rich markup."""
-    body: list[RenderableType] = [Text(_line(status))]
+def picture(status: Status, hint: str = STOPS, left: float | None = None) -> Panel:
+    """The whole view. Names are `Text`, because a str would be parsed as rich markup.
+
+    `hint`: what keys do. `left`: seconds until the phase ends; None if that is not known.
+    """
+    body: list[RenderableType] = [Text(_line(status, left))]
     body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
     body += [Text(line, style="yellow") for line in quarantine_lines(status.quarantined)]
     by_task = status.figures.success_by_task
@@ -96,12 +103,13 @@ def picture(status: Status) -> Panel:
     if status.phase in set(RunState) and not status.workers:  # the run has ended, and this stays on the screen
         return Panel(Group(*body), title=title)
     body.append(_workers(status))
-    subtitle = Text(f"dart status --address {status.control_address}  Ctrl-C stops the run cleanly")
+    subtitle = Text(f"dart status --address {status.control_address}  {hint}")
     return Panel(Group(*body), title=title, subtitle=subtitle)
 
 
-def _line(status: Status) -> str:
-    return f"[{elapsed(status.elapsed_seconds)}] {headline(status)}"
+def _line(status: Status, left: float | None) -> str:
+    rest = "" if left is None else f", about {elapsed(left)} left"
+    return f"[{elapsed(status.elapsed_seconds)}] {headline(status)}{rest}"
 
 
 def _tasks(success_by_task: Mapping[str, float]) -> Table:

@@ -168,7 +168,7 @@ class Stall(_message.Message):
     failure: str
     advice: str
     deliberate: bool
-    def __init__(self, kind: _Optional[str] = ..., waits: _Optional[str] = ..., waits_for: _Optional[str] = ..., seconds: _Optional[float] = ..., culprit: _Optional[str] = ..., failure: _Optional[str] = ..., advice: _Optional[str] = ..., deliberate: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., waits: _Optional[str] = ..., waits_for: _Optional[str] = ..., seconds: _Optional[float] = ..., culprit: _Optional[str] = ..., failure: _Optional[str] = ..., advice: _Optional[str] = ..., deliberate: bool = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("kind", "name", "seconds_left", "reason")
@@ -307,7 +307,7 @@ class TrajectorySummary(_message.Message):
     steps: int
     fate: str
     finished_unix_seconds: float
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., steps: _Optional[int] = ..., fate: _Optional[str] = ..., finished_unix_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reward: _Optional[float] = ..., success: bool = ..., steps: _Optional[int] = ..., fate: _Optional[str] = ..., finished_unix_seconds: _Optional[float] = ...) -> None: ...
 
 class ListTrajectoriesResponse(_message.Message):
     __slots__ = ("trajectories", "next_page_token")
@@ -323,7 +323,7 @@ class GetTrajectoryRequest(_message.Message):
     WITH_IMAGES_FIELD_NUMBER: _ClassVar[int]
     id: str
     with_images: bool
-    def __init__(self, id: _Optional[str] = ..., with_images: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., with_images: bool = ...) -> None: ...
 
 class GetTrajectoryResponse(_message.Message):
     __slots__ = ("trajectory", "screenshots_removed")
@@ -331,7 +331,7 @@ class GetTrajectoryResponse(_message.Message):
     SCREENSHOTS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     trajectory: _trajectory_pb2.Trajectory
     screenshots_removed: bool
-    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., screenshots_removed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., screenshots_removed: bool = ...) -> None: ...
 
 class SubmitTasksRequest(_message.Message):
     __slots__ = ("tasks",)

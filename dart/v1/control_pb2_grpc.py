@@ -5,7 +5,7 @@ import warnings
 
 from dart.v1 import control_pb2 as dart_dot_v1_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ControlServiceStub:
+class ControlServiceStub(object):
     """For people and other programs: what the run is doing, and a few levers.
     """
 
@@ -82,7 +82,7 @@ class ControlServiceStub:
                 _registered_method=True)
 
 
-class ControlServiceServicer:
+class ControlServiceServicer(object):
     """For people and other programs: what the run is doing, and a few levers.
     """
 
@@ -200,7 +200,7 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ControlService:
+class ControlService(object):
     """For people and other programs: what the run is doing, and a few levers.
     """
 

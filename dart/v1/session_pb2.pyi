@@ -180,7 +180,7 @@ class Welcome(_message.Message):
     run_id: str
     resumed: bool
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., config_json: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., run_id: _Optional[str] = ..., resumed: bool = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("reason", "remedy", "retry_after_seconds")
@@ -224,7 +224,7 @@ class Ready(_message.Message):
     versions: _containers.ScalarMap[str, str]
     shares_blobs: bool
     longest_seconds: _containers.ScalarMap[str, float]
-    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: _Optional[bool] = ..., longest_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[int] = ..., weight_version: _Optional[int] = ..., engine_ranks: _Optional[int] = ..., image_cache_entries: _Optional[int] = ..., transfer_host: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., shares_blobs: bool = ..., longest_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Slots(_message.Message):
     __slots__ = ("count", "granted", "booting", "reason", "quarantined")
@@ -252,7 +252,7 @@ class Bye(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     refused: bool
-    def __init__(self, reason: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., refused: bool = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("reason", "assignment")
@@ -290,7 +290,7 @@ class Act(_message.Message):
     assignment: Assignment
     action: _action_pb2.Action
     last: bool
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., action: _Optional[_Union[_action_pb2.Action, _Mapping]] = ..., last: bool = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("assignment",)
@@ -320,7 +320,7 @@ class Observed(_message.Message):
     accessibility_tree: str
     last_action_error: str
     goal_images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: _Optional[bool] = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ..., evidence_json: _Optional[str] = ..., accessibility_tree: _Optional[str] = ..., last_action_error: _Optional[str] = ..., goal_images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., image: _Optional[_Union[_image_pb2.Image, _Mapping]] = ..., instruction: _Optional[str] = ..., done: bool = ..., reward: _Optional[float] = ..., seconds: _Optional[float] = ..., evidence_json: _Optional[str] = ..., accessibility_tree: _Optional[str] = ..., last_action_error: _Optional[str] = ..., goal_images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("assignment",)
@@ -486,7 +486,7 @@ class Sample(_message.Message):
     versions: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
     images: _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]
     rescore: bool
-    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., rescore: _Optional[bool] = ...) -> None: ...
+    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., group_id: _Optional[str] = ..., advantage: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ..., rescore: bool = ...) -> None: ...
 
 class TrainBatch(_message.Message):
     __slots__ = ("assignment", "update", "page", "pages", "samples", "total_samples", "total_tokens", "images")

@@ -5,7 +5,7 @@ import warnings
 
 from dart.v1 import session_pb2 as dart_dot_v1_dot_session__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CoordinatorServiceStub:
+class CoordinatorServiceStub(object):
     """Every worker dials the coordinator and holds one Session stream.
 
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The
@@ -49,7 +49,7 @@ class CoordinatorServiceStub:
                 _registered_method=True)
 
 
-class CoordinatorServiceServicer:
+class CoordinatorServiceServicer(object):
     """Every worker dials the coordinator and holds one Session stream.
 
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The
@@ -82,7 +82,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class CoordinatorService:
+class CoordinatorService(object):
     """Every worker dials the coordinator and holds one Session stream.
 
     Worker: Hello. Coordinator: Welcome (or Reject, then the stream ends). The

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +29,7 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_models(tmp_path: P
         "dart/workers/rollout/role.py",
         "dart/workers/train/role.py",
         "dart/v1/session_pb2.py",
+        "dart/dashboard/static/index.html",
         "dart/store/migrations/versions/v0003_screenshots.py",
         "dart/assets/tiny-qwen3vl/model.safetensors",
         "dart/assets/ladder/ladder.html",
@@ -43,3 +48,15 @@ def test_editable_install_imports_workers_under_dart_alone() -> None:
     code = "import importlib.util; print(importlib.util.find_spec('workers'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "None"
+
+
+def test_the_generated_code_runs_with_the_oldest_versions_that_are_allowed() -> None:
+    """Code from newer tools refuses older ones when it is imported."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    oldest = dict(each.split(">=") for each in wanted if each.startswith(("protobuf>=", "grpcio>=")))
+    for name, pattern, files in (
+        ("protobuf", r"# Protobuf Python Version: (\S+)", "*_pb2.py"),
+        ("grpcio", r"GRPC_GENERATED_VERSION = '(\S+)'", "*_pb2_grpc.py"),
+    ):
+        found = {re.search(pattern, file.read_text())[1] for file in (ROOT / "dart" / "v1").glob(files)}  # type: ignore[index]
+        assert found and all(Version(each).release[:2] == Version(oldest[name]).release for each in found), name
