@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet torch==2.13.0
-	$(PY) -m pip install --quiet -e '.[cpu,env-browser,env-desktop,rollout,train,plot,view,dev]'
+	$(PY) -m pip install --quiet -e '.[cpu,env-browser,env-desktop,rollout,train,plot,view,track,dev]'
 	$(PY) -m dart.mend
 	touch $@
 

@@ -352,6 +352,29 @@ def view(runs: tuple[Path, ...], host: str, port: int, listening: int | None, pa
 
 
 @main.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="TRACKER",
+    help="tensorboard, wandb, trackio, mlflow or swanlab; may be repeated. [default: the config's tracking.to]",
+)
+@click.option("--project", help="The project or experiment. [default: the config's tracking.project]")
+@click.option("--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
+def track(run: Path | None, to: tuple[str, ...], project: str | None, follow: bool, parent_watch: bool) -> None:
+    """Send a run to experiment trackers: curves, held-out success, trajectories as pictures, config and outcome.
+
+    Only what they have not been told yet is sent. `dart train` does this by itself where tracking.to names a tracker.
+    RUN defaults to the newest under runs/.
+    """
+    from dart.commands.track import TrackOptions
+    from dart.commands.track import track as send
+
+    send(TrackOptions(run, to, project, follow, parent_watch))
+
+
+@main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--version", "weight_version", type=int, help="Weight version. [default: the newest checkpoint]")

@@ -64,6 +64,10 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def trackers(self) -> Path:
+        return self.path / "trackers"
+
+    @property
     def coordinator_log(self) -> Path:
         return self.path / "coordinator.log"
 

@@ -19,7 +19,7 @@ from dart.core.loopback import is_loopback
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library, check_paths
 from dart.errors import UserError
-from dart.processes.dashboard import VIEW_TOKEN_ENVIRONMENT, url
+from dart.processes.beside import VIEW_TOKEN_ENVIRONMENT, url
 from dart.processes.settings import ending_signals, watch_parent
 
 

@@ -21,6 +21,7 @@ from dart.coordinator.job import Job, Train
 from dart.errors import UserError
 from dart.processes import fits
 from dart.processes.gpus import gpus_here, place
+from dart.trackers.base import KINDS, installed
 from dart.worlds.plugs import find, read_options
 
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
@@ -66,10 +67,17 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         if job.model:
             found.append(("model folder", lambda: _model(config)))
         found.append(("port", lambda: _port(config)))
+        if config.tracking.to:
+            found.append(("trackers", lambda: _trackers(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
         if job.model:
             found.append(("memory of the gpus", lambda: fits.too_much(config, job)))
     return found
+
+
+def _trackers(config: Config) -> str | None:
+    missing = [f"tracking.to names {kind}: {KINDS[kind].remedy}" for kind in config.tracking.to if not installed(kind)]
+    return "\n".join(missing) or None
 
 
 def warnings(config: Config) -> list[str]:

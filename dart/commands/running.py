@@ -22,7 +22,7 @@ from dart.coordinator.start import Start, starting_point
 from dart.errors import UserError
 from dart.inspection.condition import go_on
 from dart.malloc import keep_memory
-from dart.processes.dashboard import Beside
+from dart.processes.beside import Beside, tracking_child
 from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
@@ -134,6 +134,8 @@ async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
     """Start the local workers and the dashboard, and watch them until cancelled."""
     address = await run.address
     children = [beside.child()] if beside else []
+    if isinstance(wanted.job, Train) and wanted.config.tracking.to:
+        children.append(tracking_child(wanted.directory.path))
     if wanted.local:
         children += local_children(wanted.config, address, wanted.job)
     else:

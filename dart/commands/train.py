@@ -60,6 +60,10 @@ def train(options: TrainOptions) -> None:
     from dart.commands.plot import learning_curve
 
     picture = learning_curve(directory)
+    if config.tracking.to:
+        from dart.commands.track import last_words
+
+        last_words(directory, config.tracking.to)
     report(summary, directory.path, picture)
 
 

@@ -10,7 +10,7 @@ from dart.config.curation import Curation, DynamicLength, DynamicRollouts, Pool
 from dart.config.environment import BUILTIN_SUITE, Delay, Environment
 from dart.config.loading import load, parse
 from dart.config.policy import BUILTIN_MODELS, Agent, Model, PromptTexts, Rollout
-from dart.config.run import Checkpoint, Dashboard, Evaluation, Retention, Run, Server, Stop
+from dart.config.run import Checkpoint, Dashboard, Evaluation, Retention, Run, Server, Stop, Tracking
 from dart.config.tasks import TaskSet
 from dart.config.told import (
     ADAPTER_FOLDER,
@@ -63,6 +63,7 @@ __all__ = [
     "Supervised",
     "Sync",
     "TaskSet",
+    "Tracking",
     "TrainWorkerConfig",
     "Trainer",
     "load",

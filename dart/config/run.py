@@ -139,6 +139,22 @@ class Dashboard(Section):
     )
 
 
+TrackerKind = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
+
+
+class Tracking(Section):
+    """Experiment trackers, which a process of its own keeps informed of the run (`dart track`).
+
+    Addresses and keys are each tracker's own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, ...). Without
+    them, everything is kept in `trackers` in the run directory.
+    """
+
+    to: tuple[TrackerKind, ...] = Field((), description="Any number of them.")
+    project: str = Field("dart", min_length=1, description="The project, or experiment, that the run belongs to.")
+    pictures: int = Field(4, ge=0, le=64, description="Trajectories shown as pictures at a time; 0 for none.")
+    pictures_every_updates: Positive = Field(20, description="Updates between pictures.")
+
+
 class Server(Section):
     host: str = Field(
         "127.0.0.1", description="An address other than loopback requires all `tokens` and TLS (docs/machines.md)."

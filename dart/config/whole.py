@@ -10,7 +10,7 @@ from dart.config.base import Section
 from dart.config.curation import Curation
 from dart.config.environment import Environment
 from dart.config.policy import Agent, Model, Rollout
-from dart.config.run import Checkpoint, Dashboard, Evaluation, Retention, Run, Server, Stop, Watchdog
+from dart.config.run import Checkpoint, Dashboard, Evaluation, Retention, Run, Server, Stop, Tracking, Watchdog
 from dart.config.trainer import Schedule, Supervised, Sync, Trainer
 
 
@@ -37,6 +37,7 @@ class Config(Section):
     server: Server = Field(default_factory=Server)
     watchdog: Watchdog = Field(default_factory=Watchdog)
     dashboard: Dashboard = Field(default_factory=Dashboard)
+    tracking: Tracking = Field(default_factory=Tracking)
 
     @property
     def samples(self) -> bool:

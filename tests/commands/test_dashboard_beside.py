@@ -14,7 +14,7 @@ from dashboards.made import small_run
 
 from dart.config import Config, Dashboard, load
 from dart.errors import UserError
-from dart.processes.dashboard import Beside, listen
+from dart.processes.beside import Beside, listen
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 120

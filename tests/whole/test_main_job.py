@@ -17,10 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tracking.read_back import read_back
 
 ROOT = Path(__file__).parents[2]
 MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
 HANG_SECONDS = 900
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 pytestmark = [pytest.mark.engine, pytest.mark.browser, pytest.mark.torch]
 
@@ -63,8 +65,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command(
             "train", MINIWOB, "--quiet", "--set", "stop.updates=4", "--set", "evaluation.episodes=24",
             "--set", "trainer.trajectories_per_update=24", "--set", "checkpoint.every_updates=2",
+            "--set", f"tracking.to=[{','.join(TRACKERS)}]", "--set", "tracking.pictures_every_updates=2",
         ),
-        cwd=where, env={**os.environ, "DART_TEST_RUN": str(where)}, capture_output=True, text=True,
+        cwd=where, env={**os.environ, "DART_TEST_RUN": str(where), "WANDB_MODE": "offline"}, capture_output=True, text=True,
         timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -94,6 +97,17 @@ def test_summary_says_what_happened(finished: Path) -> None:
     causes = {"all succeeded", "all failed", "equal rewards", "stale", "replaced by a pooled success"}
     assert set(summary["dropped"]) <= causes
     assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", TRACKERS)
+def test_trackers_were_told_all_of_it(finished: Path, kind: str) -> None:
+    found = read_back(kind, finished)
+    told = {e["update"]: e["success_rate"] for e in events(finished) if e["event"] == "update"}
+    assert found["run/success_rate"] == pytest.approx(told, abs=1e-6)
+    assert set(found["trainer/loss"]) == set(told)
+    after = json.loads((finished / "summary.json").read_text())["success_after"]["greedy"]["mean"]
+    assert max(found["held_out/greedy"].items())[1] == pytest.approx(after, abs=1e-4)
+    assert json.loads((finished / "trackers" / f"{kind}.json").read_text())["over"]
 
 
 def test_every_worker_saw_the_runs_directory(finished: Path) -> None:

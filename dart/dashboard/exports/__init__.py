@@ -18,10 +18,10 @@ FORMS = {"html": "text/html", "gif": "image/gif", "mp4": "video/mp4"}
 async def export(inspector: Inspector, detail: TrajectoryDetail, form: str) -> bytes:
     """The trajectory in one of `FORMS`. Raises UserError where a package is missing, or no screenshot is left."""
     make = {"html": page, "gif": gif, "mp4": mp4}[form]
-    return await asyncio.to_thread(make, detail, await _screenshots(inspector, detail))
+    return await asyncio.to_thread(make, detail, await screenshots(inspector, detail))
 
 
-async def _screenshots(inspector: Inspector, detail: TrajectoryDetail) -> Mapping[str, tuple[bytes, str]]:
+async def screenshots(inspector: Inspector, detail: TrajectoryDetail) -> Mapping[str, tuple[bytes, str]]:
     """Digest → (bytes, media type) of what the run still holds."""
     found = {}
     pictures = [step.image for step in detail.steps] + list(detail.goal_images)

@@ -1,6 +1,8 @@
-"""The dashboard beside a run: a process of its own, so that no page that is drawn makes the coordinator wait.
+"""What runs beside a run, each in a process of its own, so that it never makes the coordinator wait: the dashboard, and
+the trackers.
 
-Its socket is bound here, before it starts: the address is known at once, and requests wait until it answers.
+The dashboard's socket is bound here, before it starts: the address is known at once, and requests wait until it
+answers.
 """
 
 from __future__ import annotations
@@ -79,6 +81,12 @@ class Beside:
         ]  # fmt: skip
         environment = {name: value for name, value in secret.items() if value}
         return Child("dashboard", command, environment, needed=False, descriptors=(descriptor,))
+
+
+def tracking_child(directory: Path) -> Child:
+    """`dart track`, which keeps the trackers of the run's config informed while it lasts."""
+    command = [sys.executable, "-m", "dart", "track", str(directory.absolute()), "--follow", "--parent-watch"]
+    return Child("track", command, needed=False)
 
 
 def url(listening: socket.socket) -> str:

@@ -1,0 +1,147 @@
+"""`dart track`: sends a run to experiment trackers, while it lasts or afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from pydantic import JsonValue
+
+from dart.config import Tracking
+from dart.errors import UserError
+from dart.inspection.inspector import Inspector
+from dart.inspection.runs import masked
+from dart.processes.settings import ending_signals, watch_parent
+from dart.rundir import RunDirectory
+from dart.store.records import RunState
+from dart.trackers.base import KINDS, Tracked, Tracker, make_tracker
+from dart.trackers.following import Following, follow, tell_outcome
+
+LOOK_SECONDS = 5.0
+LAST_WORDS_SECONDS = 300.0
+"""How long `dart train` waits at its end for what a tracker has still to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackOptions:
+    """The command line of `dart track`. `to` and `project`: as the run's config says where they are not given."""
+
+    run: Path | None = None
+    to: tuple[str, ...] = ()
+    project: str | None = None
+    follow: bool = False
+    parent_watch: bool = False
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One tracker of the run. `path`: where `at` is kept."""
+
+    kind: str
+    path: Path
+    at: Following
+    tracker: Tracker
+    count: int = 0
+    failed: str = ""
+
+
+def track(options: TrackOptions) -> None:
+    """Send what the trackers have not been told yet. Raises UserError where a tracker fails."""
+    directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
+    asyncio.run(_track(options, directory))
+
+
+async def _track(options: TrackOptions, directory: RunDirectory) -> None:
+    inspector = await Inspector.open(directory)
+    try:
+        record = await inspector.files.record()
+        tracking = Tracking.model_validate(record.config.get("tracking") or {})
+        kinds = options.to or tracking.to
+        if not kinds:
+            raise UserError(f"no tracker is named: use --to with {', '.join(KINDS)}, or set tracking.to in the config")
+        trackers = [
+            _begun(kind, options.project or tracking.project, inspector, masked(record.config)) for kind in kinds
+        ]
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in ending_signals():
+            loop.add_signal_handler(number, stop.set)
+        if options.parent_watch:
+            watch_parent(loop, stop.set)
+        await _send(inspector, trackers, tracking, stop, options)
+    finally:
+        await inspector.close()
+    for sent in trackers:
+        click.echo(f"{sent.kind}: {sent.count} updates and evaluations sent")
+    if failed := [f"tracker {sent.kind} failed: {sent.failed}" for sent in trackers if sent.failed]:
+        raise UserError("\n".join(failed) + "\nthe run itself is not concerned; `dart track RUN` goes on from here")
+
+
+def _begun(kind: str, project: str, inspector: Inspector, config: Mapping[str, JsonValue]) -> _Sent:
+    directory = inspector.files.directory
+    folder = (directory.trackers / kind).absolute()
+    tracked = Tracked(project, inspector.run_id, directory.name, config, folder)
+    path = directory.trackers / f"{kind}.json"
+    try:
+        return _Sent(kind, path, Following.read(path), make_tracker(kind, tracked))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"tracker {kind} cannot begin: {error}: check its settings, then `dart track`") from error
+
+
+async def _send(
+    inspector: Inspector, trackers: list[_Sent], tracking: Tracking, stop: asyncio.Event, options: TrackOptions
+) -> None:
+    while True:
+        record = await inspector.files.record()
+        over = inspector.files.directory.state(record) != RunState.RUNNING
+        for sent in trackers:
+            # `dart train` has the outcome sent once its learning curve is drawn
+            await _one(inspector, sent, tracking, outcome=not options.parent_watch)
+        if over or not options.follow or stop.is_set() or all(sent.failed for sent in trackers):
+            break
+        try:
+            await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+        except TimeoutError:
+            continue
+    for sent in trackers:
+        if not sent.failed:
+            try:
+                sent.tracker.close()
+            except Exception as error:  # noqa: BLE001  as below
+                sent.failed = f"{type(error).__name__}: {error}"
+
+
+async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, *, outcome: bool) -> None:
+    """A tracker that fails is told of once, and gets nothing more from this process."""
+    if sent.failed:
+        return
+    try:
+        sent.count += await follow(inspector, sent.tracker, sent.at, tracking.pictures, tracking.pictures_every_updates)
+        if outcome:
+            await tell_outcome(inspector, sent.tracker, sent.at)
+    except UserError:
+        raise  # the run cannot be read
+    except Exception as error:  # noqa: BLE001  a tracker's library raises whatever it likes
+        sent.failed = f"{type(error).__name__}: {error}"
+        click.echo(f"tracker {sent.kind} failed: {sent.failed}", err=True)
+    sent.at.write(sent.path)
+
+
+def last_words(directory: RunDirectory, to: tuple[str, ...]) -> None:
+    """Send the trackers how the run ended. What goes wrong is printed, and is no reason to fail."""
+    click.echo(f"sending the outcome to {', '.join(to)} (Ctrl-C leaves it out)")
+    command = [sys.executable, "-m", "dart", "track", str(directory.path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LAST_WORDS_SECONDS, check=False)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        click.echo(f"the trackers have not been told all: `dart track {directory.path}` sends the rest")
+        return
+    if done.returncode:
+        click.echo(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "a tracker failed", err=True)

@@ -1,0 +1,136 @@
+"""Sends a tracker what is new in a run since the last look; how far that has come is kept beside the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dart.dashboard.exports import screenshots
+from dart.dashboard.exports.frames import frames
+from dart.errors import UserError
+from dart.inspection.inspector import Inspector
+from dart.inspection.records import Curves, EvaluationPoint, TrajectoryDetail
+from dart.inspection.wording import plain
+from dart.rundir import RunDirectory
+from dart.store.records import RunKind, RunState
+from dart.trackers.base import Picture, Tracker
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FRAMES, COLUMNS, FRAME_WIDTH = 12, 4, 320
+"""The most steps in one picture, how many of them side by side, and their width in pixels."""
+_TRAINER = "trainer."
+"""Curves hold the trainer's numbers twice, also under the name that the event gives them."""
+
+
+@dataclass(slots=True)
+class Following:
+    """How far a tracker has come: the last update, the number of evaluations, the update of the last pictures."""
+
+    updates: int = 0
+    evaluations: int = 0
+    pictures: int = 0
+    over: bool = False
+    """It has been told how the run ended."""
+
+    @classmethod
+    def read(cls, path: Path) -> Following:
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".new")
+        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        aside.replace(path)
+
+
+async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures: int, every_updates: int) -> int:
+    """Send what is new and note in `at` what was sent. Returns the number of updates and evaluations.
+
+    `pictures`: trajectories shown at once; 0 for none. `every_updates`: updates between them.
+    """
+    curves = await inspector.curves()
+    sent = 0
+    for update, values in _updates(curves, at.updates):
+        tracker.numbers(update, values)
+        at.updates, sent = update, sent + 1
+    for point in curves.evaluations[at.evaluations :]:
+        tracker.numbers(point.update, _held_out(point))
+        at.evaluations, sent = at.evaluations + 1, sent + 1
+    if pictures and at.updates >= at.pictures + every_updates:
+        if shown := await _pictures(inspector, pictures):
+            tracker.pictures(at.updates, shown)
+        at.pictures = at.updates
+    return sent
+
+
+async def tell_outcome(inspector: Inspector, tracker: Tracker, at: Following) -> None:
+    """Once, when the run has finished: its summary and the picture of its learning curve."""
+    record = await inspector.files.record()
+    directory = inspector.files.directory
+    finished = directory.state(record) == RunState.FINISHED
+    complete = record.kind != RunKind.TRAINING or directory.summary.exists()
+    if at.over or not finished or not complete or record.summary is None:
+        return
+    tracker.outcome(record.summary, picture if (picture := _curve(directory)).exists() else None)
+    at.over = True
+
+
+def _curve(directory: RunDirectory) -> Path:
+    return directory.path / "learning_curve.png"
+
+
+def _updates(curves: Curves, after: int) -> Iterator[tuple[int, Mapping[str, float]]]:
+    for place, update in enumerate(curves.updates):
+        if update <= after:
+            continue
+        told: dict[str, float | None] = {f"tasks/{name}": rates[place] for name, rates in curves.by_task.items()}
+        for name, values in curves.series.items():
+            if not name.startswith(_TRAINER):
+                section = "trainer" if f"{_TRAINER}{name}" in curves.series else "run"
+                told[name.replace(".", "/") if "." in name else f"{section}/{name}"] = values[place]
+        yield update, {name: value for name, value in told.items() if value is not None and math.isfinite(value)}
+
+
+def _held_out(point: EvaluationPoint) -> Mapping[str, float]:
+    name = f"held_out/{point.decoding or 'success'}"
+    return {name: point.mean, f"{name}_low": point.low, f"{name}_high": point.high}
+
+
+async def _pictures(inspector: Inspector, count: int) -> list[Picture]:
+    """Of the newest trajectories of training; those without screenshots are left out."""
+    page = await inspector.trajectories(kind="training", limit=count)
+    shown = []
+    for row in page.rows:
+        detail = await inspector.trajectory(row.id)
+        try:
+            steps = list(frames(detail, await screenshots(inspector, detail)))
+        except UserError:
+            continue
+        shown.append(Picture(row.id, _caption(detail), sheet(steps)))
+    return shown
+
+
+def _caption(detail: TrajectoryDetail) -> str:
+    row = detail.row
+    outcome = "success" if row.success else "failure"
+    return plain(f"{row.id}: {row.instruction}: {outcome} after {row.steps} steps; {row.fate}", 400)
+
+
+def sheet(steps: Sequence[Image.Image]) -> Image.Image:
+    """The frames in rows, in one picture; of many, the first and the last."""
+    from PIL import Image
+
+    chosen = list(steps) if len(steps) <= FRAMES else [*steps[: FRAMES // 2], *steps[-FRAMES // 2 :]]
+    height = round(chosen[0].height * FRAME_WIDTH / chosen[0].width)
+    columns = min(COLUMNS, len(chosen))
+    whole = Image.new("RGB", (columns * FRAME_WIDTH, math.ceil(len(chosen) / columns) * height))
+    for number, frame in enumerate(chosen):
+        row, column = divmod(number, columns)
+        whole.paste(frame.resize((FRAME_WIDTH, height)), (column * FRAME_WIDTH, row * height))
+    return whole

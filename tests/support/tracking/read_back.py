@@ -1,0 +1,84 @@
+"""What each tracker has recorded offline in a run directory, as its own files say: name → update → number."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+Numbers = dict[str, dict[int, float]]
+BLOCK_BYTES, HEADER_BYTES = 32_768, 7
+
+
+def read_back(kind: str, run: Path) -> Numbers:
+    return {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio, "mlflow": mlflow}[kind](
+        run / "trackers" / kind
+    )
+
+
+def tensorboard(folder: Path) -> Numbers:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    return {tag: {event.step: event.value for event in read.Scalars(tag)} for tag in read.Tags()["scalars"]}
+
+
+def wandb(folder: Path) -> Numbers:
+    """From the files that `wandb sync` sends."""
+    from wandb.proto import wandb_internal_pb2
+
+    found: Numbers = defaultdict(dict)
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for encoded in _records(file.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(encoded)
+            if record.WhichOneof("record_type") != "history":
+                continue
+            told = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            for name, value in told.items():
+                if isinstance(value, int | float) and not name.startswith("_"):
+                    found[name][int(told.get("update", -1))] = value
+    return dict(found)
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """LevelDB's log format, after a header: records in blocks, in parts where one does not fit."""
+    place, parts = HEADER_BYTES, b""
+    while place + 7 <= len(data):
+        left = BLOCK_BYTES - place % BLOCK_BYTES
+        if left < 7:
+            place += left
+            continue
+        length, part = struct.unpack_from("<HB", data, place + 4)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if part in (1, 4):
+            yield parts
+            parts = b""
+
+
+def trackio(folder: Path) -> Numbers:
+    found: Numbers = defaultdict(dict)
+    (database,) = folder.glob("*.db")
+    with closing(sqlite3.connect(database)) as connection:
+        for step, encoded in connection.execute("select step, metrics from metrics"):
+            for name, value in json.loads(encoded).items():
+                if isinstance(value, int | float):
+                    found[name][step] = value
+    return dict(found)
+
+
+def mlflow(folder: Path) -> Numbers:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    (run,) = client.search_runs(experiments)
+    return {
+        name: {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
+        for name in run.data.metrics
+    }

@@ -1,0 +1,186 @@
+"""Each tracker records a run without a server; what it recorded is read back from its own files."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from dashboards.made import event, execute, small_run
+from tracking.read_back import read_back
+
+from benchmarks.dashboard.made_run import Shape
+from dart.cli import main
+from dart.inspection.inspector import Inspector
+from dart.inspection.records import Curves
+from dart.rundir import RunDirectory
+from dart.trackers import base
+from dart.trackers.following import FRAME_WIDTH, FRAMES, sheet
+
+KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
+HANG_SECONDS = 180
+SUMMARY = {"updates": 5, "success_after": {"greedy": {"mean": 0.75}}}
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return small_run(tmp_path_factory.mktemp("made"), Shape(trajectories=200, steps=4, tasks=3, width=160, height=100))
+
+
+@pytest.fixture
+def run(made: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A finished run of five updates."""
+    copied = RunDirectory(Path(shutil.copytree(made.path, tmp_path / made.name)))
+    execute(
+        copied,
+        ("update runs set state = 'finished', finished = 1790001000, summary_json = ?", (json.dumps(SUMMARY),)),
+    )
+    copied.summary.write_text(json.dumps(SUMMARY))
+    result = {"label": "after", "decoding": "greedy", "temperature": 0.0, "mean": 0.75, "low": 0.6, "high": 0.9}
+    event(copied, 9_000, "evaluation", json.dumps({**result, "episodes": 40}))
+    return copied
+
+
+def track(run: RunDirectory, *words: str) -> Result:
+    """In this process, with what a test has replaced."""
+    return CliRunner().invoke(main, ["track", str(run.path), *words])
+
+
+def tracked(run: RunDirectory, kind: str) -> str:
+    """In a process of its own, as the trackers' libraries expect; what it printed."""
+    pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
+    command = [sys.executable, "-m", "dart", "track", str(run.path), "--to", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+async def curves_of(run: RunDirectory) -> Curves:
+    inspector = await Inspector.open(run)
+    try:
+        return await inspector.curves()
+    finally:
+        await inspector.close()
+
+
+def wanted(run: RunDirectory) -> Mapping[str, Mapping[int, float]]:
+    """A few of the curves that the dashboard shows."""
+    curves = asyncio.run(curves_of(run))
+    names = {"run/success_rate": "success_rate", "trainer/loss": "loss", "fates/trained": "fates.trained"}
+    return {
+        name: dict(zip(curves.updates, curves.series[series], strict=True))  # type: ignore[arg-type]
+        for name, series in names.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_recorded_and_read_back(run: RunDirectory, kind: str) -> None:
+    tracked(run, kind)
+    found = read_back(kind, run.path)
+    for name, values in wanted(run).items():
+        assert found[name] == pytest.approx(values, rel=1e-6), name
+    assert list(found["held_out/greedy"].values()) == pytest.approx([0.75])
+    assert json.loads((run.path / "trackers" / f"{kind}.json").read_text())["over"]
+    assert f"{kind}: 0 updates and evaluations sent" in tracked(run, kind)
+    assert read_back(kind, run.path)["run/success_rate"].keys() == found["run/success_rate"].keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trajectories_are_shown_as_pictures(run: RunDirectory, kind: str) -> None:
+    execute(run, ("update runs set config_json = json_set(config_json, '$.tracking', json(?))",
+                  (json.dumps({"pictures": 2, "pictures_every_updates": 5}),)))  # fmt: skip
+    tracked(run, kind)
+    folder = run.path / "trackers" / kind
+    if kind == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        read = EventAccumulator(str(folder))
+        read.Reload()
+        assert {"trajectories/0", "trajectories/1"} <= set(read.Tags()["images"])
+    else:
+        assert len(list(folder.rglob("*.png"))) >= 2
+
+
+def test_only_what_is_new_is_sent(run: RunDirectory) -> None:
+    pytest.importorskip("tensorboardX")
+    assert "tensorboard: 6 updates and evaluations sent" in track(run, "--to", "tensorboard").output
+    event(run, 9_001, "update", json.dumps({"update": 6, "success_rate": 0.5, "trajectories": 240}))
+    assert "tensorboard: 1 updates and evaluations sent" in track(run, "--to", "tensorboard").output
+    assert read_back("tensorboard", run.path)["run/success_rate"][6] == 0.5
+
+
+class Failing:
+    """A tracker whose server goes away at the third update."""
+
+    def __init__(self, tracked: base.Tracked) -> None: ...
+
+    def numbers(self, update: int, values: Mapping[str, float]) -> None:
+        if update == 3 and not FIXED:
+            raise ConnectionError("the server is gone")
+        TOLD.append(update)
+
+    def pictures(self, update: int, pictures: Any) -> None: ...
+
+    def outcome(self, summary: Any, curve: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+TOLD: list[int] = []
+FIXED: list[bool] = []
+
+
+def test_one_that_fails_is_told_once_and_goes_on_later_where_it_was(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX")
+    module = types.ModuleType("failing_tracker")
+    module.Failing = Failing  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "failing_tracker", module)
+    monkeypatch.setitem(base.KINDS, "failing", base._Kind("failing_tracker", "Failing", ""))
+    done = track(run, "--to", "failing", "--to", "tensorboard")
+    assert done.exit_code == 2
+    assert "tracker failing failed: ConnectionError: the server is gone" in done.output
+    assert "tensorboard: 6 updates and evaluations sent" in done.output, "the others go on"
+    assert TOLD == [1, 2]
+    FIXED.append(True)
+    assert track(run, "--to", "failing").exit_code == 0
+    assert TOLD == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
+
+
+def test_what_is_wrong_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = track(run)
+    assert none.exit_code == 2 and "no tracker is named: use --to with tensorboard, wandb" in none.output
+    odd = track(run, "--to", "tensorbord")
+    assert odd.exit_code == 2 and "tracker 'tensorbord' is not known: there is tensorboard" in odd.output
+    monkeypatch.setitem(base.KINDS, "absent", base._Kind("no_such_module", "Absent", "pip install absent"))
+    absent = track(run, "--to", "absent")
+    assert absent.exit_code == 2 and "tracker absent needs no_such_module: pip install absent" in absent.output
+
+
+def test_a_sheet_shows_the_first_and_last_steps() -> None:
+    if importlib.util.find_spec("PIL") is None:
+        pytest.skip("needs Pillow")
+    from PIL import Image
+
+    frames = [Image.new("RGB", (640, 480), (number, 0, 0)) for number in range(FRAMES + 5)]
+    whole = sheet(frames)
+    assert whole.size == (4 * FRAME_WIDTH, 3 * 240)
+    assert whole.getpixel((5, 5)) == (0, 0, 0) and whole.getpixel((whole.width - 5, whole.height - 5)) == (16, 0, 0)
+    assert sheet(frames[:2]).size == (2 * FRAME_WIDTH, 240)
