@@ -67,8 +67,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--set", "trainer.trajectories_per_update=24", "--set", "checkpoint.every_updates=2",
             "--set", f"tracking.to=[{','.join(TRACKERS)}]", "--set", "tracking.pictures_every_updates=2",
         ),
-        cwd=where, env={**os.environ, "DART_TEST_RUN": str(where), "WANDB_MODE": "offline"}, capture_output=True, text=True,
-        timeout=HANG_SECONDS, check=False,
+        cwd=where, env={**os.environ, "DART_TEST_RUN": str(where), "WANDB_MODE": "offline"},
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "held-out success" in done.stdout
