@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -17,15 +18,18 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from dart.core.status import Status
 from dart.dashboard import levers
 from dart.dashboard.access import Access
 from dart.dashboard.exports import FORMS, export
 from dart.dashboard.library import Library
 from dart.dashboard.live import Streams
+from dart.dashboard.metrics import exposition
 from dart.errors import UserError
 from dart.inspection import records as r
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
+from dart.store.records import RunState
 
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
@@ -97,6 +101,7 @@ class _Handlers:
         }
         return [
             Route("/api/runs", self._runs),
+            Route("/metrics", self._metrics),
             Route("/api/compare", self._compare),
             Route(run + "/images/{sha256}", self._image),
             Route(run + "/stream", self._stream),
@@ -117,6 +122,20 @@ class _Handlers:
 
     async def _runs(self, _: Request) -> Response:
         return await _answer(await self._library.rows())
+
+    async def _metrics(self, _: Request) -> Response:
+        running = [row.id for row in await self._library.rows() if row.state == RunState.RUNNING]
+        asked = await asyncio.gather(*(self._status(run) for run in running))
+        live = [status for status in asked if status is not None]
+        return Response(exposition(live), media_type=CONTENT_TYPE_LATEST)
+
+    async def _status(self, run: str) -> Status | None:
+        """None for a run that does not answer."""
+        try:
+            found = await (await self._library.run(run)).status()
+        except UserError:
+            return None
+        return found.status if found.live else None
 
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]

@@ -1,0 +1,144 @@
+"""`/metrics` for Prometheus: every run that is live, as its coordinator says at the moment of the scrape.
+
+Counters are those of the whole run and go on when it is resumed. Seconds of slots are of the coordinator's process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from dart.core.status import Status
+
+MOST_TASKS = 200
+"""Tasks with a metric of their own; of a suite of thousands, Prometheus is told no success by task."""
+_COUNTERS = {
+    "updates": "Updates of the policy.",
+    "trajectories": "Finished training trajectories.",
+    "env_steps": "Actions in those trajectories.",
+    "weight_syncs": "Replicas that took new weights.",
+    "infrastructure_failures": "Attempts that ended because of a worker and not because of the policy.",
+    "unparsable": "Steps whose text could not be read as an action.",
+    "pooled": "Copies of pooled successes that replaced failures.",
+    "trained_steps": "Steps that were trained on.",
+    "trained_tokens": "Tokens that were trained on, of prompts and responses.",
+}
+_Of: TypeAlias = Callable[[Status], Sequence[tuple[tuple[str, ...], float]]]
+"""The values of one metric in a run, each with its labels."""
+_PARTS = {"environments": "env_time", "replicas": "rollout_time", "trainer": "trainer_time"}
+
+
+def _counted(name: str) -> _Of:
+    return lambda it: [((), getattr(it.figures.counts, name))]
+
+
+def _spent(name: str) -> _Of:
+    return lambda it: [((state,), spent) for state, spent in getattr(it, name).seconds.items()]
+
+
+def _by_role(name: str) -> _Of:
+    """The sum of a worker's field over each role."""
+    return lambda it: [
+        ((role,), sum(getattr(one, name) for one in it.workers if one.role == role))
+        for role in sorted({one.role for one in it.workers})
+    ]
+
+
+class _Live(Collector):
+    def __init__(self, statuses: Sequence[Status]) -> None:
+        self._statuses = statuses
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._gauge("info", "A live run; always 1.", ("phase",), lambda it: [((it.phase,), 1.0)])
+        for name, told in _COUNTERS.items():
+            yield self._counter(name, told, (), _counted(name))
+        yield self._counter(
+            "fates", "Trajectories by what became of them.", ("fate",),
+            lambda it: [((fate,), count) for fate, count in it.figures.counts.fates.items()],
+        )  # fmt: skip
+        for part, name in _PARTS.items():
+            yield self._counter(
+                f"{part}_slot_seconds", f"Slot-seconds of {part} since training began, by state.", ("state",),
+                _spent(name),
+            )  # fmt: skip
+        yield from self._gauges()
+        yield from self._workers()
+
+    def _gauges(self) -> Iterator[Metric]:
+        yield self._gauge(
+            "success_ratio", "Success rate of the last training trajectories.", (),
+            lambda it: [((), it.figures.success_rate)],
+        )  # fmt: skip
+        yield self._gauge(
+            "task_success_ratio", "Recent success rate by task; none with over 200 tasks.", ("task",),
+            lambda it: [] if len(it.figures.success_by_task) > MOST_TASKS
+            else [((task,), rate) for task, rate in it.figures.success_by_task.items()],
+        )  # fmt: skip
+        yield self._gauge(
+            "utilisation_ratio", "Share of slot-seconds in use since training began.", ("part",),
+            lambda it: [
+                (("environments",), it.figures.usage.env_utilisation),
+                (("replicas",), it.figures.usage.rollout_utilisation),
+                (("trainer",), it.figures.usage.trainer_utilisation),
+            ],
+        )  # fmt: skip
+        yield self._gauge(
+            "staleness_versions", "Mean age of trained trajectories, in weight versions.", (),
+            lambda it: [((), it.figures.counts.staleness.mean)],
+        )  # fmt: skip
+        yield self._gauge(
+            "trained_weight_version", "The newest version that the trainer has made.", (),
+            lambda it: [((), it.figures.counts.version)],
+        )  # fmt: skip
+        yield self._gauge(
+            "seconds_since_progress", "Seconds since each kind of progress.", ("kind",),
+            lambda it: [((kind,), seconds) for kind, seconds in it.quiet.items()],
+        )  # fmt: skip
+        yield self._gauge(
+            "stalled_seconds", "What makes no progress, and for how long; no series if nothing is stalled.",
+            ("kind", "culprit"), lambda it: [((one.kind, one.culprit), one.seconds) for one in it.stalls],
+        )  # fmt: skip
+        yield self._gauge(
+            "quarantined", "Tasks, workers and workers' environments that get no work.", ("kind",),
+            lambda it: [((kind,), n) for kind, n in Counter(one.kind for one in it.quarantined).items()],
+        )  # fmt: skip
+
+    def _workers(self) -> Iterator[Metric]:
+        yield self._gauge(
+            "workers", "Connected workers.", ("role", "state"),
+            lambda it: [(each, n) for each, n in Counter((one.role, one.state) for one in it.workers).items()],
+        )  # fmt: skip
+        for name, told in (("slots", "Slots of connected workers."), ("busy", "Slots in use.")):
+            yield self._gauge(
+                f"worker_{name}", told, ("role",),
+                _by_role(name),
+            )  # fmt: skip
+        yield self._gauge(
+            "replica_weight_version", "The version that a replica serves.", ("replica",),
+            lambda it: [((one.worker_id,), one.weight_version) for one in it.workers if one.role == "rollout"],
+        )  # fmt: skip
+
+    def _counter(self, name: str, told: str, labels: tuple[str, ...], of: _Of) -> Metric:
+        return self._filled(CounterMetricFamily(f"dart_{name}", told, labels=("run", *labels)), of)
+
+    def _gauge(self, name: str, told: str, labels: tuple[str, ...], of: _Of) -> Metric:
+        return self._filled(GaugeMetricFamily(f"dart_{name}", told, labels=("run", *labels)), of)
+
+    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, of: _Of) -> Metric:
+        for status in self._statuses:
+            for labels, value in of(status):
+                family.add_metric((status.run_id, *labels), value)
+        return family
+
+
+def exposition(statuses: Sequence[Status]) -> bytes:
+    """The metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Live(statuses))
+    return generate_latest(registry)
