@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports web web-check proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,17 @@ web-check: $(VENV)/installed $(WEB)/node_modules/.package-lock.json ## Check tha
 	cd $(WEB) && DART_STATIC=$(abspath build/web/static) npm run build
 	diff -r build/web/static dart/dashboard/static || { echo "the pages have changed: run make web"; exit 1; }
 	test $$(tar cz dart/dashboard/static | wc -c) -lt 1500000 || { echo "the pages are over 1.5 MB, compressed"; exit 1; }
+
+# With mkdocs in an environment of its own: nothing else needs it.
+build/docs/installed: $(VENV)/installed mkdocs.yml
+	rm -rf build/docs
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install --quiet 'mkdocs>=1.6,<2' 'mkdocs-material>=9.6,<10' 'mkdocs-click>=0.9' -e .
+	touch $@
+
+docs: build/docs/installed build/protoc/installed ## Build the documentation into build/site; a warning is an error.
+	build/protoc/bin/python -m grpc_tools.protoc -I proto --include_source_info --descriptor_set_out=build/protocol.binpb proto/dart/v1/*.proto
+	build/docs/bin/python -m mkdocs build --quiet --strict
 
 bench: install ## Run the benchmarks that take minutes; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path
