@@ -96,7 +96,7 @@ async def running(load: Load, folder: Path) -> AsyncIterator[tuple[PacedEnv, psu
         "checkpoint": {"every_updates": 1_000_000}, "run": {"name": "live", "directory": str(folder / "runs")},
     }  # fmt: skip
     settings["curation"] |= {"step_limit": 20}
-    settings["trainer"]["trajectories_per_update"] = load.environments  # environments never wait for an update
+    settings["trainer"]["trajectories_per_update"] = 4 * load.environments  # environments never wait for an update
     settings["environment"]["slots"] = settings["rollout"]["slots"] = load.environments
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     process = await asyncio.create_subprocess_exec(
