@@ -424,8 +424,11 @@ async def test_free_memory_is_given_back_while_it_serves(
     assert set(asked) == {"release_free_memory"}
 
 
-async def test_a_dead_engine_ends_the_worker(role: RolloutRole, engine: Engine) -> None:
+async def test_a_dead_engine_ends_the_worker(
+    role: RolloutRole, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last test: it costs the engine."""
+    monkeypatch.setattr("dart.workers.rollout.engine._RELEASE_SECONDS", 0.1)
     (process,) = engine._llm.engine_core.resources.engine_manager.processes
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineDiedError, match="Start the worker again"):

@@ -128,7 +128,7 @@ async def test_its_page_reaches_nothing_but_the_application(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_an_application_that_dies_or_hangs_is_no_reward_of_0(tmp_path: Path, number: signal.Signals) -> None:
-    async with leased(options(tmp_path, answer_seconds=10.0), 2) as [env, other]:
+    async with leased(options(tmp_path, answer_seconds=5.0), 2) as [env, other]:
         await env.reset(task("add-milk"))
         await other.reset(task("add-milk"))
         dead = process(env)
