@@ -89,7 +89,8 @@ def _note(lines: dict[str, _Line], kind: str, at: float, sequence: int, data: Ma
             line.change(at, "ready")
             line.marks.append(Mark(at, "failure", str(data.get("why", "")), sequence))
         case "update":
-            seconds = data.get("seconds")
+            trainer = data.get("trainer")
+            seconds = trainer.get("round_trip_seconds") if isinstance(trainer, dict) else None
             if isinstance(seconds, int | float):
                 line.spans.append(Span(at - seconds, at, "training", f"update {data.get('update')}"))
             line.marks.append(Mark(at, "version", f"version {data.get('version')}", sequence))

@@ -240,3 +240,22 @@ async def test_one_damaged_run_does_not_hide_the_others(run: RunDirectory, tmp_p
     rows = {row.id: row.problem for row in await list_runs([tmp_path])}
     assert rows[run.name] == ""
     assert "is damaged" in rows["damaged"]
+
+
+async def test_the_timeline_shows_workers_syncs_and_updates(run: RunDirectory) -> None:
+    told = [
+        ("worker", {"worker": "rollout-7", "state": "ready", "slots": 16, "role": "rollout"}),
+        ("sync_started", {"replica": "rollout-7", "version": 9}),
+        ("sync", {"replica": "rollout-7", "version": 9, "seconds": 1.0, "pause_seconds": 0.1}),
+        ("update", {"update": 90, "version": 90, "trainer": {"round_trip_seconds": 30.0}}),
+        ("checkpoint", {"version": 90, "path": "v90"}),
+    ]
+    for number, (kind, data) in enumerate(told):
+        event(run, 9_000 + number, kind, json.dumps(data))
+    async with opened(run) as it:
+        lanes = {lane.worker: lane for lane in (await it.timeline()).lanes}
+    assert [span.state for span in lanes["rollout-7"].spans] == ["ready", "syncing", "ready"]
+    assert [mark.text for mark in lanes["rollout-7"].marks] == ["version 9"]
+    (training,) = [span for span in lanes["trainer"].spans if span.detail == "update 90"]
+    assert training.state == "training" and training.end is not None and training.end - training.start == 30.0
+    assert {"version", "checkpoint"} <= {mark.kind for mark in lanes["trainer"].marks}
