@@ -93,10 +93,10 @@ class ScriptedTrainer:
 
 
 @asynccontextmanager
-async def scripted_workers(address: str, text: str) -> AsyncIterator[None]:
-    """One policy that says `text`, and a trainer, while the body runs."""
+async def scripted_workers(address: str, text: str, trainer: WorkerRole | None = None) -> AsyncIterator[None]:
+    """One policy that says `text`, and a trainer, while the body runs. `trainer`: by default one that does well."""
     stop = asyncio.Event()
-    roles: dict[str, WorkerRole] = {"rollout-0": ScriptedPolicy(text), "train-0": ScriptedTrainer()}
+    roles: dict[str, WorkerRole] = {"rollout-0": ScriptedPolicy(text), "train-0": trainer or ScriptedTrainer()}
     async with asyncio.TaskGroup() as tasks:
         for name, role in roles.items():
             capabilities = getattr(role, "capabilities", ())

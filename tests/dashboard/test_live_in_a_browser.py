@@ -1,0 +1,135 @@
+"""A live run in real Chromium: its page moves by itself, and says what is wrong within the watchdog's bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from benchmarks.dashboard.live import CLICK, CONFIG, PacedEnv
+from benchmarks.dashboard.scripted import ScriptedTrainer, scripted_workers
+from dart.v1 import session_pb2 as pb
+from dart.wire.channel import Dial
+from dart.wire.role import Command, CommandError, Reply, WorkerRole
+from dart.wire.worker import WorkerOptions, serve
+from dart.workers.env.devtools import find_executable
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [pytest.mark.browser]
+BOUND_SECONDS = 3.0
+HANG_SECONDS = 120.0
+GONE = "the display :99 is gone"
+
+
+class HungTrainer(ScriptedTrainer):
+    """Its session lives, and it never answers a batch."""
+
+    async def handle(self, command: Command) -> Reply | None:
+        if isinstance(command, pb.TrainBatch):
+            await asyncio.Event().wait()
+        return await super().handle(command)
+
+
+class FailingEnv(PacedEnv):
+    """Every reset fails."""
+
+    async def handle(self, command: Command) -> Reply | None:
+        if isinstance(command, pb.Reset):
+            raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, GONE)
+        return await super().handle(command)
+
+
+@contextlib.asynccontextmanager
+async def live(folder: Path, env: WorkerRole, trainer: WorkerRole | None = None) -> AsyncIterator[str]:
+    """The page of a run with these workers, as `dart coordinator` prints it."""
+    settings = yaml.safe_load(CONFIG.read_text())
+    settings |= {
+        "run": {"name": "live", "directory": str(folder / "runs")}, "server": {"port": 0}, "dashboard": {"port": 0},
+        "stop": {"updates": 100_000}, "watchdog": {"update_seconds": BOUND_SECONDS, "sampling_seconds": BOUND_SECONDS},
+    }  # fmt: skip
+    settings["trainer"]["trajectories_per_update"] = 16
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dart", "coordinator", str(folder / "config.yaml"), "--quiet",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    told: dict[str, str] = {}
+    try:
+        async with asyncio.timeout(HANG_SECONDS):
+            while not {"dashboard", "coordinator"} <= set(told):
+                words = (await process.stdout.readline()).decode().split()
+                assert words, told
+                told[words[0]] = words[1] if words[0] == "dashboard" else " ".join(words)
+        address = told["coordinator"].split("listens on ")[1].split(";")[0]
+        async with asyncio.TaskGroup() as tasks, scripted_workers(address, CLICK, trainer):
+            working = tasks.create_task(serve(env, WorkerOptions(Dial(address), "env-0"), asyncio.Event()))
+            yield told["dashboard"]
+            working.cancel()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.communicate()
+
+
+@contextlib.asynccontextmanager
+async def opened(address: str) -> AsyncIterator[Page]:
+    playwright = pytest.importorskip("playwright.async_api")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(
+            executable_path=find_executable(None), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = await browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(1000 * HANG_SECONDS)
+        await page.goto(address)
+        yield page
+        if pictures := os.environ.get("DART_PICTURES"):
+            name = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split()[0]
+            await page.screenshot(path=f"{pictures}/{name}.png")
+        await browser.close()
+
+
+async def test_a_live_page_moves_by_itself(tmp_path: Path) -> None:
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000)) as address, opened(address) as page:
+        await page.get_by_text("running", exact=True).wait_for()
+
+        async def updates() -> int:
+            told = page.get_by_text("Updates", exact=True).first.locator("xpath=following::*[1]")
+            return int((await told.inner_text()).split()[0])
+
+        async with asyncio.timeout(HANG_SECONDS):
+            while (first := await updates()) < 1:
+                await asyncio.sleep(0.1)
+            while await updates() <= first:
+                await asyncio.sleep(0.1)
+        for name in ("Workers", "Tasks", "Trajectories", "Events"):
+            await page.get_by_role("link", name=name, exact=True).first.click()
+            await page.locator("main :is(h1, h2)").first.wait_for()
+        await page.get_by_text("made version").first.wait_for()
+
+
+async def test_a_hung_trainer_is_named_on_the_page(tmp_path: Path) -> None:
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000), HungTrainer()) as address, opened(address) as page:
+        wrong = page.get_by_role("region", name="Something is wrong")
+        await wrong.wait_for()
+        told = await wrong.inner_text()
+        assert "update 1 waits for train-0 (rank 0)" in told, told
+        place = await wrong.bounding_box()
+        assert place is not None and place["y"] < 300, "it is the first thing on the page"
+
+
+async def test_a_world_whose_every_reset_fails_is_named_on_the_page(tmp_path: Path) -> None:
+    async with live(tmp_path, FailingEnv(8, 0.05, 2_000)) as address, opened(address) as page:
+        wrong = page.get_by_role("region", name="Something is wrong")
+        await wrong.wait_for()
+        told = await wrong.inner_text()
+        assert "env-0" in told and GONE in told, told
