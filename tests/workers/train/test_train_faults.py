@@ -179,10 +179,14 @@ def out_of_memory(trainer: Trainer, *, backward: bool, rows: int, length: int = 
     return tried
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(folder: Path, where: str) -> None:
+@pytest.mark.parametrize(("where", "adapter"), [("forward", {}), ("backward", {}), ("backward", {"lora": {}})])
+def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(
+    folder: Path, where: str, adapter: dict[str, Any]
+) -> None:
+    if adapter:
+        pytest.importorskip("peft")
     samples = mixed(groups=3)
-    rate = {"learning_rate": 2e-6, "loss": {"entropy_quantile": 0.4, "kl_coefficient": 0.1}}
+    rate = {"learning_rate": 2e-6, "loss": {"entropy_quantile": 0.4, "kl_coefficient": 0.1}, **adapter}
     roomy, full = (Trainer(settings(folder, microbatch_tokens=400, **rate)) for _ in range(2))
     tried = out_of_memory(full, backward=where == "backward", rows=1)
     expected, metrics = (one.update(samples, *totals(samples)) for one in (roomy, full))
