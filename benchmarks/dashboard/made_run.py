@@ -103,7 +103,10 @@ class _Maker:
         self._now = BEGAN
 
     def write(self, connection: Connection, numbers: Sequence[int]) -> None:
-        rows: Rows = {table: [] for table in (t.groups, t.trajectories, t.steps, t.screenshots, t.versions, t.events)}
+        rows: Rows = {
+            table: []
+            for table in (t.groups, t.trajectories, t.steps, t.step_entropies, t.screenshots, t.versions, t.events)
+        }
         for number in numbers:
             self._group(rows, number)
         for table, new in rows.items():
@@ -149,6 +152,8 @@ class _Maker:
             "pooled_from": "", "evidence_json": json.dumps({"done": won}), "more_json": None, "started": started,
             "finished": self._now,
         })  # fmt: skip
+        if fate == "trained":
+            rows[t.step_entropies].extend(self._entropy(name, index, version + 1) for index in range(count))
         self._made += 1
         self._steps += count
 
@@ -163,6 +168,14 @@ class _Maker:
             "token_ids": struct.pack("<i", 9) * shape.tokens, "logprobs": struct.pack("<f", -0.1) * shape.tokens,
             "mean_logprob": -0.1, "versions_json": json.dumps([[0, 0, shape.tokens]]),
             "images_json": json.dumps(shown), "more_json": None,
+        }  # fmt: skip
+
+    def _entropy(self, trajectory: str, index: int, update: int) -> dict[str, Any]:
+        of_tokens = [0.1 * (index + place % 3) for place in range(self._shape.tokens)]
+        mean = sum(of_tokens) / len(of_tokens)
+        return {
+            "trajectory_id": trajectory, "step_index": index, "update": update, "entropy": mean, "trained": index > 0,
+            "token_entropies": struct.pack(f"<{len(of_tokens)}e", *of_tokens),
         }  # fmt: skip
 
     def _update(self, rows: Rows, update: int, rate: float) -> None:

@@ -109,6 +109,9 @@ def _step(step: StepDetail, count: int) -> Iterator[RenderableType]:
         facts.append(f"mean log-probability {sum(step.logprobs) / len(step.logprobs):.3f}")
     if step.advantage is not None:
         facts.append(f"advantage {step.advantage:+.3f}")
+    if step.entropy is not None:
+        chosen = "trained on" if step.trained else "not trained on: less uncertain than most steps of its group"
+        facts.append(f"entropy {step.entropy:.3f} ({chosen})")
     if step.reading_rules:
         facts.append(f"read by {plain(step.reading_rules)}")
     if step.truncated:

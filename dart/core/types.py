@@ -135,6 +135,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class StepEntropy:
+    """How uncertain the policy before an update was at one step of its batch (high-entropy step selection)."""
+
+    trajectory_id: str
+    step_index: int
+    entropy: float
+    """H, the mean over the response's tokens, in nats."""
+    trained: bool
+    """It reached the quantile of its group's steps, so that the step was trained on."""
+    token_entropies: bytes = b""
+    """Of each token, in nats: float16, little-endian. Empty where they were too many for one message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One step to train on: what the coordinator sends to the trainer.
 

@@ -242,6 +242,13 @@ class StepDetail:
     versions: tuple[tuple[int, int, int], ...]
     """(weight version, first token, one past the last)."""
     advantage: float | None
+    entropy: float | None
+    """Of the policy before the update that had this step, the mean over its tokens, in nats; None where every step
+    trains, or none has yet."""
+    trained: bool | None
+    """Its entropy reached the quantile of its group's steps; None as above."""
+    token_entropies: tuple[float, ...]
+    """In nats, one per token; empty where they are not known."""
     accessibility_tree: str
     last_action_error: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,10 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
         more = json.loads(row["more_json"] or "{}")
         advantages = json.loads(row["advantages_json"] or "[]")
         goals = int(more.get("goal_images", 0))
-        details = [_step(files, step, advantages, tokenizer) for step in steps]
+        e = t.step_entropies.c
+        seen = connection.execute(select(t.step_entropies).where(e.trajectory_id == trajectory_id)).mappings()
+        entropies = {one["step_index"]: one for one in seen}
+        details = [_step(files, step, advantages, tokenizer, entropies.get(step["index"])) for step in steps]
         first = connection.execute(
             select(_s.images_json).where(_s.trajectory_id == trajectory_id, _s["index"] == 0)
         ).scalar_one_or_none()
@@ -145,7 +149,10 @@ def _image(files: RunFiles, one: Sequence[Any]) -> ImageRef:
     return ImageRef(sha256, width, height, files.holds(sha256))
 
 
-def _step(files: RunFiles, row: RowMapping, advantages: Sequence[float], tokenizer: Decoder | None) -> StepDetail:
+def _step(
+    files: RunFiles, row: RowMapping, advantages: Sequence[float], tokenizer: Decoder | None, seen: RowMapping | None
+) -> StepDetail:
+    """`seen`: what high-entropy step selection saw of it."""
     step = step_from_row(row)
     images = json.loads(row["images_json"])
     generation = step.generation
@@ -167,9 +174,16 @@ def _step(files: RunFiles, row: RowMapping, advantages: Sequence[float], tokeniz
         logprobs=tuple(round(value, 5) for value in generation.logprobs),
         versions=tuple((span.version, span.start, span.end) for span in generation.versions),
         advantage=advantages[step.index] if step.index < len(advantages) else None,
+        entropy=seen["entropy"] if seen else None,
+        trained=seen["trained"] if seen else None,
+        token_entropies=_float16(seen["token_entropies"]) if seen else (),
         accessibility_tree=step.accessibility_tree,
         last_action_error=step.last_action_error,
     )
+
+
+def _float16(data: bytes) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in struct.unpack(f"<{len(data) // 2}e", data))
 
 
 async def group(files: RunFiles, group_id: str) -> GroupDetail:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, ColumnElement, Connection, Executable, Table, bindparam, delete, insert, select, update
 
 from dart.core.json_text import to_json
-from dart.core.types import Task, Trajectory
+from dart.core.types import StepEntropy, Task, Trajectory
 from dart.failpoints import failpoint
 from dart.store import records as r
 from dart.store import tables as t
@@ -324,6 +324,26 @@ class Database(Reader):
         """Update `number` made weight version `version`; a run that resumed from before it makes it again."""
         row = {"version": version, "update": number, "created": created, "metrics_json": to_json(metrics)}
         await self._replace(t.versions, t.versions.c.version == version, row)
+
+    async def add_entropies(self, update_number: int, entropies: Sequence[StepEntropy]) -> None:
+        """What the update's selection of steps saw; it replaces what an earlier update saw of the same trajectories.
+
+        Those of trajectories that are not stored are left out.
+        """
+        by_trajectory: dict[str, list[dict[str, object]]] = {}
+        for one in entropies:
+            by_trajectory.setdefault(one.trajectory_id, []).append({"update": update_number, **asdict(one)})
+
+        def write(connection: Connection) -> None:
+            for some in chunks(sorted(by_trajectory)):
+                stored = connection.execute(select(t.trajectories.c.id).where(t.trajectories.c.id.in_(some))).scalars()
+                ids = list(stored)
+                connection.execute(delete(t.step_entropies).where(t.step_entropies.c.trajectory_id.in_(ids)))
+                if rows := [row for name in ids for row in by_trajectory[name]]:
+                    connection.execute(insert(t.step_entropies), rows)
+
+        if by_trajectory:
+            await self.write(write)
 
     async def add_sync(self, sync: r.SyncRecord) -> None:
         await self._insert(t.syncs, [asdict(sync)])

@@ -25,7 +25,7 @@ from sqlalchemy import (
     true,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 OLDEST_MIGRATED = 2
 """Databases of this version and later are migrated in place."""
 
@@ -147,6 +147,20 @@ steps = Table(
     Column("images_json", Text, nullable=False),
     # As in `trajectories`, for the plain fields of the step and its generation.
     Column("more_json", Text),
+)
+
+step_entropies = Table(
+    "step_entropies",
+    metadata,
+    # What high-entropy step selection saw in the last update that had the trajectory; no row where every step trains.
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
+    Column("step_index", Integer, primary_key=True, autoincrement=False),
+    Column("update", BigInteger, nullable=False),
+    Column("entropy", Double, nullable=False),
+    Column("trained", Boolean, nullable=False),
+    # float16, little-endian, one for each token; empty where they were not told.
+    Column("token_entropies", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 versions = Table(

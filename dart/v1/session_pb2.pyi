@@ -509,7 +509,7 @@ class TrainBatch(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., page: _Optional[int] = ..., pages: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., total_samples: _Optional[int] = ..., total_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_image_pb2.Image, _Mapping]]] = ...) -> None: ...
 
 class Trained(_message.Message):
-    __slots__ = ("assignment", "update", "weight_version", "metrics", "seconds", "tensors", "remarks")
+    __slots__ = ("assignment", "update", "weight_version", "metrics", "seconds", "tensors", "remarks", "step_entropies")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -524,6 +524,7 @@ class Trained(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     REMARKS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     update: int
     weight_version: int
@@ -531,7 +532,22 @@ class Trained(_message.Message):
     seconds: float
     tensors: _containers.RepeatedCompositeFieldContainer[_weights_pb2.TensorInfo]
     remarks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ..., remarks: _Optional[_Iterable[str]] = ...) -> None: ...
+    step_entropies: _containers.RepeatedCompositeFieldContainer[StepEntropy]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ..., remarks: _Optional[_Iterable[str]] = ..., step_entropies: _Optional[_Iterable[_Union[StepEntropy, _Mapping]]] = ...) -> None: ...
+
+class StepEntropy(_message.Message):
+    __slots__ = ("trajectory_id", "step_index", "entropy", "trained", "token_entropies")
+    TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    trajectory_id: str
+    step_index: int
+    entropy: float
+    trained: bool
+    token_entropies: bytes
+    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., entropy: _Optional[float] = ..., trained: bool = ..., token_entropies: _Optional[bytes] = ...) -> None: ...
 
 class SendWeights(_message.Message):
     __slots__ = ("assignment", "version", "group")

@@ -55,6 +55,9 @@ def _same(record: type, message: type[Message]) -> tuple[str, ...]:
     return tuple(name for name in t.plain_fields(record) if name in message.DESCRIPTOR.fields_by_name)
 
 
+MOST_TOLD_BYTES = 8 << 20
+"""Of tokens' entropies in one message, which may have 16 MiB."""
+_ENTROPY = _same(t.StepEntropy, spb.StepEntropy)
 _PROMPT = tag_of(spb.Generate, "prompt")
 _OBSERVED = _same(t.Observation, spb.Observed)
 _GENERATED = _same(t.Generation, spb.Generated)
@@ -390,3 +393,27 @@ def sample_from_proto(message: spb.Sample, held: Mapping[bytes, t.Image] = Mappi
         generation=generation,
         **_values(message, _SAMPLE),
     )
+
+
+def entropies_to_proto(entropies: Sequence[t.StepEntropy], most_bytes: int = MOST_TOLD_BYTES) -> list[spb.StepEntropy]:
+    """Of all steps; those of the tokens for as long as they are within `most_bytes` together."""
+    told, left = [], most_bytes
+    for one in entropies:
+        message = spb.StepEntropy(**{name: getattr(one, name) for name in _ENTROPY})
+        left -= len(one.token_entropies)
+        if left >= 0:
+            message.token_entropies = one.token_entropies
+        told.append(message)
+    return told
+
+
+def entropies_from_proto(messages: Iterable[spb.StepEntropy], samples: Iterable[t.Sample]) -> list[t.StepEntropy]:
+    """Those of steps that are among the samples of the update; tokens' only where there are as many as tokens."""
+    lengths = {(one.trajectory_id, one.index): len(one.generation.token_ids) for one in samples}
+    told = {}
+    for message in messages:
+        step = message.trajectory_id, message.step_index
+        if (length := lengths.get(step)) is not None:
+            known = message.token_entropies if len(message.token_entropies) == 2 * length else b""
+            told[step] = t.StepEntropy(token_entropies=known, **_values(message, _ENTROPY))
+    return list(told.values())

@@ -259,3 +259,16 @@ async def test_the_timeline_shows_workers_syncs_and_updates(run: RunDirectory) -
     (training,) = [span for span in lanes["trainer"].spans if span.detail == "update 90"]
     assert training.state == "training" and training.end is not None and training.end - training.start == 30.0
     assert {"version", "checkpoint"} <= {mark.kind for mark in lanes["trainer"].marks}
+
+
+async def test_a_step_shows_what_selection_saw_of_it(run: RunDirectory) -> None:
+    async with opened(run) as it:
+        trained = (await it.trajectories(fate="trained", limit=1)).rows[0]
+        steps = (await it.trajectory(trained.id)).steps
+        assert [step.trained for step in steps] == [False, *[True] * (len(steps) - 1)]
+        for step in steps:
+            assert len(step.token_entropies) == len(step.token_ids)
+            assert step.entropy == pytest.approx(sum(step.token_entropies) / len(step.token_entropies), abs=1e-3)
+        dropped = (await it.trajectories(fate="dropped", limit=1)).rows[0]
+        for step in (await it.trajectory(dropped.id)).steps:
+            assert (step.entropy, step.trained, step.token_entropies) == (None, None, ())

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from store_samples import TASK, image, trajectory
 from test_store_action_json import actions, texts
 
 from dart.core.progress import StoredCounts
-from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
+from dart.core.types import Generation, Image, Step, StepEntropy, Task, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
+from dart.store import tables as t
 from dart.store.blobs import BlobCorrupt, BlobMissing
 from dart.store.database import Database, sqlite_url
 from dart.store.reader import chunks
@@ -380,3 +382,19 @@ def test_ids_are_asked_for_in_lists_of_few_lengths(number: int) -> None:
     lists = chunks(ids)
     assert list(dict.fromkeys(one for some in lists for one in some)) == ids
     assert {len(some) for some in lists} <= {1 << power for power in range(10)}
+
+
+async def test_entropies_are_those_of_the_last_update_and_of_stored_trajectories(
+    database: Database, tmp_path: Path
+) -> None:
+    await database.open_group("g1", TASK, 2, 1.0)
+    await database.add_trajectory(trajectory("t1", "g1"))
+
+    def seen(name: str, index: int, entropy: float) -> StepEntropy:
+        return StepEntropy(name, index, entropy, entropy > 0.5, b"\x00\x3c")
+
+    await database.add_entropies(4, [seen("t1", 0, 0.2), seen("t1", 1, 0.9), seen("unknown", 0, 1.0)])
+    await database.add_entropies(5, [])
+    await database.add_entropies(7, [seen("t1", 0, 0.7)])
+    rows = await database.read(lambda connection: connection.execute(select(t.step_entropies)).all())
+    assert rows == [("t1", 0, 7, 0.7, True, b"\x00\x3c")]

@@ -189,7 +189,7 @@ def address_of_dashboard(process: subprocess.Popen[str], run: Path) -> str:
 def test_interrupted_then_resumed(tmp_path: Path) -> None:
     arguments = command("train", MINIWOB, "--quiet", "--set", "evaluation.episodes=0", "--set",
                         "trainer.trajectories_per_update=24", "--set", "stop.updates=3", "--set",
-                        "server.share_screenshots=false")  # fmt: skip
+                        "server.share_screenshots=false", "--set", "trainer.loss.entropy_quantile=0.4")  # fmt: skip
     environment = {**os.environ, "DART_TEST_RUN": str(tmp_path)}
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + HANG_SECONDS
@@ -226,6 +226,12 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
+    with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
+        seen = connection.execute(
+            """SELECT count(*), sum(e.trained), sum(length(e.token_entropies) = length(s.token_ids) / 2)
+               FROM step_entropies e JOIN steps s ON s.trajectory_id = e.trajectory_id AND s."index" = e.step_index"""
+        ).fetchone()
+    assert seen[0] >= 24 and 0 < seen[1] < seen[0] and seen[2] == seen[0], "every trained step with all its tokens"
     assert left_over(tmp_path) == []
 
 

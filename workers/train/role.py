@@ -23,6 +23,7 @@ from dart.config import TrainWorkerConfig
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
+from dart.wire.convert import entropies_to_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.train.errors import (
     CancelledUpdateError,
@@ -162,6 +163,7 @@ class TrainRole:
             metrics=metrics,
             seconds=time.perf_counter() - started,
             remarks=trainer.remarks,
+            step_entropies=entropies_to_proto(trainer.step_entropies),
             tensors=specs_to_proto(spec_of(name, tensor) for name, tensor in weights.items()),
         )
 

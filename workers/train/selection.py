@@ -8,16 +8,33 @@ from dataclasses import dataclass
 import torch
 
 from dart.algo.selection import entropy_thresholds, high_entropy_steps
+from dart.core.types import StepEntropy
 from dart.workers.train import collectives
 from dart.workers.train.batch import Row, without
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How the policy before an update scores a step. logprobs: log π_old, float32 [T]; entropy: H, in nats."""
+    """How the policy before an update scores a step. logprobs: log π_old, float32 [T]; entropy: H, in nats;
+    token_entropies: of each token, float16 [T], in host memory."""
 
     logprobs: torch.Tensor
     entropy: float
+    token_entropies: torch.Tensor
+
+
+def told(
+    before: Sequence[Sequence[Row]], after: Sequence[Sequence[Row]], scores: Mapping[int, Score]
+) -> list[StepEntropy]:
+    """What selection saw of this rank's steps: `before` it and `after` it."""
+    stayed = {id(step) for rows in after for row in rows for step in row.samples}
+    return [
+        StepEntropy(
+            step.trajectory_id, step.index, max(0.0, scores[id(step)].entropy), id(step) in stayed,
+            scores[id(step)].token_entropies.numpy().astype("<f2").tobytes(),
+        )
+        for rows in before for row in rows for step in row.samples
+    ]  # fmt: skip
 
 
 def select(

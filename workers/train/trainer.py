@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from dart.algo.steps import Totals
 from dart.config import TrainWorkerConfig
-from dart.core.types import Sample
+from dart.core.types import Sample, StepEntropy
 from dart.screenshots.lookup import BadScreenshot
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import image_pb2 as ipb
@@ -49,7 +49,7 @@ from dart.workers.train.passes.whole import Forward
 from dart.workers.train.passes.works import Learning, Scoring
 from dart.workers.train.policy import Blank, Policy
 from dart.workers.train.screenshots import ProcessedScreenshots
-from dart.workers.train.selection import Score, select
+from dart.workers.train.selection import Score, select, told
 
 SKIPS_ALLOWED = 1
 """How many optimiser steps in a row may be skipped for a non-finite gradient before its cause is looked for."""
@@ -101,6 +101,8 @@ class Trainer:
         self.token_limit = settings.microbatch_tokens
         """The most tokens of a micro-batch: half of what has ever not fitted."""
         self.remarks: list[str] = []
+        self.step_entropies: list[StepEntropy] = []
+        """Of the last update's steps on this rank; empty where every step trains."""
         """What was left out of the last update or skipped, and why."""
         self._skipped_in_a_row = 0
         self._phases = Phases(self.device)
@@ -142,12 +144,15 @@ class Trainer:
             group["lr"] = self.learning_rate(self.updates)
 
         faults = Faults()
+        self.step_entropies = []
         scores: dict[int, Score] = {}
         metrics: dict[str, float] = {}
         if settings.loss.entropy_quantile > 0:
             scores = self._score(minibatches, faults)
             minibatches = [batches.without(rows, faults.left_out) for rows in minibatches]
+            offered = minibatches
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
+            self.step_entropies = told(offered, minibatches, scores)
             totals = self._trained(totals, minibatches)
         elif settings.minibatches > 1:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.

@@ -108,7 +108,7 @@ class TrainerRanks:
         await self._complete.wait()
 
     async def update(self, number: int, batch: Sequence[ReleasedGroup]) -> pb.Trained:
-        """Train on a batch. Returns rank 0's reply, with the remarks of all ranks.
+        """Train on a batch. Returns rank 0's reply, with the remarks and entropies of all ranks.
 
         Raises TrainerLost; UnusableGroup if one group is to blame; UpdateRefused if the trainer refuses the batch twice
         without naming a sample of it.
@@ -155,6 +155,7 @@ class TrainerRanks:
         trained = replies[0]
         for other in replies[1:]:
             trained.remarks.extend(other.remarks)
+            trained.step_entropies.extend(other.step_entropies)
         return trained
 
     def _rank(self, rank: int) -> Worker:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dart.config import Config
@@ -26,13 +27,15 @@ from dart.coordinator.start import Start
 from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused, timed
 from dart.coordinator.training.syncing import WeightSync
-from dart.core.curation.batches import ReleasedGroup
+from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
+from dart.core.types import StepEntropy
 from dart.failpoints import failpoint
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
 from dart.v1 import session_pb2 as pb
+from dart.wire.convert import entropies_from_proto
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class Training:
         _, saved = await self.save()
         if self._in_flight and saved > self._progress.counts.version:
             # The trainer finished the interrupted update before it saved, so its batch counts as trained on.
-            await self._updated(self._in_flight, saved, {})
+            await self._updated(self._in_flight, saved, {}, ())
 
     async def save(self) -> tuple[str, int]:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
@@ -176,7 +179,8 @@ class Training:
                 continue
             for remark in trained.remarks[:MOST_REMARKS]:
                 self._journal.event("trainer_remark", update=number, why=remark)
-            await self._updated(batch, trained.weight_version, timed(trained, begun))
+            seen = entropies_from_proto(trained.step_entropies, samples_of(batch))
+            await self._updated(batch, trained.weight_version, timed(trained, begun), seen)
             self._sync.staged(trained.weight_version, trained.tensors)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
@@ -240,7 +244,9 @@ class Training:
                     )
         return None if waiting.cancelled() else waiting.result()
 
-    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
+    async def _updated(
+        self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float], seen: Sequence[StepEntropy]
+    ) -> None:
         """The next update has trained on the batch and made version `made`, which differs from the last unless the
         trainer had to skip every optimiser step."""
         self._in_flight = None
@@ -255,6 +261,7 @@ class Training:
             await self._data.consumed(batch, update, before)
         failpoint("batch-consumed")
         await self._database.add_version(made, update, metrics, time.time())
+        await self._database.add_entropies(update, seen)
         self._log_update(batch)
 
     def _done(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,14 @@ def test_steps_below_the_quantile_do_not_train_but_count(folder: Path, aggregati
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6 * minibatches)
     assert "selected_share" not in expected and "entropy_threshold" not in expected
+    told = {(one.trajectory_id, one.step_index): one for one in selecting.step_entropies}
+    assert everything.step_entropies == [] and len(told) == len(samples)
+    for one in samples:
+        seen = told[one.trajectory_id, one.step_index]
+        assert seen.entropy == pytest.approx(entropy[id(one)], abs=1e-5)
+        assert seen.trained == (one.advantage != 0.0)
+        of_tokens = struct.unpack(f"<{len(one.token_ids)}e", seen.token_entropies)
+        assert sum(of_tokens) / len(of_tokens) == pytest.approx(seen.entropy, rel=2e-3)
 
 
 def test_only_selection_and_later_minibatches_cost_a_pass(folder: Path) -> None:

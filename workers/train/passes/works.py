@@ -60,7 +60,9 @@ class Scoring:
         check_finite(part, inputs.steps, logprobs + entropy, "its log-probs are not finite")
         entropies = inputs.steps.means(entropy).tolist()
         pieces = logprobs.split(inputs.steps.lengths.tolist())
-        scores = {id(s): Score(piece, h) for s, piece, h in zip(samples_of(part), pieces, entropies, strict=True)}
+        tokens = entropy.to("cpu", torch.float16).split(inputs.steps.lengths.tolist())
+        scored = zip(samples_of(part), pieces, entropies, tokens, strict=True)
+        scores = {id(sample): Score(piece, mean, each) for sample, piece, mean, each in scored}
         return lambda: self.scores.update(scores)
 
 

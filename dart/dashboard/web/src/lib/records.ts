@@ -419,6 +419,9 @@ export interface StepDetail {
   logprobs: number[]
   versions: [unknown, unknown, unknown][]
   advantage: number | null
+  entropy: number | null
+  trained: boolean | null
+  token_entropies: number[]
   accessibility_tree: string
   last_action_error: string
 }
