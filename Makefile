@@ -51,7 +51,7 @@ build/references/installed: $(VENV)/installed
 
 references: build/references/installed ## Install verl and trl, whose equations ours are tested against.
 
-# One megabyte of the wheel's 340, read out of it by ranges: tests/workers/train/test_weights_nccl.py runs the transfer
+# One megabyte of the wheel's 340, read out of it by ranges: tests/workers/weights/test_weights_nccl.py runs the transfer
 # with these files. Does nothing where they are there already.
 gpu-files: $(VENV)/installed ## Fetch the files of the GPU version of vLLM that the weight transfer is tested with.
 	@$(PY) tests/support/vllm_alone/fetch.py build/vllm-gpu \

@@ -283,7 +283,7 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 
     If the coordinator requires a token, it is read from DART_TOKEN.
     """
-    from dart.commands import status as command
+    from dart.commands.look import status as command
 
     if watch and as_json:
         raise UserError("--watch draws a picture and --json prints a document: leave one of them out")
@@ -298,8 +298,8 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 
     If the coordinator requires a token, it is read from DART_TOKEN.
     """
-    from dart.commands.status import StatusOptions
-    from dart.commands.why import why as explain
+    from dart.commands.look.status import StatusOptions
+    from dart.commands.look.why import why as explain
 
     explain(StatusOptions(run, address, tls_ca, as_json))
 
@@ -309,7 +309,7 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(directory: Path, as_json: bool) -> None:
     """List the runs in DIRECTORY, newest first, with their state and success. [default: runs]"""
-    from dart.commands.status import list_runs
+    from dart.commands.look.status import list_runs
 
     list_runs(directory, as_json)
 
@@ -324,8 +324,8 @@ def runs(directory: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Everything that is known of it, as JSON.")
 def show(trajectory: str | None, run: Path | None, step: int | None, images: bool | None, as_json: bool) -> None:
     """Show one TRAJECTORY step by step: what the policy saw, wrote and did. [default: the newest]"""
-    from dart.commands.show import ShowOptions
-    from dart.commands.show import show as draw
+    from dart.commands.look.show import ShowOptions
+    from dart.commands.look.show import show as draw
 
     draw(ShowOptions(trajectory, run, step, images, as_json))
 
@@ -345,8 +345,8 @@ def view(runs: tuple[Path, ...], host: str, port: int, listening: int | None, pa
     interrupted, and nothing in them is changed. A host that is open to the network needs a token, which is read from
     DART_VIEW_TOKEN or made, and is part of the address that is printed.
     """
-    from dart.commands.dashboard import ViewOptions
-    from dart.commands.dashboard import view as serve
+    from dart.commands.look.dashboard import ViewOptions
+    from dart.commands.look.dashboard import view as serve
 
     serve(ViewOptions(runs, host, port, listening, parent_watch))
 

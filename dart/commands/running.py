@@ -89,7 +89,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)
 
-        from dart.commands.view import View
+        from dart.commands.look.view import View
 
         try:
             live = not wanted.quiet and sys.stdout.isatty()

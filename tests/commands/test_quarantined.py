@@ -12,8 +12,8 @@ from rich.console import Console
 
 from benchmarks.instant import settings
 from benchmarks.simulation.store import NoDatabase
-from dart.commands import status, why
-from dart.commands.view import picture
+from dart.commands.look import status, why
+from dart.commands.look.view import picture
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start

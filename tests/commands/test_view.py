@@ -10,8 +10,8 @@ from rich.console import Console
 
 from benchmarks.instant import settings
 from benchmarks.simulation.store import NoDatabase
-from dart.commands.status import _print_live
-from dart.commands.view import picture
+from dart.commands.look.status import _print_live
+from dart.commands.look.view import picture
 from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dart.commands.status import StatusOptions
-from dart.commands.why import why
+from dart.commands.look.status import StatusOptions
+from dart.commands.look.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts
 from dart.core.status import Figures, Stall, Status, Usage

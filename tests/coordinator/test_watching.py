@@ -15,8 +15,8 @@ from fleet_samples import World, replica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dart import config
-from dart.commands.status import StatusOptions
-from dart.commands.why import why
+from dart.commands.look.status import StatusOptions
+from dart.commands.look.why import why
 from dart.coordinator.fleet.sessions import Worker
 from dart.coordinator.job import Train
 from dart.coordinator.run import Interrupted, Run

@@ -19,7 +19,7 @@ from dart import config
 from dart.agent.episode import EpisodeSpec, run_episode
 from dart.agent.grammar import make_grammar
 from dart.cli import main
-from dart.commands.view import picture
+from dart.commands.look.view import picture
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.sampling.data import DataManager, _rules

@@ -3,7 +3,7 @@
 The receiving end is vLLM's built-in "nccl" engine. Here the coordinator tells both ends when to act, so the `client`
 through which vLLM's trainer engine would call the replica does nothing.
 
-CI has no GPU: tests/workers/train/test_weights_nccl.py runs this with the transfer files of both vLLM versions and a
+CI has no GPU: tests/workers/weights/test_weights_nccl.py runs this with the transfer files of both vLLM versions and a
 communicator that copies in memory, and NCCL itself is not run. NCCL does not time out by itself: if a replica dies
 during a broadcast, the sending thread hangs in it. `open`, `send` and `close` therefore give up waiting after the
 timeout and abandon that thread and its communicator.

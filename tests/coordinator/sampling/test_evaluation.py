@@ -16,9 +16,9 @@ from test_coordinator_data import environments
 
 from dart.cli import main
 from dart.commands import evaluate as command
+from dart.commands.look.status import _rises
 from dart.commands.plot import read_metrics
 from dart.commands.running import JobRun
-from dart.commands.status import _rises
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.view import picture
+from dart.commands.look.view import picture
 from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON
 from dart.core.status import Figures, Status

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from dart.commands.status import StatusOptions, find
+from dart.commands.look.status import StatusOptions, find
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Status
 from dart.inspection.condition import read_ended

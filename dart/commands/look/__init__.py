@@ -1,0 +1,1 @@
+"""Commands that look at a run, live or past, and change nothing of it."""
