@@ -8,7 +8,7 @@ counter is a field of `Counts` and a line in the event that counts it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dart.core.curation.batches import ReleasedGroup
@@ -128,6 +128,12 @@ class Progress:
         self._update_seconds: deque[float] = deque(maxlen=RECENT_TIMES)
 
     @property
+    def window(self) -> int:
+        """The number of trajectories that `success_rate` is taken over."""
+        assert self._recent.maxlen is not None
+        return self._recent.maxlen
+
+    @property
     def phase(self) -> str:
         """ "starting", "evaluating", "collecting", "training", "finished", "interrupted" or "failed"."""
         return self._phase
@@ -167,12 +173,15 @@ class Progress:
         for step in trajectory.steps:
             if step.reading_rules:
                 self._new_rules.update(step.reading_rules.split())
-        self._recent.append(trajectory.success)
-        recent = self._recent_by_task.get(trajectory.task.name)
-        if recent is None:
-            recent = self._recent_by_task[trajectory.task.name] = deque(maxlen=RECENT_PER_TASK)
-        recent.append(trajectory.success)
+        self._ended(trajectory.task.name, trajectory.success)
         self._trajectory_seconds.append(trajectory.finished - trajectory.started)
+
+    def _ended(self, task: str, success: bool) -> None:
+        self._recent.append(success)
+        recent = self._recent_by_task.get(task)
+        if recent is None:
+            recent = self._recent_by_task[task] = deque(maxlen=RECENT_PER_TASK)
+        recent.append(success)
 
     def attempt_failed(self) -> None:
         """A worker, not the policy, ended an attempt."""
@@ -208,12 +217,14 @@ class Progress:
         """A replica has taken new weights."""
         self._counts = replace(self.counts, weight_syncs=self.counts.weight_syncs + 1)
 
-    def restore(self, stored: StoredCounts, logged: Counts | None) -> None:
+    def restore(self, stored: StoredCounts, logged: Counts | None, recent: Iterable[tuple[str, bool]] = ()) -> None:
         """Continue counting where an earlier process ended.
 
         `logged`: what the database does not count, as of the last update; None before the first. Updates and version
-        are the checkpoint's (`resumed`).
+        are the checkpoint's (`resumed`). `recent`: (task, success) of the last trajectories, oldest first.
         """
+        for task, success in recent:
+            self._ended(task, success)
         logged = logged or Counts()
         # Steps trained on after the last checkpoint no longer count as trained on. Tokens are not stored by step, so
         # their number is estimated.

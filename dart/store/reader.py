@@ -200,6 +200,14 @@ class Reader:
         rows = await self._rows(wanted)
         return int(rows[0]["count"])
 
+    async def recent_outcomes(self, most: int) -> list[tuple[str, bool]]:
+        """(name of the task, success) of the last training roll-outs, oldest first; copies from the pool are none."""
+        c, g = t.trajectories.c, t.groups.c
+        groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
+        own = (c.run_id == self.run_id, c.pooled_from == "", c.group_id.in_(groups))
+        newest = select(c.task_name, c.success).where(*own).order_by(c.finished.desc(), c.id.desc()).limit(most)
+        return [(row["task_name"], row["success"]) for row in reversed(await self._rows(newest))]
+
     async def totals(self) -> StoredCounts:
         """Totals of the training roll-outs and of pooled copies so far."""
         c, g = t.trajectories.c, t.groups.c

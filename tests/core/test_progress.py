@@ -52,6 +52,15 @@ def test_steps_are_counted_by_the_rules_that_reading_them_took() -> None:
     assert resumed.counts.reading_rules == {"quotes": 2, "one-line": 1}
 
 
+def test_success_goes_on_where_an_earlier_process_ended() -> None:
+    resumed = Progress(3)
+    resumed.restore(StoredCounts(5, 10, 0, 0, 0, {}), None, [("a", False), ("a", True), ("b", True), ("b", True)])
+    assert resumed.success_rate == 1.0 and resumed.window_full
+    assert resumed.success_by_task == {"a": 0.5, "b": 1.0}
+    resumed.trajectory_finished(replace(rolled_out(), success=False))
+    assert resumed.success_rate == pytest.approx(2 / 3)
+
+
 def test_an_update_counts_its_steps_tokens_fates_and_staleness() -> None:
     progress = Progress(1)
     group = ReleasedGroup.evenly("g", (rolled_out(steps=2), rolled_out(steps=1)), (1.0, -1.0))

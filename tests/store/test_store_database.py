@@ -301,6 +301,8 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
         "g1", GroupState.RELEASED, reason, "pending", {"copy": (1.0, 1.0, 1.0)}, 41.0, pooled=copy
     )
     assert await database.totals() == StoredCounts(4, 8, 0, 1, 0, {})
+    assert await database.recent_outcomes(3) == [(TASK.name, True), (TASK.name, False), (TASK.name, True)]
+    assert len(await database.recent_outcomes(100)) == 4
     await database.consume_groups(["g1"], 7)
     totals = await database.totals()
     assert (totals.fates, totals.trained_steps) == ({"trained": 5}, 8 + 3)
