@@ -55,6 +55,8 @@ def _same(record: type, message: type[Message]) -> tuple[str, ...]:
     return tuple(name for name in t.plain_fields(record) if name in message.DESCRIPTOR.fields_by_name)
 
 
+MOST_TOLD_STEPS = 4_000
+"""In one answer of one rank. It also lists the weights, and one with too many fields is refused (`rules.crowds`)."""
 MOST_TOLD_BYTES = 8 << 20
 """Of tokens' entropies in one message, which may have 16 MiB."""
 _ENTROPY = _same(t.StepEntropy, spb.StepEntropy)
@@ -396,9 +398,9 @@ def sample_from_proto(message: spb.Sample, held: Mapping[bytes, t.Image] = Mappi
 
 
 def entropies_to_proto(entropies: Sequence[t.StepEntropy], most_bytes: int = MOST_TOLD_BYTES) -> list[spb.StepEntropy]:
-    """Of all steps; those of the tokens for as long as they are within `most_bytes` together."""
+    """Of the first `MOST_TOLD_STEPS` steps; those of tokens for as long as they are within `most_bytes` together."""
     told, left = [], most_bytes
-    for one in entropies:
+    for one in entropies[:MOST_TOLD_STEPS]:
         message = spb.StepEntropy(**{name: getattr(one, name) for name in _ENTROPY})
         left -= len(one.token_entropies)
         if left >= 0:

@@ -150,7 +150,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "seconds": SECONDS,
         "tensors": Many(MOST_TENSORS, One()),
         "remarks": Many(1_000, Words(4_096)),
-        "step_entropies": Many(MOST_BATCH * 50, One()),
+        "step_entropies": Many(MOST_BATCH, One()),
     },
     "StepEntropy": {
         "trajectory_id": Text(1_024, 1), "step_index": Whole(0, 1 << 20), "entropy": Real(0.0, 1e4), "trained": Yes(),
