@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,9 @@ class _Handlers:
             "/status": lambda it, _: it.status(),
             "/curves": lambda it, _: it.curves(),
             "/timeline": lambda it, request: it.timeline(_real(request, "from"), _real(request, "to")),
+            "/episodes": lambda it, request: it.episodes(
+                _real(request, "from") or 0.0, _real(request, "to") or math.inf
+            ),
             "/tasks": lambda it, _: it.tasks(),
             "/tasks/{suite}/{name:path}": lambda it, request: it.task(
                 request.path_params["suite"], request.path_params["name"]

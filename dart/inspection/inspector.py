@@ -55,6 +55,9 @@ class Inspector:
     async def timeline(self, start: float | None = None, end: float | None = None) -> r.Timeline:
         return await timeline.timeline(self.files, start, end)
 
+    async def episodes(self, start: float, end: float) -> r.Episodes:
+        return await timeline.episodes(self.files, start, end)
+
     async def tasks(self) -> list[r.TaskRow]:
         return await tasks.tasks(self.files)
 

@@ -142,7 +142,7 @@ class Lane:
 
     worker: str
     role: str
-    """ "env", "rollout" or "train"."""
+    """ "env", "rollout" or "train"; "episode" for trajectories that ran one after the other."""
     spans: tuple[Span, ...]
     marks: tuple[Mark, ...]
 
@@ -152,6 +152,15 @@ class Timeline:
     start: float
     end: float
     lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """The trajectories of a stretch of time, in as few lanes as ran at once. A span's `detail` begins with the id."""
+
+    count: int
+    lanes: tuple[Lane, ...]
+    """None if there are too many to show."""
 
 
 # ---- trajectories ----

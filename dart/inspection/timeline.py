@@ -6,6 +6,7 @@ in between is not recorded; while a run is live, its status has that (`records.R
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ from pydantic import JsonValue
 from sqlalchemy import func, select
 
 from dart.inspection.opening import RunFiles
-from dart.inspection.records import Lane, Mark, Span, Timeline
+from dart.inspection.records import Episodes, Lane, Mark, Span, Timeline
 from dart.store import tables as t
 
 KINDS = ("worker", "environments", "violation", "left_out", "sync_started", "sync", "sync_failed", "update", "stalled",
          "checkpoint", "trainer_lost", "trainer_remark")  # fmt: skip
+MOST_EPISODES = 3_000
 TRAINER = "trainer"
 """The lane of all ranks together."""
 _ROLES = {"env": "env", "rollout": "rollout", "train": "train"}
@@ -68,6 +70,35 @@ async def timeline(files: RunFiles, start: float | None, end: float | None) -> T
         for name, line in lines.items()
     ]
     return Timeline(shown_from, shown_to, tuple(sorted(lanes, key=lambda lane: (_ORDER.index(lane.role), lane.worker))))
+
+
+async def episodes(files: RunFiles, start: float, end: float) -> Episodes:
+    """The trajectories between two times, packed into lanes as environments run them: one after the other.
+
+    Which environment an episode had is not recorded, so a lane is no particular one of them.
+    """
+    c = t.trajectories.c
+    within = (c.run_id == files.run_id, c.finished >= start, c.started <= end)
+    columns = (c.id, c.task_name, c.success, c.steps, c.started, c.finished)
+    rows = await files.rows(select(*columns).where(*within).order_by(c.started, c.id).limit(MOST_EPISODES + 1))
+    if len(rows) > MOST_EPISODES:
+        counted = await files.rows(select(func.count().label("count")).select_from(t.trajectories).where(*within))
+        return Episodes(int(counted[0]["count"]), ())
+    lanes: list[list[Span]] = []
+    free: list[tuple[float, int]] = []
+    """When each lane's last episode ended, and the lane: the earliest first."""
+    for row in rows:
+        if free and free[0][0] <= row["started"]:
+            _, place = heapq.heappop(free)
+        else:
+            place = len(lanes)
+            lanes.append([])
+        heapq.heappush(free, (row["finished"], place))
+        told = f"{row['id']}: {row['task_name']}, {row['steps']} steps"
+        outcome = "success" if row["success"] else "failure"
+        lanes[place].append(Span(row["started"], row["finished"], outcome, told))
+    named = (Lane(f"{number}", "episode", tuple(spans), ()) for number, spans in enumerate(lanes, 1))
+    return Episodes(len(rows), tuple(named))
 
 
 def _note(lines: dict[str, _Line], kind: str, at: float, sequence: int, data: Mapping[str, JsonValue]) -> None:

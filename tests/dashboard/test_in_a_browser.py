@@ -233,6 +233,24 @@ def test_a_table_of_thousands_is_sorted_and_searched(page: Page, address: str, r
     )
 
 
+def test_an_episode_on_the_timeline_opens_its_trajectory(page: Page, address: str, run: RunDirectory) -> None:
+    visit(page, address, run, "workers")
+    timeline = page.get_by_role("group", name="Timeline of")
+    timeline.get_by_text("Episodes", exact=True).wait_for()
+    plot = page.locator("canvas")
+    box = plot.bounding_box()
+    assert box is not None
+    heading = timeline.get_by_text("Episodes", exact=True).bounding_box()
+    assert heading is not None
+    row = heading["y"] + 1.5 * heading["height"] + 4
+    for share in (0.2, 0.35, 0.5, 0.65, 0.8):  # an episode is somewhere along its lane
+        page.mouse.move(box["x"] + share * box["width"], row)
+        if page.get_by_text("Click to open the trajectory").count():
+            page.mouse.click(box["x"] + share * box["width"], row)
+            break
+    page.wait_for_url("**/trajectories/g*")
+
+
 def test_every_step_can_be_linked_to(page: Page, address: str, run: RunDirectory) -> None:
     visit(page, address, run, "trajectory")
     page.keyboard.press("ArrowRight")

@@ -272,3 +272,24 @@ async def test_a_step_shows_what_selection_saw_of_it(run: RunDirectory) -> None:
         dropped = (await it.trajectories(fate="dropped", limit=1)).rows[0]
         for step in (await it.trajectory(dropped.id)).steps:
             assert (step.entropy, step.trained, step.token_entropies) == (None, None, ())
+
+
+async def test_episodes_are_packed_into_as_few_lanes_as_ran_at_once(run: RunDirectory) -> None:
+    times = {"1": (10.0, 20.0), "2": (12.0, 15.0), "3": (15.0, 30.0), "4": (21.0, 25.0)}
+    move = "update trajectories set started = ?, finished = ? where id = ?"
+    execute(run, *((move, (*span, f"g000001-{name}")) for name, span in times.items()))
+    async with opened(run) as it:
+        found = await it.episodes(5.0, 100.0)
+        lanes = [[span.detail.split(":")[0] for span in lane.spans] for lane in found.lanes]
+        assert lanes == [["g000001-1", "g000001-4"], ["g000001-2", "g000001-3"]] and found.count == 4
+        assert {span.state for lane in found.lanes for span in lane.spans} <= {"success", "failure"}
+        assert [len(lane.spans) for lane in (await it.episodes(22.0, 24.0)).lanes] == [1, 1]
+        everything = await it.episodes(0.0, float("inf"))
+        assert everything.count == SMALL.trajectories
+
+
+async def test_too_many_episodes_are_counted_and_not_shown(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dart.inspection.timeline.MOST_EPISODES", 50)
+    async with opened(run) as it:
+        found = await it.episodes(0.0, float("inf"))
+    assert (found.count, found.lanes) == (SMALL.trajectories, ())

@@ -2,6 +2,7 @@
 import type {
   Comparison,
   Curves,
+  Episodes,
   EventPage,
   GroupDetail,
   RunOverview,
@@ -29,6 +30,7 @@ export const api = {
   status: (run: string): Address<RunStatus> => of(run, '/status'),
   curves: (run: string): Address<Curves> => of(run, '/curves'),
   timeline: (run: string, values?: { from?: number; to?: number }): Address<Timeline> => of(run, '/timeline', values),
+  episodes: (run: string, values?: { from?: number; to?: number }): Address<Episodes> => of(run, '/episodes', values),
   tasks: (run: string): Address<TaskRow[]> => of(run, '/tasks'),
   task: (run: string, suite: string, name: string): Address<TaskDetail> => of(run, `/tasks/${e(suite)}/${e(name)}`),
   trajectories: (run: string, values?: Query): Address<TrajectoryPage> => of(run, '/trajectories', values),

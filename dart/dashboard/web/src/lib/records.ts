@@ -7,6 +7,7 @@ export interface Everything {
   Comparison: Comparison
   Counts: Counts
   Curves: Curves
+  Episodes: Episodes
   EvaluationPoint: EvaluationPoint
   EventPage: EventPage
   EventRow: EventRow
@@ -168,6 +169,40 @@ export interface EvaluationPoint {
   episodes: number
 }
 /**
+ * The trajectories of a stretch of time, in as few lanes as ran at once. A span's `detail` begins with the id.
+ */
+export interface Episodes {
+  count: number
+  lanes: Lane[]
+}
+/**
+ * One worker's line in the timeline.
+ */
+export interface Lane {
+  worker: string
+  role: string
+  spans: Span[]
+  marks: Mark[]
+}
+/**
+ * A worker's state from `start` to `end`; `end` None lasts until now.
+ */
+export interface Span {
+  start: number
+  end: number | null
+  state: string
+  detail: string
+}
+/**
+ * Something that happened to a worker at one moment.
+ */
+export interface Mark {
+  at: number
+  kind: string
+  text: string
+  sequence: number | null
+}
+/**
  * Newest first.
  */
 export interface EventPage {
@@ -249,33 +284,6 @@ export interface ImageRef {
   width: number
   height: number
   held: boolean
-}
-/**
- * One worker's line in the timeline.
- */
-export interface Lane {
-  worker: string
-  role: string
-  spans: Span[]
-  marks: Mark[]
-}
-/**
- * A worker's state from `start` to `end`; `end` None lasts until now.
- */
-export interface Span {
-  start: number
-  end: number | null
-  state: string
-  detail: string
-}
-/**
- * Something that happened to a worker at one moment.
- */
-export interface Mark {
-  at: number
-  kind: string
-  text: string
-  sequence: number | null
 }
 export interface PlanChange {
   at: number

@@ -57,6 +57,8 @@ const SAME: Record<string, (typeof STATES)[number]> = {
   busy: 'generating',
   waiting: 'idle',
   stepping: 'training',
+  success: 'acting',
+  failure: 'lost',
 }
 
 /** The token that holds the colour of a slot's, replica's or trainer's state. */
@@ -74,5 +76,5 @@ export function byWork(a: string, b: string): number {
   return at(a) - at(b) || a.localeCompare(b)
 }
 
-export const ROLE_WORDS: Record<string, string> = { env: 'Environments', rollout: 'Replicas', train: 'Trainer' }
-export const ROLE_ORDER: readonly string[] = ['env', 'rollout', 'train']
+export const ROLE_WORDS: Record<string, string> = { env: 'Environments', rollout: 'Replicas', train: 'Trainer', episode: 'Episodes' }
+export const ROLE_ORDER: readonly string[] = ['env', 'rollout', 'train', 'episode']
