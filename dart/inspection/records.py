@@ -156,11 +156,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """The trajectories of a stretch of time, in as few lanes as ran at once. A span's `detail` begins with the id."""
+    """Trajectories in as few lanes as ran at once, none if too many. A span's `detail` begins with the id."""
 
     count: int
     lanes: tuple[Lane, ...]
-    """None if there are too many to show."""
 
 
 # ---- trajectories ----
@@ -252,12 +251,11 @@ class StepDetail:
     """(weight version, first token, one past the last)."""
     advantage: float | None
     entropy: float | None
-    """Of the policy before the update that had this step, the mean over its tokens, in nats; None where every step
-    trains, or none has yet."""
+    """Before its update, the mean over its tokens, in nats; None where every step trains, or none has yet."""
     trained: bool | None
     """Its entropy reached the quantile of its group's steps; None as above."""
     token_entropies: tuple[float, ...]
-    """In nats, one per token; empty where they are not known."""
+    """In nats, one per token; empty where unknown."""
     accessibility_tree: str
     last_action_error: str
 

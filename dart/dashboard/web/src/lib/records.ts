@@ -169,7 +169,7 @@ export interface EvaluationPoint {
   episodes: number
 }
 /**
- * The trajectories of a stretch of time, in as few lanes as ran at once. A span's `detail` begins with the id.
+ * Trajectories in as few lanes as ran at once, none if too many. A span's `detail` begins with the id.
  */
 export interface Episodes {
   count: number
