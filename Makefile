@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -69,7 +69,16 @@ build/peers/installed:
 
 peers: build/peers/installed ## Install what benchmarks.transport compares with.
 
-test: install references gpu-files ## Run all tests, including the real browser and the real engine.
+# In an environment of its own, because SwanLab wants protobuf below 7: the test that dart runs with that, too.
+build/swanlab/installed: pyproject.toml
+	rm -rf build/swanlab
+	$(PYTHON) -m venv build/swanlab
+	build/swanlab/bin/python -m pip install --quiet -e . 'swanlab>=0.10' Pillow
+	touch $@
+
+swanlab: build/swanlab/installed ## Install SwanLab, in an environment of its own, for its test.
+
+test: install references gpu-files swanlab ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
 
 test-fast: install ## Run the tests that need no engine, torch, browser or desktop.

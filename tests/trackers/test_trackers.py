@@ -27,6 +27,7 @@ from dart.trackers import base
 from dart.trackers.following import FRAME_WIDTH, FRAMES, sheet
 
 KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
+SWANLAB = Path(__file__).parents[2] / "build" / "swanlab" / "bin" / "python"
 HANG_SECONDS = 180
 SUMMARY = {"updates": 5, "success_after": {"greedy": {"mean": 0.75}}}
 
@@ -77,6 +78,21 @@ async def curves_of(run: RunDirectory) -> Curves:
         return await inspector.curves()
     finally:
         await inspector.close()
+
+
+def test_swanlab_records_a_run_with_an_older_protobuf(run: RunDirectory) -> None:
+    """In an environment of its own (`make swanlab`): it wants protobuf below 7, and dart runs with that as well."""
+    if not SWANLAB.exists():
+        pytest.skip("SwanLab is not installed: run `make swanlab`")
+    command = [str(SWANLAB), "-m", "dart", "track", str(run.path), "--to", "swanlab"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read_back("swanlab", run.path)
+    for name, values in wanted(run).items():
+        assert found[name] == pytest.approx(values, rel=1e-6), name
+    assert list(found["held_out/greedy"].values()) == pytest.approx([0.75])
+    version = "from google import protobuf; print(protobuf.__version__)"
+    assert subprocess.run([str(SWANLAB), "-c", version], capture_output=True, text=True, check=True).stdout < "7"
 
 
 def wanted(run: RunDirectory) -> Mapping[str, Mapping[int, float]]:

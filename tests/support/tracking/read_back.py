@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 Numbers = dict[str, dict[int, float]]
 BLOCK_BYTES, HEADER_BYTES = 32_768, 7
 
 
 def read_back(kind: str, run: Path) -> Numbers:
-    return {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio, "mlflow": mlflow}[kind](
-        run / "trackers" / kind
-    )
+    readers = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio, "mlflow": mlflow, "swanlab": swanlab}
+    return readers[kind](run / "trackers" / kind)
 
 
 def tensorboard(folder: Path) -> Numbers:
@@ -82,3 +82,43 @@ def mlflow(folder: Path) -> Numbers:
         name: {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
         for name in run.data.metrics
     }
+
+
+def swanlab(folder: Path) -> Numbers:
+    """From the files that `swanlab sync` sends. Field 13 of a record is a number: 1 its name, 2 the step, 5.1 it."""
+    found: Numbers = defaultdict(dict)
+    for file in sorted(folder.glob("run-*/*.swanlab")):
+        for encoded in _records(file.read_bytes()):
+            for number in _fields(encoded).get(13, ()):
+                told = _fields(number)
+                for value in told.get(5, ()):
+                    for double in _fields(value).get(1, ()):
+                        found[told[1][0].decode()][int(*told.get(2, (0,)))] = struct.unpack("<d", double)[0]
+    return dict(found)
+
+
+def _fields(data: bytes) -> dict[int, list[Any]]:
+    """The fields of an encoded message: numbers for varints, bytes for all others."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = data[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(data):
+        tag = varint()
+        if tag & 7 == 0:
+            found[tag >> 3].append(varint())
+            continue
+        length = {1: 8, 5: 4}.get(tag & 7) or varint()
+        found[tag >> 3].append(data[place : place + length])
+        place += length
+    return found
