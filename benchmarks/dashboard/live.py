@@ -60,6 +60,7 @@ class PacedEnv:
     def __init__(self, slots: int, seconds: float, image_bytes: int) -> None:
         self._slots, self._seconds, self._image_bytes = slots, seconds, image_bytes
         self.steps = 0
+        self.begun = asyncio.Event()
 
     async def prepare(self, config_json: str) -> pb.Ready:
         return pb.Ready(slots=self._slots)
@@ -68,7 +69,9 @@ class PacedEnv:
         if isinstance(command, pb.Release):
             return pb.Released()
         await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
-        self.steps += isinstance(command, pb.Act)
+        if isinstance(command, pb.Act):
+            self.steps += 1
+            self.begun.set()
         if isinstance(command, pb.Act) and (command.last or random.random() < 0.1):
             return pb.Observed(done=True, reward=float(random.random() < 0.25))
         image = Image.of(os.urandom(self._image_bytes), "image/png", 160, 224)
@@ -161,6 +164,7 @@ async def with_readers(served: str, run: str, body: Any) -> Any:
 async def measure(load: Load, pairs: int, seconds: float, folder: Path) -> dict[str, Any]:
     async with running(load, folder) as (env, coordinator):
         (directory,) = (folder / "runs").iterdir()
+        await env.begun.wait()
         await asyncio.sleep(START_SECONDS)
         with serving(directory) as served:
             rows, viewer = [], psutil.Process(served.pid)
