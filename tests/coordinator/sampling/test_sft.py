@@ -131,7 +131,13 @@ def test_a_missing_source_ends_before_anything_starts(tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_the_oracle_is_imitated(tmp_path: Path) -> None:
     """Collected from the real browser, then trained on by the real trainer alone: the likelihood rises."""
-    common = ["--quiet", "--set", "environment.tasks.names=[click-color, click-dialog]"]
+    common = [
+        "--quiet",
+        "--set",
+        "dashboard.enabled=false",
+        "--set",
+        "environment.tasks.names=[click-color, click-dialog]",
+    ]
     done = dart("collect", str(MINIWOB), "--from", "oracle", "--per-task", "8", *common,
                 "--set", f"run.directory={tmp_path / 'collected'}")  # fmt: skip
     assert done.returncode == 0, done.stderr

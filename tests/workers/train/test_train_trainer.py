@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_there_is_told_before_the_model_loads(tmp_path: Path)
 
     assert refused("no_such_module:f").startswith("trainer.loss.kind: module no_such_module cannot be imported")
     assert f"({__file__}) has no function nothing" in refused(f"{__name__}:nothing")
-    assert "it must be f(tokens, clip_low, clip_high)" in refused(f"{__name__}:entropies")
+    assert "it must be f(tokens, clip_low, clip_high)" in refused(f"{__name__}:logprob")
 
 
 def test_learning_rate_decays_linearly_or_not_at_all(folder: Path) -> None:
