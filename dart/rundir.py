@@ -122,6 +122,11 @@ class RunDirectory:
         return found
 
     @classmethod
+    def chosen(cls, path: Path | None) -> RunDirectory:
+        """The run directory at `path`, or the newest under runs/. Raises UserError when there is none."""
+        return cls.existing(path) if path is not None else cls.all_under(Path("runs"))[0]
+
+    @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:
         """Every run directory directly under `parent`, newest first. Raises UserError when there is none."""
         databases = sorted(parent.glob(f"*/{_DATABASE}"), key=lambda path: path.stat().st_ctime, reverse=True)

@@ -38,7 +38,7 @@ from dart.core.types import Image, Observation
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import Dial
 from dart.wire.convert import observation_to_proto
-from dart.wire.role import Command, Reply
+from dart.wire.role import Command, Reply, WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 
 RESULT = Path(__file__).parents[1] / "results" / "dashboard_live.json"
@@ -90,37 +90,50 @@ class Load:
     image_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A live run: the process id of its coordinator, and the page that it printed, if it has a dashboard."""
+
+    pid: int
+    page: str
+
+
 @contextlib.asynccontextmanager
-async def running(load: Load, folder: Path) -> AsyncIterator[tuple[PacedEnv, psutil.Process]]:
-    """A live run under this load: its environments, and its coordinator's process."""
+async def live_run(
+    folder: Path, env: WorkerRole, trains: WorkerRole | None = None, **sections: dict[str, Any]
+) -> AsyncIterator[Live]:
+    """`dart coordinator` on examples/node/colours.yaml, changed by `sections`, with this env worker, a policy that always
+    clicks, and a trainer (`trains`; by default one that makes a version of every batch).
+
+    Its run directory is in `folder` / runs.
+    """
     settings = yaml.safe_load(CONFIG.read_text())
-    settings |= {
-        "stop": {"updates": 1_000_000}, "server": {"port": 0}, "dashboard": {"enabled": False},
-        "checkpoint": {"every_updates": 1_000_000}, "run": {"name": "live", "directory": str(folder / "runs")},
+    own = {
+        "run": {"name": "live", "directory": str(folder / "runs")}, "server": {"port": 0}, "dashboard": {"port": 0},
+        "stop": {"updates": 1_000_000},
     }  # fmt: skip
-    settings["curation"] |= {"step_limit": 20}
-    settings["trainer"]["trajectories_per_update"] = 4 * load.environments  # environments never wait for an update
-    settings["environment"]["slots"] = settings["rollout"]["slots"] = load.environments
+    for name, section in (*own.items(), *sections.items()):
+        settings[name] = settings.get(name, {}) | section
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dart", "coordinator", str(folder / "config.yaml"), "--quiet",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     assert process.stdout is not None
-    told = ""
+    told, page = "", ""
     while "listens on " not in told:
         line = (await process.stdout.readline()).decode()
         told += line
         if not line:
             raise SystemExit(f"error: the coordinator ended:\n{told}")
+        if line.startswith("dashboard "):
+            page = line.split()[1]
     address = told.split("listens on ")[1].split(";")[0]
     unread = asyncio.create_task(process.stdout.read())
-    env = PacedEnv(load.environments, load.step_seconds, load.image_bytes)
-    stop = asyncio.Event()
     try:
-        async with asyncio.TaskGroup() as tasks, scripted_workers(address, CLICK):
-            working = tasks.create_task(serve(env, WorkerOptions(Dial(address), "env-0"), stop))
-            yield env, psutil.Process(process.pid)
+        async with asyncio.TaskGroup() as tasks, scripted_workers(address, CLICK, trains):
+            working = tasks.create_task(serve(env, WorkerOptions(Dial(address), "env-0"), asyncio.Event()))
+            yield Live(process.pid, page)
             working.cancel()
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -162,7 +175,19 @@ async def with_readers(served: str, run: str, body: Any) -> Any:
 
 
 async def measure(load: Load, pairs: int, seconds: float, folder: Path) -> dict[str, Any]:
-    async with running(load, folder) as (env, coordinator):
+    env = PacedEnv(load.environments, load.step_seconds, load.image_bytes)
+    slots = {"slots": load.environments}
+    async with live_run(
+        folder,
+        env,
+        environment=slots,
+        rollout=slots,
+        dashboard={"enabled": False},
+        curation={"step_limit": 20},
+        checkpoint={"every_updates": 1_000_000},
+        trainer={"trajectories_per_update": 4 * load.environments},  # environments never wait for an update
+    ) as run:
+        coordinator = psutil.Process(run.pid)
         (directory,) = (folder / "runs").iterdir()
         await env.begun.wait()
         await asyncio.sleep(START_SECONDS)

@@ -174,7 +174,7 @@ class _Maker:
         of_tokens = [0.1 * (index + place % 3) for place in range(self._shape.tokens)]
         mean = sum(of_tokens) / len(of_tokens)
         return {
-            "trajectory_id": trajectory, "step_index": index, "update": update, "entropy": mean, "trained": index > 0,
+            "trajectory_id": trajectory, "step_index": index, "update": update, "entropy": mean, "selected": index > 0,
             "token_entropies": struct.pack(f"<{len(of_tokens)}e", *of_tokens),
         }  # fmt: skip
 

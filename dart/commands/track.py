@@ -22,7 +22,8 @@ from dart.store.records import RunState
 from dart.trackers.base import KINDS, Tracked, Tracker, make_tracker
 from dart.trackers.following import Following, follow, tell_outcome
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 20.0
+"""Between two looks at the run: each reads all of its curves, which takes a long run's database a third of a second."""
 LAST_WORDS_SECONDS = 300.0
 """How long `dart train` waits at its end for what a tracker has still to send."""
 
@@ -52,7 +53,7 @@ class _Sent:
 
 def track(options: TrackOptions) -> None:
     """Send what the trackers have not been told yet. Raises UserError where a tracker fails."""
-    directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
+    directory = RunDirectory.chosen(options.run)
     asyncio.run(_track(options, directory))
 
 
@@ -102,8 +103,7 @@ async def _send(
         record = await inspector.files.record()
         over = inspector.files.directory.state(record) != RunState.RUNNING
         for sent in trackers:
-            # `dart train` has the outcome sent once its learning curve is drawn
-            await _one(inspector, sent, tracking, outcome=not options.parent_watch)
+            await _one(inspector, sent, tracking, options)
         if over or not options.follow or stop.is_set() or all(sent.failed for sent in trackers):
             break
         try:
@@ -118,19 +118,20 @@ async def _send(
                 sent.failed = f"{type(error).__name__}: {error}"
 
 
-async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, *, outcome: bool) -> None:
+async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, options: TrackOptions) -> None:
     """A tracker that fails is told of once, and gets nothing more from this process."""
     if sent.failed:
         return
     try:
         sent.count += await follow(inspector, sent.tracker, sent.at, tracking.pictures, tracking.pictures_every_updates)
-        if outcome:
+        if not options.parent_watch:  # `dart train` has the outcome sent once its learning curve is drawn
             await tell_outcome(inspector, sent.tracker, sent.at)
     except UserError:
         raise  # the run cannot be read
     except Exception as error:  # noqa: BLE001  a tracker's library raises whatever it likes
         sent.failed = f"{type(error).__name__}: {error}"
-        click.echo(f"tracker {sent.kind} failed: {sent.failed}", err=True)
+        if options.follow:  # else it is told in a moment, at the end
+            click.echo(f"tracker {sent.kind} failed: {sent.failed}", err=True)
     sent.at.write(sent.path)
 
 
@@ -144,4 +145,4 @@ def last_words(directory: RunDirectory, to: tuple[str, ...]) -> None:
         click.echo(f"the trackers have not been told all: `dart track {directory.path}` sends the rest")
         return
     if done.returncode:
-        click.echo(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "a tracker failed", err=True)
+        click.echo(f"\n{done.stderr}".rpartition("\nerror: ")[2].strip() or "a tracker failed", err=True)

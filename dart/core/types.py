@@ -142,8 +142,8 @@ class StepEntropy:
     step_index: int
     entropy: float
     """H, the mean over the response's tokens, in nats."""
-    trained: bool
-    """It reached the quantile of its group's steps, so that the step was trained on."""
+    selected: bool
+    """It reached the quantile of its group's steps, so that the step was to be trained on."""
     token_entropies: bytes = b""
     """Of each token, in nats: float16, little-endian. Empty where they were too many for one message."""
 

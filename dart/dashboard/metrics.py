@@ -97,7 +97,7 @@ class _Live(Collector):
             lambda it: [((), it.figures.counts.version)],
         )  # fmt: skip
         yield self._gauge(
-            "seconds_since_progress", "Seconds since each kind of progress.", ("kind",),
+            "progress_age_seconds", "Time since the last progress of each kind.", ("kind",),
             lambda it: [((kind,), seconds) for kind, seconds in it.quiet.items()],
         )  # fmt: skip
         yield self._gauge(

@@ -252,8 +252,8 @@ class StepDetail:
     advantage: float | None
     entropy: float | None
     """Before its update, the mean over its tokens, in nats; None where every step trains, or none has yet."""
-    trained: bool | None
-    """Its entropy reached the quantile of its group's steps; None as above."""
+    selected: bool | None
+    """For training: its entropy reached the quantile of its group's steps; None as above."""
     token_entropies: tuple[float, ...]
     """In nats, one per token; empty where unknown."""
     accessibility_tree: str

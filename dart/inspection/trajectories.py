@@ -175,7 +175,7 @@ def _step(
         versions=tuple((span.version, span.start, span.end) for span in generation.versions),
         advantage=advantages[step.index] if step.index < len(advantages) else None,
         entropy=seen["entropy"] if seen else None,
-        trained=seen["trained"] if seen else None,
+        selected=seen["selected"] if seen else None,
         token_entropies=_float16(seen["token_entropies"]) if seen else (),
         accessibility_tree=step.accessibility_tree,
         last_action_error=step.last_action_error,

@@ -94,13 +94,19 @@ def stall_lines(stall: Stall) -> Iterator[str]:
         yield f"  what to do: {plain(stall.advice, 400)}"
 
 
+_WITHOUT_WORK = {
+    "task": ("quarantined", "task"), "environments": ("quarantined", "environments of"),
+    "worker": ("quarantined", "worker"), "refused": ("refused", "worker"),
+}  # fmt: skip
+"""Kind of `Quarantined` → what became of what."""
+
+
 def quarantine_lines(quarantined: Sequence[Quarantined]) -> Iterator[str]:
     """A line for each task, worker, and worker's environments, that get no work; no more than fit on a screen."""
     for one in quarantined[:MOST_ROWS]:
         rests = f" for {elapsed(one.seconds_left)} more" if one.seconds_left else ""
-        what = {"task": "task", "worker": "worker"}.get(one.kind, "environments of")
-        begin = "refused: worker" if one.kind == "refused" else f"quarantined{rests}: {what}"
-        yield f"{begin} {plain(one.name, 60)}: {plain(one.reason)}"
+        state, what = _WITHOUT_WORK[one.kind]
+        yield f"{state}{rests}: {what} {plain(one.name, 60)}: {plain(one.reason)}"
     if (more := len(quarantined) - MOST_ROWS) > 0:
         yield f"quarantined: {more} more"
 

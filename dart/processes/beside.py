@@ -24,6 +24,15 @@ VIEW_TOKEN_ENVIRONMENT = "DART_VIEW_TOKEN"
 """Holds the dashboard's token; without it one is made where one is needed."""
 
 
+def view_token(*, needed: bool) -> str | None:
+    """The dashboard's token: the given one, or a new one where one is needed.
+
+    It is taken out of this process's environment, so that no worker inherits it.
+    """
+    given = os.environ.pop(VIEW_TOKEN_ENVIRONMENT, None)
+    return given or (secrets.token_urlsafe() if needed else None)
+
+
 def listen(wanted: Dashboard) -> socket.socket:
     """Bound to `host` and `port`, or to any free port where that one is taken. Raises UserError for a host that fails.
 
@@ -55,15 +64,11 @@ class Beside:
 
     @classmethod
     def of(cls, config: Config, directory: Path) -> Beside:
-        """Takes the token out of this process's environment, so that no worker inherits it.
-
-        Where the coordinator asks its controllers for a token, the dashboard, which gets that token, asks for one, too.
-        """
+        """Where the coordinator asks its controllers for a token, the dashboard, which gets that token, asks for one,
+        too."""
         control = config.server.tokens.get("control")
         control_token = read_token(control, "server.tokens.control") if control else None
-        given = os.environ.pop(VIEW_TOKEN_ENVIRONMENT, None)
-        open_to_all = is_loopback(config.dashboard.host) and control_token is None
-        token = given or (None if open_to_all else secrets.token_urlsafe())
+        token = view_token(needed=control_token is not None or not is_loopback(config.dashboard.host))
         return cls(directory.absolute(), listen(config.dashboard), token, control_token)
 
     @property

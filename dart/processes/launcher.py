@@ -1,11 +1,13 @@
-"""Local workers as child processes of `dart train`: started, watched, restarted, and never left behind.
+"""Local workers, and what runs beside them, as child processes of `dart train`: started, watched, restarted, and never
+left behind.
 
 Each child is a process group of its own, so that Ctrl-C in the terminal reaches only `dart train`, which ends the
 children in order: goodbye over the session, then SIGTERM to what is left of the group, then SIGKILL. Each child's
 standard input is a pipe from here: when this process dies, however it dies, the pipe closes and the child ends.
 
 A child that ends by itself during the run is restarted, at most `MOST_RESTARTS` times in a row if it keeps failing soon
-after its start. A child that exits with code 2 got invalid input, and ends the run with its message.
+after its start. A child that exits with code 2 got invalid input, and ends the run with its message. The run goes on
+without a child that it does not need (`beside`), however that one ends.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ step_entropies = Table(
     Column("step_index", Integer, primary_key=True, autoincrement=False),
     Column("update", BigInteger, nullable=False),
     Column("entropy", Double, nullable=False),
-    Column("trained", Boolean, nullable=False),
+    Column("selected", Boolean, nullable=False),
     # float16, little-endian, one for each token; empty where they were not told.
     Column("token_entropies", LargeBinary, nullable=False),
     sqlite_with_rowid=False,

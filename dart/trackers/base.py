@@ -60,7 +60,7 @@ class _Kind:
     remedy: str
 
 
-KINDS = {
+KINDS: dict[str, _Kind] = {
     "tensorboard": _Kind("dart.trackers.tensorboard", "TensorBoard", "pip install tensorboardX tensorboard"),
     "wandb": _Kind("dart.trackers.weights_and_biases", "WeightsAndBiases", "pip install wandb"),
     "trackio": _Kind("dart.trackers.weights_and_biases", "Trackio", "pip install trackio"),

@@ -536,18 +536,18 @@ class Trained(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., seconds: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[_weights_pb2.TensorInfo, _Mapping]]] = ..., remarks: _Optional[_Iterable[str]] = ..., step_entropies: _Optional[_Iterable[_Union[StepEntropy, _Mapping]]] = ...) -> None: ...
 
 class StepEntropy(_message.Message):
-    __slots__ = ("trajectory_id", "step_index", "entropy", "trained", "token_entropies")
+    __slots__ = ("trajectory_id", "step_index", "entropy", "selected", "token_entropies")
     TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     ENTROPY_FIELD_NUMBER: _ClassVar[int]
-    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
     trajectory_id: str
     step_index: int
     entropy: float
-    trained: bool
+    selected: bool
     token_entropies: bytes
-    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., entropy: _Optional[float] = ..., trained: bool = ..., token_entropies: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, trajectory_id: _Optional[str] = ..., step_index: _Optional[int] = ..., entropy: _Optional[float] = ..., selected: bool = ..., token_entropies: _Optional[bytes] = ...) -> None: ...
 
 class SendWeights(_message.Message):
     __slots__ = ("assignment", "version", "group")

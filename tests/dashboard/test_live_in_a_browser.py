@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
-from benchmarks.dashboard.live import CLICK, CONFIG, PacedEnv
-from benchmarks.dashboard.scripted import ScriptedTrainer, scripted_workers
+from benchmarks.dashboard.live import Live, PacedEnv, live_run
+from benchmarks.dashboard.scripted import ScriptedTrainer
 from dart.v1 import session_pb2 as pb
-from dart.wire.channel import Dial
 from dart.wire.role import Command, CommandError, Reply, WorkerRole
-from dart.wire.worker import WorkerOptions, serve
 from dart.workers.env.devtools import find_executable
 
 if TYPE_CHECKING:
@@ -48,37 +45,10 @@ class FailingEnv(PacedEnv):
         return await super().handle(command)
 
 
-@contextlib.asynccontextmanager
-async def live(folder: Path, env: WorkerRole, trainer: WorkerRole | None = None) -> AsyncIterator[str]:
-    """The page of a run with these workers, as `dart coordinator` prints it."""
-    settings = yaml.safe_load(CONFIG.read_text())
-    settings |= {
-        "run": {"name": "live", "directory": str(folder / "runs")}, "server": {"port": 0}, "dashboard": {"port": 0},
-        "stop": {"updates": 100_000}, "watchdog": {"update_seconds": BOUND_SECONDS, "sampling_seconds": BOUND_SECONDS},
-    }  # fmt: skip
-    settings["trainer"]["trajectories_per_update"] = 16
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dart", "coordinator", str(folder / "config.yaml"), "--quiet",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout is not None
-    told: dict[str, str] = {}
-    try:
-        async with asyncio.timeout(HANG_SECONDS):
-            while not {"dashboard", "coordinator"} <= set(told):
-                words = (await process.stdout.readline()).decode().split()
-                assert words, told
-                told[words[0]] = words[1] if words[0] == "dashboard" else " ".join(words)
-        address = told["coordinator"].split("listens on ")[1].split(";")[0]
-        async with asyncio.TaskGroup() as tasks, scripted_workers(address, CLICK, trainer):
-            working = tasks.create_task(serve(env, WorkerOptions(Dial(address), "env-0"), asyncio.Event()))
-            yield told["dashboard"]
-            working.cancel()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.communicate()
+def live(folder: Path, env: WorkerRole, trainer: WorkerRole | None = None) -> AbstractAsyncContextManager[Live]:
+    """A run with these workers, whose every bound is short."""
+    bounds = {"update_seconds": BOUND_SECONDS, "sampling_seconds": BOUND_SECONDS}
+    return live_run(folder, env, trainer, watchdog=bounds, trainer={"trajectories_per_update": 16})
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +69,7 @@ async def opened(address: str) -> AsyncIterator[Page]:
 
 
 async def test_a_live_page_moves_by_itself(tmp_path: Path) -> None:
-    async with live(tmp_path, PacedEnv(8, 0.05, 2_000)) as address, opened(address) as page:
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000)) as run, opened(run.page) as page:
         await page.get_by_text("running", exact=True).wait_for()
 
         async def updates() -> int:
@@ -118,7 +88,7 @@ async def test_a_live_page_moves_by_itself(tmp_path: Path) -> None:
 
 
 async def test_a_hung_trainer_is_named_on_the_page(tmp_path: Path) -> None:
-    async with live(tmp_path, PacedEnv(8, 0.05, 2_000), HungTrainer()) as address, opened(address) as page:
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000), HungTrainer()) as run, opened(run.page) as page:
         wrong = page.get_by_role("region", name="Something is wrong")
         await wrong.wait_for()
         told = await wrong.inner_text()
@@ -128,7 +98,7 @@ async def test_a_hung_trainer_is_named_on_the_page(tmp_path: Path) -> None:
 
 
 async def test_a_world_whose_every_reset_fails_is_named_on_the_page(tmp_path: Path) -> None:
-    async with live(tmp_path, FailingEnv(8, 0.05, 2_000)) as address, opened(address) as page:
+    async with live(tmp_path, FailingEnv(8, 0.05, 2_000)) as run, opened(run.page) as page:
         wrong = page.get_by_role("region", name="Something is wrong")
         await wrong.wait_for()
         told = await wrong.inner_text()

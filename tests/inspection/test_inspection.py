@@ -265,13 +265,13 @@ async def test_a_step_shows_what_selection_saw_of_it(run: RunDirectory) -> None:
     async with opened(run) as it:
         trained = (await it.trajectories(fate="trained", limit=1)).rows[0]
         steps = (await it.trajectory(trained.id)).steps
-        assert [step.trained for step in steps] == [False, *[True] * (len(steps) - 1)]
+        assert [step.selected for step in steps] == [False, *[True] * (len(steps) - 1)]
         for step in steps:
             assert len(step.token_entropies) == len(step.token_ids)
             assert step.entropy == pytest.approx(sum(step.token_entropies) / len(step.token_entropies), abs=1e-3)
         dropped = (await it.trajectories(fate="dropped", limit=1)).rows[0]
         for step in (await it.trajectory(dropped.id)).steps:
-            assert (step.entropy, step.trained, step.token_entropies) == (None, None, ())
+            assert (step.entropy, step.selected, step.token_entropies) == (None, None, ())
 
 
 async def test_episodes_are_packed_into_as_few_lanes_as_ran_at_once(run: RunDirectory) -> None:

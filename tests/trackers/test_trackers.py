@@ -11,15 +11,17 @@ import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
 from dashboards.made import event, execute, small_run
-from tracking.read_back import read_back
+from tracking.read_back import SWANLAB, read_back
 
 from benchmarks.dashboard.made_run import Shape
 from dart.cli import main
+from dart.commands.track import last_words
+from dart.config.run import TrackerKind
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves
 from dart.rundir import RunDirectory
@@ -27,7 +29,6 @@ from dart.trackers import base
 from dart.trackers.following import FRAME_WIDTH, FRAMES, sheet
 
 KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
-SWANLAB = Path(__file__).parents[2] / "build" / "swanlab" / "bin" / "python"
 HANG_SECONDS = 180
 SUMMARY = {"updates": 5, "success_after": {"greedy": {"mean": 0.75}}}
 
@@ -63,10 +64,11 @@ def track(run: RunDirectory, *words: str) -> Result:
     return CliRunner().invoke(main, ["track", str(run.path), *words])
 
 
-def tracked(run: RunDirectory, kind: str) -> str:
+def tracked(run: RunDirectory, kind: str, python: Path | None = None) -> str:
     """In a process of its own, as the trackers' libraries expect; what it printed."""
-    pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
-    command = [sys.executable, "-m", "dart", "track", str(run.path), "--to", kind]
+    if python is None:
+        pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
+    command = [str(python or sys.executable), "-m", "dart", "track", str(run.path), "--to", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -84,9 +86,7 @@ def test_swanlab_records_a_run_with_an_older_protobuf(run: RunDirectory) -> None
     """In an environment of its own (`make swanlab`): it wants protobuf below 7, and dart runs with that as well."""
     if not SWANLAB.exists():
         pytest.skip("SwanLab is not installed: run `make swanlab`")
-    command = [str(SWANLAB), "-m", "dart", "track", str(run.path), "--to", "swanlab"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    tracked(run, "swanlab", SWANLAB)
     found = read_back("swanlab", run.path)
     for name, values in wanted(run).items():
         assert found[name] == pytest.approx(values, rel=1e-6), name
@@ -178,6 +178,20 @@ def test_one_that_fails_is_told_once_and_goes_on_later_where_it_was(
     FIXED.append(True)
     assert track(run, "--to", "failing").exit_code == 0
     assert TOLD == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
+
+
+def test_the_cause_is_what_train_prints_at_its_end(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "a warning\nerror: tracker wandb failed: CommError: error: no route\nthe run itself is not concerned"
+    ended = subprocess.CompletedProcess([], 2, "", told)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    last_words(run, ("wandb",))
+    assert capsys.readouterr().err.startswith("tracker wandb failed: CommError: error: no route\nthe run itself")
+
+
+def test_the_config_knows_every_tracker() -> None:
+    assert set(base.KINDS) == set(get_args(TrackerKind))
 
 
 def test_what_is_wrong_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tracking.read_back import read_back
+from tracking.read_back import SWANLAB, read_back
 
 ROOT = Path(__file__).parents[2]
 MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
@@ -99,8 +99,12 @@ def test_summary_says_what_happened(finished: Path) -> None:
     assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("kind", TRACKERS)
+@pytest.mark.parametrize("kind", [*TRACKERS, "swanlab"])
 def test_trackers_were_told_all_of_it(finished: Path, kind: str) -> None:
+    if kind == "swanlab":  # after the run, because it needs an environment of its own
+        if not SWANLAB.exists():
+            pytest.skip("SwanLab is not installed: run `make swanlab`")
+        subprocess.run([str(SWANLAB), "-m", "dart", "track", str(finished), "--to", kind], check=True)
     found = read_back(kind, finished)
     told = {e["update"]: e["success_rate"] for e in events(finished) if e["event"] == "update"}
     assert found["run/success_rate"] == pytest.approx(told, abs=1e-6)
@@ -228,7 +232,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert max(e["update"] for e in events(run) if e["event"] == "update") == before + 1
     with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
         seen = connection.execute(
-            """SELECT count(*), sum(e.trained), sum(length(e.token_entropies) = length(s.token_ids) / 2)
+            """SELECT count(*), sum(e.selected), sum(length(e.token_entropies) = length(s.token_ids) / 2)
                FROM step_entropies e JOIN steps s ON s.trajectory_id = e.trajectory_id AND s."index" = e.step_index"""
         ).fetchone()
     assert seen[0] >= 24 and 0 < seen[1] < seen[0] and seen[2] == seen[0], "every trained step with all its tokens"

@@ -33,7 +33,7 @@ def test_only_steps_of_the_update_count_and_only_as_many_tokens_as_they_have() -
         pb.StepEntropy(trajectory_id="t2", step_index=0, entropy=0.5),
     ]
     assert entropies_from_proto(odd, given) == [StepEntropy("t1", 0, 0.5, False, b"")]
-    twice = [*odd, pb.StepEntropy(trajectory_id="t1", step_index=0, entropy=0.75, trained=True)]
+    twice = [*odd, pb.StepEntropy(trajectory_id="t1", step_index=0, entropy=0.75, selected=True)]
     assert entropies_from_proto(twice, given) == [StepEntropy("t1", 0, 0.75, True, b"")]
 
 

@@ -101,9 +101,9 @@ class Trainer:
         self.token_limit = settings.microbatch_tokens
         """The most tokens of a micro-batch: half of what has ever not fitted."""
         self.remarks: list[str] = []
+        """What was left out of the last update or skipped, and why."""
         self.step_entropies: list[StepEntropy] = []
         """Of the last update's steps on this rank; empty where every step trains."""
-        """What was left out of the last update or skipped, and why."""
         self._skipped_in_a_row = 0
         self._phases = Phases(self.device)
         self._cancelled = threading.Event()

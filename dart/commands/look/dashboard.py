@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from dart.core.loopback import is_loopback
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library, check_paths
 from dart.errors import UserError
-from dart.processes.beside import VIEW_TOKEN_ENVIRONMENT, url
+from dart.processes.beside import url, view_token
 from dart.processes.settings import ending_signals, watch_parent
 
 
@@ -39,8 +37,7 @@ def view(options: ViewOptions) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises UserError for anything that the user can fix."""
     paths = options.runs or (Path("runs"),)
     check_paths(paths)
-    given = os.environ.pop(VIEW_TOKEN_ENVIRONMENT, None)
-    token = given or (None if is_loopback(options.host) else secrets.token_urlsafe())
+    token = view_token(needed=not is_loopback(options.host))
     with _listen(options) as listening:
         uvloop.run(_serve(paths, listening, token, parent_watch=options.parent_watch))
 

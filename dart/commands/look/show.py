@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+from pydantic import TypeAdapter
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from dart.core.json_text import to_json
-from dart.dashboard.app import encode
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import StepDetail, TrajectoryDetail
@@ -44,13 +45,13 @@ def show(options: ShowOptions) -> None:
 
 
 async def _show(options: ShowOptions) -> None:
-    directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
+    directory = RunDirectory.chosen(options.run)
     inspector = await Inspector.open(directory)
     try:
         detail = await inspector.trajectory(options.trajectory or await _newest(inspector))
         steps = _chosen(detail, options.step)
         if options.as_json:
-            sys.stdout.write(encode(detail).decode() + "\n")
+            click.echo(TypeAdapter(TrajectoryDetail).dump_json(detail))
             return
         draw = _pictures(options.images)
         console = Console(highlight=False)
@@ -110,7 +111,7 @@ def _step(step: StepDetail, count: int) -> Iterator[RenderableType]:
     if step.advantage is not None:
         facts.append(f"advantage {step.advantage:+.3f}")
     if step.entropy is not None:
-        chosen = "trained on" if step.trained else "not trained on: less uncertain than most steps of its group"
+        chosen = "selected" if step.selected else "not selected for training: less uncertain than others of its group"
         facts.append(f"entropy {step.entropy:.3f} ({chosen})")
     if step.reading_rules:
         facts.append(f"read by {plain(step.reading_rules)}")

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from dart.commands.look.view import picture
 from dart.core.evaluation.documents import ByDecoding, Success
-from dart.core.json_text import JSON
+from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
 from dart.inspection.condition import ask, go_on, own_certificate
@@ -65,7 +65,7 @@ async def find(options: StatusOptions) -> Found:
                 "(`dart runs` lists them)"
             )
         return Found(answer, None)
-    directory = RunDirectory.existing(options.run) if options.run else RunDirectory.all_under(Path("runs"))[0]
+    directory = RunDirectory.chosen(options.run)
     async with await directory.open() as database:
         record = await database.run()
     if directory.state(record) == RunState.RUNNING and record.control_address:
@@ -192,7 +192,7 @@ def list_runs(directory: Path, as_json: bool) -> None:
     """One line for each run, newest first. Raises UserError when there is none."""
     rows = asyncio.run(read_runs([directory]))
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows]))
+        click.echo(to_json([asdict(row) for row in rows]))
         return
     table = Table(box=None, pad_edge=False)
     for name in ("started", "state", "run"):

@@ -123,7 +123,7 @@ class Boundary:
         """The worker broke a rule, in an answer to the command of `assignment` if there is one.
 
         A repaired violation is reported but is no strike; a trainer gets no quarantine. While a worker is in quarantine
-        its violations are not reported, to itself neither: they could fill the disk.
+        its violations are not reported, not even to the worker: they could fill the disk.
         """
         now = time.monotonic()
         told = not self.conduct.seconds_left(worker.role_and_id, now)

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from dart.config import Config
@@ -30,7 +29,6 @@ from dart.coordinator.training.syncing import WeightSync
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
-from dart.core.types import StepEntropy
 from dart.failpoints import failpoint
 from dart.store.database import Database
 from dart.store.records import CheckpointRecord
@@ -130,7 +128,7 @@ class Training:
         _, saved = await self.save()
         if self._in_flight and saved > self._progress.counts.version:
             # The trainer finished the interrupted update before it saved, so its batch counts as trained on.
-            await self._updated(self._in_flight, saved, {}, ())
+            await self._updated(self._in_flight, saved, {})
 
     async def save(self) -> tuple[str, int]:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
@@ -180,9 +178,11 @@ class Training:
                 continue
             for remark in trained.remarks[:MOST_REMARKS]:
                 self._journal.event("trainer_remark", update=number, why=remark)
-            seen = entropies_from_proto(trained.step_entropies, samples_of(batch))
-            await self._updated(batch, trained.weight_version, timed(trained, begun), seen)
+            await self._updated(batch, trained.weight_version, timed(trained, begun))
             self._sync.staged(trained.weight_version, trained.tensors)
+            if trained.step_entropies:
+                seen = entropies_from_proto(trained.step_entropies, samples_of(batch))
+                await self._database.add_entropies(number, seen)
             if self._config.schedule.training == "synchronous" and isinstance(self._data, DataManager):
                 await self._settled()
                 self._data.update_over()
@@ -245,9 +245,7 @@ class Training:
                     )
         return None if waiting.cancelled() else waiting.result()
 
-    async def _updated(
-        self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float], seen: Sequence[StepEntropy]
-    ) -> None:
+    async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         """The next update has trained on the batch and made version `made`, which differs from the last unless the
         trainer had to skip every optimiser step."""
         self._in_flight = None
@@ -262,7 +260,6 @@ class Training:
             await self._data.consumed(batch, update, before)
         failpoint("batch-consumed")
         await self._database.add_version(made, update, metrics, time.time())
-        await self._database.add_entropies(update, seen)
         self._log_update(batch)
 
     def _done(self) -> bool:

@@ -153,7 +153,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "step_entropies": Many(MOST_BATCH, One()),
     },
     "StepEntropy": {
-        "trajectory_id": Text(1_024, 1), "step_index": Whole(0, 1 << 20), "entropy": Real(0.0, 1e4), "trained": Yes(),
+        "trajectory_id": Text(1_024, 1), "step_index": Whole(0, 1 << 20), "entropy": Real(0.0, 1e4), "selected": Yes(),
         "token_entropies": Payload("as many float16 numbers as the step has tokens"),
     },
     "WeightsSent": {"assignment": One(), "version": STORED, "seconds": SECONDS, "bytes": STORED},

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 Numbers = dict[str, dict[int, float]]
+SWANLAB = Path(__file__).parents[3] / "build" / "swanlab" / "bin" / "python"
+"""The interpreter of the environment that `make swanlab` makes."""
 BLOCK_BYTES, HEADER_BYTES = 32_768, 7
 
 

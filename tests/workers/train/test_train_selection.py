@@ -70,7 +70,7 @@ def test_steps_below_the_quantile_do_not_train_but_count(folder: Path, aggregati
     for one in samples:
         seen = told[one.trajectory_id, one.step_index]
         assert seen.entropy == pytest.approx(entropy[id(one)], abs=1e-5)
-        assert seen.trained == (one.advantage != 0.0)
+        assert seen.selected == (one.advantage != 0.0)
         of_tokens = struct.unpack(f"<{len(one.token_ids)}e", seen.token_entropies)
         assert sum(of_tokens) / len(of_tokens) == pytest.approx(seen.entropy, rel=2e-3)
 

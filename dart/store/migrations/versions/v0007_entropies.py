@@ -17,7 +17,7 @@ def upgrade() -> None:
         sa.Column("step_index", sa.Integer(), primary_key=True, autoincrement=False),
         sa.Column("update", sa.BigInteger(), nullable=False),
         sa.Column("entropy", sa.Double(), nullable=False),
-        sa.Column("trained", sa.Boolean(), nullable=False),
+        sa.Column("selected", sa.Boolean(), nullable=False),
         sa.Column("token_entropies", sa.LargeBinary(), nullable=False),
         sqlite_with_rowid=False,
     )

@@ -428,7 +428,7 @@ export interface StepDetail {
   versions: [unknown, unknown, unknown][]
   advantage: number | null
   entropy: number | null
-  trained: boolean | null
+  selected: boolean | null
   token_entropies: number[]
   accessibility_tree: string
   last_action_error: string
