@@ -102,8 +102,8 @@ class Live:
 async def live_run(
     folder: Path, env: WorkerRole, trains: WorkerRole | None = None, **sections: dict[str, Any]
 ) -> AsyncIterator[Live]:
-    """`dart coordinator` on examples/node/colours.yaml, changed by `sections`, with this env worker, a policy that always
-    clicks, and a trainer (`trains`; by default one that makes a version of every batch).
+    """`dart coordinator` on examples/node/colours.yaml, changed by `sections`, with this env worker, a policy that
+    always clicks, and a trainer (`trains`; by default one that makes a version of every batch).
 
     Its run directory is in `folder` / runs.
     """

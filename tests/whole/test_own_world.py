@@ -21,7 +21,7 @@ def test_train_starts_the_example(tmp_path: Path) -> None:
     settings = yaml.safe_load((ROOT / "configs" / "miniwob_cpu.yaml").read_text())
     settings["run"]["directory"] = str(tmp_path / "runs")
     settings["environment"] = {
-        "kind": "own_world:Counter", "viewport": [160, 224], "slots": 4, "tasks": {"names": ["count"]},
+        "kind": "own_world:Boxes", "viewport": [160, 224], "slots": 4, "tasks": {"names": ["boxes"]},
     }  # fmt: skip
     settings["rollout"] |= {"replicas": 1, "slots": 4}
     settings["stop"] = {"env_steps": 60}
@@ -39,4 +39,4 @@ def test_train_starts_the_example(tmp_path: Path) -> None:
     with sqlite3.connect(run / "run.db") as database:
         evidence = {text for (text,) in database.execute("SELECT evidence_json FROM trajectories")}
     judged = [json.loads(text) for text in evidence if text]
-    assert judged and all(set(one) == {"count", "goal"} for one in judged)
+    assert judged and all(set(one) == {"clicked", "wanted"} for one in judged)

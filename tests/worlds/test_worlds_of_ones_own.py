@@ -91,7 +91,7 @@ def test_it_conforms(folder: Path) -> None:
 def test_the_example_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "python"))
     monkeypatch.delitem(sys.modules, "own_world", raising=False)
-    conform("own_world:Counter", "count", screen=(32, 16))
+    conform("own_world:Boxes", "boxes", screen=(64, 64))
 
 
 def test_what_the_docs_tell_works(folder: Path) -> None:
