@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu import passes, pieces
+from benchmarks.gpu import passes, pieces, update
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import full, tiny
 from dart.coordinator.summary import machine, software, write_json
@@ -30,6 +30,7 @@ from dart.coordinator.summary import machine, software, write_json
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 MEASUREMENTS: dict[str, Callable[[Bench], Result]] = {
     "matmul": pieces.matmul,
+    "update": update.update,
     "one_row": passes.one_row,
     "trainer_memory": passes.trainer_memory,
     "attention": passes.attention,

@@ -17,8 +17,8 @@ def _subject(bench: Bench, layers: int, blocks: int) -> Subject:
 
 
 def trainer_memory(bench: Bench) -> Result:
-    """Peak bytes of an update (forward, backward, AdamW) on one row, at three depths; from them those of the whole
-    model on one card, as a plane over layers and blocks, beside the estimate of `dart.core.capacity`."""
+    """Peak bytes of an update (two micro-batches of a row each, and AdamW), at three depths; from them those of the
+    whole model on one card, as a plane over layers and blocks, beside the estimate of `dart.core.capacity`."""
     scale = bench.scale
     (few, many), (thin, thick) = scale.layers, scale.blocks
     found = {}
@@ -28,7 +28,8 @@ def trainer_memory(bench: Bench) -> Result:
         batch = subjects.micro_batch(scale, subject, subjects.steps(scale), bench.device)
 
         def update(subject: Subject = subject, optimizer: torch.optim.AdamW = optimizer, batch: object = batch) -> None:
-            subjects.forward_backward(subject, batch)  # type: ignore[arg-type]
+            for _ in range(2):  # the second finds the first one's gradient
+                subjects.forward_backward(subject, batch)  # type: ignore[arg-type]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

@@ -48,6 +48,8 @@ class Scale:
     copied_bytes: int
     optimised: int
     """Weights of the optimiser's step."""
+    episodes: int
+    """Of an update."""
 
 
 def full() -> Scale:
@@ -56,7 +58,7 @@ def full() -> Scale:
     return Scale(
         document=document, layers=(4, 8), blocks=(16, 32), grid=(1, 78, 138), system=1000, answer=130, screenshots=5,
         full_layers=28, full_blocks=32, head_tokens=4096, matrix=8192, copied_bytes=16_584_333_312,
-        optimised=1_000_000_000,
+        optimised=1_000_000_000, episodes=4,
     )  # fmt: skip
 
 
@@ -65,7 +67,7 @@ def tiny() -> Scale:
     document = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text(encoding="utf-8"))
     return Scale(
         document=document, layers=(1, 2), blocks=(2, 3), grid=(1, 4, 4), system=10, answer=4, screenshots=3,
-        full_layers=4, full_blocks=4, head_tokens=64, matrix=64, copied_bytes=1 << 16, optimised=10_000,
+        full_layers=4, full_blocks=4, head_tokens=64, matrix=64, copied_bytes=1 << 16, optimised=10_000, episodes=2,
     )  # fmt: skip
 
 

@@ -208,8 +208,8 @@ class Trainer(Section):
     encoded_cache_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="With `freeze_vision`: host memory of each rank for encoded screenshots. One of 1920 × 1080 takes "
-        "19 MB with Qwen2.5-VL-7B in bfloat16.",
+        description="With `freeze_vision` or `lora`: host memory of each rank for encoded screenshots, so that "
+        "each is encoded once. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
     )
     image_threads: int = Field(
         2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: it does so itself."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.image_processing_utils import BaseImageProcessor
 
@@ -12,6 +14,7 @@ from dart.errors import UserError
 from dart.wire.tokens import vision_token_ids
 from dart.workers.train import linear, vision
 from dart.workers.train.batch import Layout
+from dart.workers.train.policy import ENCODED
 
 
 def check_folder(folder: Path) -> None:
@@ -49,6 +52,7 @@ def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
         if names := sorted(str(name) for name in info[problem]):
             what = f"{len(names)} {problem.replace('_', ' ')}, the first is {names[0]}"
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
+    _check_takes_encoded(model)
     _speed_up(model, device)
     return model.to(device).eval()
 
@@ -61,8 +65,19 @@ def shell(folder: Path, device: torch.device) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    _check_takes_encoded(model)
     _speed_up(model, device)
     return model.eval()
+
+
+def _check_takes_encoded(model: PreTrainedModel) -> None:
+    """Raises UserError if the model would ignore the screenshots that it is given, as it does before transformers
+    5.19: without an error, as if the prompts had none."""
+    if ENCODED not in inspect.signature(model.model.forward).parameters:
+        raise UserError(
+            f"transformers {transformers.__version__} has no way to give {type(model).__name__} screenshots that are "
+            "encoded already: install transformers 5.19 or newer (pip install 'transformers>=5.19')"
+        )
 
 
 def _speed_up(model: PreTrainedModel, device: torch.device) -> None:

@@ -21,6 +21,8 @@ from dart.workers.train.batch import MicroBatch
 
 HEAD_ELEMENTS = 1 << 26
 """The most logits (tokens × vocabulary) held at once; above it the head runs in chunks, recomputed for the gradient."""
+ENCODED = "mm_encoder_outputs"
+"""The argument of transformers' models that takes encoded screenshots, since 5.19."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Policy(nn.Module):  # type: ignore[misc]
         nothing: torch.Tensor | None = None
         if self._blank is not None and (images is None if self._kept is None else self._kept.runs == runs):
             nothing = self._blank_encoded(self._blank)
-        inputs = {} if images is None else {"mm_encoder_outputs": {"image": images}}
+        inputs = {} if images is None else {ENCODED: {"image": images}}
         hidden = self.model.model(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,

@@ -70,7 +70,8 @@ class Trainer:
         # An adapter belongs to the weights that the run began with; those of its checkpoints have it merged into them.
         self.folder = (None if settings.lora else config.resume_from) or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self.encoded = vision.EncodedScreenshots(settings.encoded_cache_bytes) if settings.freeze_vision else None
+        frozen = settings.freeze_vision or settings.lora is not None
+        self.encoded = vision.EncodedScreenshots(settings.encoded_cache_bytes) if frozen else None
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
             # Imported here, because what it needs of torch is newer than the rest.
@@ -404,7 +405,7 @@ class Trainer:
         """The policy, or the reference if the model does not train."""
         banned = torch.tensor(load_banned_tokens(self.folder), dtype=torch.int64, device=self.device)
         kept = self.encoded if any(parameter.requires_grad for parameter in model.parameters()) else None
-        if kept is not None:
+        if self.config.trainer.freeze_vision and kept is not None:
             vision.freeze(model)
         entropy_gradient = self.recipe.entropy_coefficient > 0
         return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept)

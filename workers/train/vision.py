@@ -4,9 +4,10 @@
 computed without gradient and kept by digest (`EncodedScreenshots`), because later passes and updates would compute the
 same.
 
-Attention is within each image. Without FlashAttention, transformers loops over the images in Python; here images of one
-size go through one `scaled_dot_product_attention`. The patch embedding is a convolution whose stride equals its kernel
-size, so every patch is one row of a matrix product, which is four times faster on a CPU than `Conv3d`.
+Attention is within each image, or within each window of one. Without FlashAttention, transformers loops over them in
+Python; here those of one length go through one `scaled_dot_product_attention`. The patch embedding is a convolution
+whose stride equals its kernel size, so every patch is one row of a matrix product, which is four times faster on a CPU
+than `Conv3d`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
 
 from dart.errors import UserError
@@ -137,17 +139,41 @@ def attend_by_length(
     """Full attention within each packed sequence. query, key, value: [1, heads, S, d]. Returns [1, S, heads, d]."""
     if attention_mask is not None or query.shape[0] != 1:
         raise ValueError("vision attention takes one packed row and no mask")
-    starts = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in itertools.pairwise(starts)]
-    if len(set(lengths)) == 1:
-        return _same_length(query, key, value, len(lengths), scaling), None
+    groups = _by_length(cu_seq_lens_q)
+    if len(groups) == 1:
+        return _same_length(query, key, value, groups[0].count, scaling), None
     output = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
-    for length in sorted(set(lengths)):
-        members = [start for start, other in zip(starts, lengths, strict=False) if other == length]
-        where = torch.cat([torch.arange(start, start + length, device=query.device) for start in members])
-        part = _same_length(query[:, :, where], key[:, :, where], value[:, :, where], len(members), scaling)
-        output = output.index_copy(1, where, part)
+    for group in groups:
+        part = _same_length(*(x[:, :, group.where] for x in (query, key, value)), group.count, scaling)
+        output = output.index_copy(1, group.where, part)
     return output, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The packed sequences of one length. where: int64 [count · length], their positions."""
+
+    count: int
+    where: torch.Tensor
+
+
+_GROUPS = WeakTensorKeyDictionary()
+"""Of the boundaries that are in use: every block of a pass has the same ones, and reading them waits for the GPU."""
+
+
+def _by_length(boundaries: torch.Tensor) -> list[_Group]:
+    """boundaries: int [sequences + 1], cumulative lengths."""
+    if (known := _GROUPS.get(boundaries)) is not None:
+        return known  # type: ignore[no-any-return]
+    starts: dict[int, list[int]] = {}
+    for start, end in itertools.pairwise(boundaries.tolist()):
+        starts.setdefault(end - start, []).append(start)
+    groups = []
+    for length, these in sorted(starts.items()):
+        where = torch.tensor(these)[:, None] + torch.arange(length)
+        groups.append(_Group(len(these), where.flatten().to(boundaries.device)))
+    _GROUPS[boundaries] = groups
+    return groups
 
 
 def _same_length(

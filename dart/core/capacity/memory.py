@@ -1,8 +1,9 @@
 """Bytes that a trainer rank, a replica's GPU and the host need.
 
 What is kept between steps (weights, gradients, optimiser state) is exact. Activations are counted layer by layer: what
-autograd keeps for the backward pass of transformers' eager modules with fused attention. What the CUDA runtime, NCCL
-and the allocator's fragmentation take is a constant of ours (`RUNTIME`), never measured here.
+autograd keeps for the backward pass of transformers' eager modules with fused attention. With an adapter on
+UI-TARS-1.5-7B the estimate is 9 % above what an H200 counted. What the CUDA runtime, NCCL and the allocator's
+fragmentation take is a constant of ours (`RUNTIME`), never measured here.
 """
 
 from __future__ import annotations

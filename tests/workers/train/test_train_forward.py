@@ -124,13 +124,15 @@ def test_chunks_of_the_head_change_nothing(trainer: Trainer, monkeypatch: pytest
 
 
 def test_the_head_is_float32_under_bfloat16(trainer: Trainer) -> None:
-    hidden, ids = torch.randn(40, trainer.model.lm_head.weight.shape[1]), torch.arange(40)
+    device = trainer.device
+    hidden = torch.randn(40, trainer.model.lm_head.weight.shape[1], device=device)
+    ids, banned = torch.arange(40, device=device), torch.tensor([0], device=device)
 
     def head() -> Any:
-        return policies.head(trainer.model.lm_head, hidden, ids, 1.0, torch.tensor([0]), False)[0].detach()
+        return policies.head(trainer.model.lm_head, hidden, ids, 1.0, banned, False)[0].detach()
 
     plain = head()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         torch.testing.assert_close(head(), plain, rtol=0, atol=1e-6)
 
 

@@ -96,6 +96,32 @@ def test_the_adapter_alone_trains_and_others_see_merged_weights(folder: Path, ba
     assert _furthest({name: weight.detach() for name, weight in loaded.named_parameters()}, served) < 1e-6
 
 
+def test_an_adapted_layer_computes_what_peft_computes(folder: Path) -> None:
+    trainer = Trainer(settings(folder, lora={}))
+    _update(trainer)
+    layer = trainer.model.get_submodule("model.language_model.layers.0.mlp.up_proj")
+    rows = torch.randn(2, 5, layer.in_features)
+    found = []
+    for forward in (layer.forward, type(layer).forward.__get__(layer)):
+        layer.zero_grad()
+        given = rows.clone().requires_grad_()
+        out = forward(given)
+        out.square().sum().backward()
+        trained = [weight.grad for weight in layer.parameters() if weight.requires_grad]
+        found.append([out.detach(), given.grad, *trained])
+    assert len(found[0]) == 4
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_tower_encodes_a_screenshot_once_beside_an_adapter(folder: Path) -> None:
+    trainer = Trainer(settings(folder, lora={}, loss={"kl_coefficient": 0.1, "entropy_quantile": 0.2}))
+    for _ in range(2):
+        _update(trainer)
+    assert trainer.encoded is not None
+    assert trainer.encoded.encoded == len({image.sha256 for one in mixed(groups=2) for image in one.images})
+
+
 def test_a_resumed_trainer_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "down_proj"]}, "dtype": "bfloat16",

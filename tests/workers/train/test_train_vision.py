@@ -116,3 +116,11 @@ def test_a_model_with_another_tower_is_refused() -> None:
     model.model = torch.nn.Module()
     with pytest.raises(UserError, match=r"trainer\.freeze_vision: .* leave it out"):
         vision.freeze(model)
+
+
+def test_a_transformers_that_would_ignore_the_screenshots_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.workers.train.model.ENCODED", "argument_of_another_version")
+    with pytest.raises(UserError, match=r"install transformers 5\.19 or newer"):
+        load_model(folder, torch.device("cpu"))

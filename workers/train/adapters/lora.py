@@ -8,6 +8,7 @@ alone, and only where `trainer.lora` is set.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from dart.config import ADAPTER_FOLDER, Lora
@@ -56,8 +58,20 @@ def attach(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
     for _, layer in adapted(model):
-        # Else PEFT widens what goes in to the adapter's float32, and autocast keeps a narrow copy of that.
-        layer.cast_input_dtype_enabled = False
+        layer.forward = functools.partial(beside, layer)
+
+
+def beside(layer: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """W·x + s·B·(A·x), as PEFT computes it, with scaling and sum as a part of the last product. rows: [..., in].
+
+    PEFT's own way goes over the output four times more, and makes two more of it.
+    """
+    out: torch.Tensor = layer.base_layer(rows)
+    if layer._disable_adapters:
+        return out
+    down, up = (layer.get_submodule(f"lora_{which}.{NAME}").weight for which in "AB")
+    thin = linear(rows, down.to(rows.dtype)).flatten(0, -2).to(out.dtype)
+    return torch.addmm(out.flatten(0, -2), thin, up.to(out.dtype).t(), alpha=layer.scaling[NAME]).view_as(out)
 
 
 def hold_narrow(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -52,7 +52,10 @@ def _host_copy(
             former = into.get(name) if into else None
             pinned = value.device.type == "cuda"
             copy = torch.empty(value.shape, dtype=dtype, pin_memory=pinned) if former is None else former
-            copies[name] = copy.copy_(value)
+            # Narrowed on the GPU, because a copy from there would send float32 and narrow it in one thread.
+            copies[name] = copy.copy_(value.to(dtype) if pinned else value, non_blocking=pinned)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return copies
 
 
