@@ -149,7 +149,7 @@ def _episode(scale: Scale, number: int) -> list[pb.Sample]:
     tokens = scale.grid[1] * scale.grid[2] // 4
     prompt = [8 + rng.randrange(200) for _ in range(scale.system)]
     images: list[ipb.Image] = []
-    steps = []
+    steps: list[pb.Sample] = []
     for _ in range(scale.screenshots):
         images.append(_screenshot(scale, rng))
         prompt += [TOKENS["vision_start_token_id"], *[TOKENS["image_token_id"]] * tokens, TOKENS["vision_end_token_id"]]

@@ -144,7 +144,8 @@ def attend_by_length(
         return _same_length(query, key, value, groups[0].count, scaling), None
     output = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     for group in groups:
-        part = _same_length(*(x[:, :, group.where] for x in (query, key, value)), group.count, scaling)
+        q, k, v = (x[:, :, group.where] for x in (query, key, value))
+        part = _same_length(q, k, v, group.count, scaling)
         output = output.index_copy(1, group.where, part)
     return output, None
 
