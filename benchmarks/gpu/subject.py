@@ -38,6 +38,8 @@ class Scale:
     blocks: tuple[int, int]
     grid: tuple[int, int, int]
     """Patches of a screenshot: time, height, width."""
+    screen: tuple[int, int]
+    """Pixels of a screenshot, width and height, before the processor makes `grid` of it."""
     system: int
     answer: int
     screenshots: int
@@ -56,9 +58,9 @@ def full() -> Scale:
     """UI-TARS-1.5-7B's width; a prompt of five full-HD screenshots with an answer has 15,0xx tokens."""
     document = cast("dict[str, Any]", copy.deepcopy(UI_TARS_7B))
     return Scale(
-        document=document, layers=(4, 8), blocks=(16, 32), grid=(1, 78, 138), system=1000, answer=130, screenshots=5,
-        full_layers=28, full_blocks=32, head_tokens=4096, matrix=8192, copied_bytes=16_584_333_312,
-        optimised=1_000_000_000, episodes=4,
+        document=document, layers=(4, 8), blocks=(16, 32), grid=(1, 78, 138), screen=(1920, 1080),
+        system=1000, answer=130, screenshots=5, full_layers=28, full_blocks=32, head_tokens=4096, matrix=8192,
+        copied_bytes=16_584_333_312, optimised=1_000_000_000, episodes=4,
     )  # fmt: skip
 
 
@@ -66,8 +68,9 @@ def tiny() -> Scale:
     """The model that ships with dart, and screenshots of 64×64: to see that everything runs."""
     document = json.loads((BUILTIN_MODELS / "tiny-qwen3vl" / "config.json").read_text(encoding="utf-8"))
     return Scale(
-        document=document, layers=(1, 2), blocks=(2, 3), grid=(1, 4, 4), system=10, answer=4, screenshots=3,
-        full_layers=4, full_blocks=4, head_tokens=64, matrix=64, copied_bytes=1 << 16, optimised=10_000, episodes=2,
+        document=document, layers=(1, 2), blocks=(2, 3), grid=(1, 4, 4), screen=(64, 64),
+        system=10, answer=4, screenshots=3, full_layers=4, full_blocks=4, head_tokens=64, matrix=64,
+        copied_bytes=1 << 16, optimised=10_000, episodes=2,
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,8 @@ UPDATES = 3
 def update(bench: Bench) -> Result:
     """Updates with the paper's loss (KL to the reference, selection by entropy) on `scale.episodes` episodes, each a
     row of as many steps as it has screenshots; seconds by phase, peak bytes beside the estimate of
-    `dart.core.capacity`, and a copy of the merged weights. The median of all updates but the first."""
+    `dart.core.capacity`, and a copy of the merged weights. The median leaves out the first update, which prepares and
+    encodes the screenshots."""
     scale = bench.scale
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as name:
         folder = Path(name)
@@ -72,7 +72,7 @@ def update(bench: Bench) -> Result:
     encoded = trainer.encoded.encoded if trainer.encoded else 0
     done = _operations(scale, middle["computed_tokens"])
     result |= {
-        "episodes": len(episodes), "steps": len(samples), "tokens": sum(map(_length, episodes)),
+        "episodes": len(episodes), "steps": len(samples), "tokens": scale.episodes * _row_tokens(scale),
         "screenshots": scale.episodes * scale.screenshots, "encoded": encoded, "seconds": seconds,
         "seconds_of_each": [metrics["update_seconds"] for metrics in told],
         "mfu_of_measured_peak": bench.utilisation(done.model, seconds),
@@ -135,12 +135,9 @@ def _config(scale: Scale, folder: Path) -> TrainWorkerConfig:
 
 
 def _row_tokens(scale: Scale) -> int:
-    return _length(_episode(scale, 0))
-
-
-def _length(episode: Sequence[pb.Sample]) -> int:
     """Of the row that the steps of an episode make."""
-    return len(episode[-1].prompt_token_ids) + len(episode[-1].token_ids)
+    screenshot = scale.grid[1] * scale.grid[2] // 4 + 2  # what begins it and what ends it
+    return scale.system + scale.screenshots * (screenshot + scale.answer)
 
 
 def _episode(scale: Scale, number: int) -> list[pb.Sample]:
@@ -166,11 +163,8 @@ def _episode(scale: Scale, number: int) -> list[pb.Sample]:
 
 
 def _screenshot(scale: Scale, rng: random.Random) -> ipb.Image:
-    """A PNG of windows and text-like lines, of a size that the processor makes `scale.grid` of."""
-    patch = _patch(scale)
-    width, height = ((side * patch) for side in (scale.grid[2], scale.grid[1]))
-    if (width, height) == (1932, 1092):
-        width, height = 1920, 1080
+    """A PNG of coloured boxes, of the size of the screen."""
+    width, height = scale.screen
     image = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(image)
     for _ in range(400):
@@ -186,28 +180,26 @@ def _screenshot(scale: Scale, rng: random.Random) -> ipb.Image:
     )  # fmt: skip
 
 
-def _load(scale: Scale, tokens: float) -> work.Load:
-    """Of rows with so many tokens together, all of the same length; their screenshots were encoded in the first
-    update, and that is kept."""
+def _load(scale: Scale) -> work.Load:
+    """Of an update; its screenshots were encoded in the first one, and that is kept."""
     length = _row_tokens(scale)
-    rows = tokens / length
     return work.Load(
-        tokens=round(tokens),
-        pairs=round(rows * work.causal_pairs(length)),
-        responses=round(rows * scale.screenshots * scale.answer),
+        tokens=scale.episodes * length,
+        pairs=scale.episodes * work.causal_pairs(length),
+        responses=scale.episodes * scale.screenshots * scale.answer,
         screenshots=0,
-        patches=scale.grid[1] * scale.grid[2],
+        patches=0,
     )
 
 
 def _operations(scale: Scale, trained_tokens: float) -> work.Work:
     """trained_tokens: of the rows that selection leaves."""
-    every = scale.episodes * _row_tokens(scale)
+    load = _load(scale)
     passes = work.Passes(
-        score=True, reference=True, trained_share=trained_tokens / every, recompute=True, vision_trains=False,
+        score=True, reference=True, trained_share=trained_tokens / load.tokens, recompute=True, vision_trains=False,
         weights_train=False,
     )  # fmt: skip
-    return work.update(subjects.shape_of(scale, scale.full_layers, scale.full_blocks), _load(scale, every), passes)
+    return work.update(subjects.shape_of(scale, scale.full_layers, scale.full_blocks), load, passes)
 
 
 def _estimate(scale: Scale, trainer: Trainer) -> int:

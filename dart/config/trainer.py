@@ -229,6 +229,11 @@ class Trainer(Section):
         return self.sharding == "full" or (self.sharding is None and self.ranks > 1)
 
     @property
+    def vision_trains(self) -> bool:
+        """Whether the vision tower changes; an adapter is in the language model alone."""
+        return not self.freeze_vision and self.lora is None
+
+    @property
     def serves_adapter(self) -> bool:
         """Whether replicas get an adapter in the place of whole weights."""
         return self.lora is not None and self.lora.sync == "adapter"

@@ -70,8 +70,7 @@ class Trainer:
         # An adapter belongs to the weights that the run began with; those of its checkpoints have it merged into them.
         self.folder = (None if settings.lora else config.resume_from) or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
-        frozen = settings.freeze_vision or settings.lora is not None
-        self.encoded = vision.EncodedScreenshots(settings.encoded_cache_bytes) if frozen else None
+        self.encoded = None if settings.vision_trains else vision.EncodedScreenshots(settings.encoded_cache_bytes)
         self.sharded = (settings.sharding or ("full" if self.state.num_processes > 1 else "none")) == "full"
         if self.sharded:
             # Imported here, because what it needs of torch is newer than the rest.

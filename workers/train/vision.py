@@ -1,6 +1,6 @@
 """Qwen's vision towers with fewer, larger kernels: same values (up to rounding), same weights, several times faster.
 
-`features` gives a micro-batch's screenshots as the text model takes them. If the tower is frozen (`freeze`), they are
+`features` gives a micro-batch's screenshots as the text model takes them. If the tower does not train, they are
 computed without gradient and kept by digest (`EncodedScreenshots`), because later passes and updates would compute the
 same.
 

@@ -29,7 +29,7 @@ def passes_of(config: Config) -> Passes:
         reference=trainer.loss.kl_coefficient > 0,
         trained_share=1 - trainer.loss.entropy_quantile,
         recompute=trainer.gradient_checkpointing,
-        vision_trains=not trainer.freeze_vision and trainer.lora is None,
+        vision_trains=trainer.vision_trains,
         weights_train=trainer.lora is None,
     )
 

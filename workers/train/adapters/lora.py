@@ -2,8 +2,8 @@
 
 With it, a layer computes W·x + s·B·(A·x), with s = alpha / rank (Hu et al., arXiv 2106.09685, section 4.1). B begins
 at zero, so the policy begins as the model that it was made from. Only A and B train. Switched off (`SwitchedOff`), the
-same model is the reference policy, bit for bit, so no second one is held. PEFT supplies the layers; it is imported here
-alone, and only where `trainer.lora` is set.
+same model is the reference policy, bit for bit, so no second one is held. PEFT supplies the layers, whose forward
+pass is `beside`; it is imported here alone, and only where `trainer.lora` is set.
 """
 
 from __future__ import annotations
