@@ -31,6 +31,7 @@ import psutil
 import uvloop
 import yaml
 
+from benchmarks.dashboard.made_run import Shape, drawn
 from benchmarks.dashboard.scripted import scripted_workers
 from benchmarks.dashboard.served import serving
 from dart.coordinator.summary import machine, software, write_json
@@ -49,16 +50,20 @@ READERS = ("", "/timeline", "/tasks")
 PULSE_SECONDS = 2.0
 START_SECONDS = 30.0
 """All environments begin at the same moment; until then, they have drifted apart."""
+DIFFERENT_BYTES = 16
+"""The fewest bytes that make one screenshot differ from the others."""
 
 
 class PacedEnv:
-    """Answers an action after `seconds`, on average, with a fresh screenshot. An episode ends after ten steps, on
-    average; a quarter of them succeeds."""
+    """Answers an action after `seconds`, on average, with a fresh screenshot (a PNG, with bytes after its end). An
+    episode ends after ten steps, on average; a quarter of them succeeds."""
 
     role = pb.ROLE_ENV
 
     def __init__(self, slots: int, seconds: float, image_bytes: int) -> None:
-        self._slots, self._seconds, self._image_bytes = slots, seconds, image_bytes
+        self._slots, self._seconds = slots, seconds
+        self._picture = next(drawn(Shape(width=160, height=224)))
+        self._more_bytes = max(DIFFERENT_BYTES, image_bytes - len(self._picture))
         self.steps = 0
         self.begun = asyncio.Event()
 
@@ -74,7 +79,7 @@ class PacedEnv:
             self.begun.set()
         if isinstance(command, pb.Act) and (command.last or random.random() < 0.1):
             return pb.Observed(done=True, reward=float(random.random() < 0.25))
-        image = Image.of(os.urandom(self._image_bytes), "image/png", 160, 224)
+        image = Image.of(self._picture + os.urandom(self._more_bytes), "image/png", 160, 224)
         return observation_to_proto(Observation(image, "click the button"), 0.0)
 
     async def close(self) -> None:

@@ -203,14 +203,14 @@ def _pictures(directory: RunDirectory, shape: Shape) -> list[tuple[str, bytes]]:
     kept = ScreenshotDirectory(directory.blobs)
     kept.prepare()
     made = []
-    for data in _drawn(shape):
+    for data in drawn(shape):
         digest = hashlib.sha256(data).digest()
         kept.write(file_name(digest), data)
         made.append((digest.hex(), digest))
     return made
 
 
-def _drawn(shape: Shape) -> Iterator[bytes]:
+def drawn(shape: Shape) -> Iterator[bytes]:
     """PNG files, RGB, with coloured stripes."""
     draw = random.Random(shape.seed)
     for _ in range(min(PICTURES, max(4, shape.trajectories))):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dashboards.made import Shape, evaluate, event, execute, insert, small_run
 from dashboards.served import browsing, viewing
+from dashboards.tour import Tour, complaints, every_page, keys_everywhere, keys_of_the_player
 
 from dart.rundir import RunDirectory
 
@@ -20,18 +21,6 @@ pytestmark = [pytest.mark.browser]
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 FIRST = "g000001-1"
-PAGES = {
-    "runs": "/",
-    "run": "/runs/{run}",
-    "workers": "/runs/{run}/workers",
-    "tasks": "/runs/{run}/tasks",
-    "task": "/runs/{run}/tasks/made/task-0000",
-    "trajectories": "/runs/{run}/trajectories",
-    "trajectory": "/runs/{run}/trajectories/g000001-1?step=2",
-    "group": "/runs/{run}/groups/g000001",
-    "events": "/runs/{run}/events",
-    "compare": "/compare?first={run}&first_evaluation=before-greedy-v0&second={run}&second_evaluation=after-greedy-v9",
-}
 
 
 @pytest.fixture(scope="module")
@@ -72,62 +61,44 @@ def browser(run: RunDirectory) -> Iterator[Browser]:  # the run first: Playwrigh
         yield found
 
 
+@pytest.fixture(scope="module")
+def tour(run: RunDirectory, address: str) -> Tour:
+    return Tour(
+        address, f"{address}/", run.name, "made/task-0000", "g000001", FIRST, ("before-greedy-v0", "after-greedy-v9")
+    )
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    clipboard = ["clipboard-read", "clipboard-write"]
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=clipboard)
-    opened = context.new_page()
-    opened.set_default_timeout(60_000)
-    yield opened
-    context.close()
-
-
-def complaints(page: Page) -> list[str]:
-    """What the page's console says is wrong, from now on."""
-    found: list[str] = []
-    page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
-    return found
-
-
-def visit(page: Page, address: str, run: RunDirectory, name: str) -> None:
-    page.goto(address + PAGES[name].replace("{run}", run.name))
-    page.wait_for_selector("main :is(h1, h2)")
-    page.locator("[aria-busy=true]").wait_for(state="detached")
+def page(tour: Tour, browser: Browser) -> Iterator[Page]:
+    with tour.opened(browser) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_page_is_drawn_without_a_complaint(
-    browser: Browser, address: str, run: RunDirectory, scheme: Any, width: int
-) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    said = complaints(page)
-    background = set()
-    for name in PAGES:
-        visit(page, address, run, name)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than the screen"
-        assert page.title() != "hacked", name
-        assert page.locator("img[src='x']").count() == 0, name
-        background.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-    assert said == []
+def test_every_page_is_drawn_without_a_complaint(tour: Tour, browser: Browser, scheme: Any, width: int) -> None:
+    with tour.opened(browser, scheme, width) as page:
+        every_page(tour, page)
+        background = set()
+        for name in tour.pages:
+            tour.visit(page, name)
+            assert page.title() != "hacked", name
+            assert page.locator("img[src='x']").count() == 0, name
+            background.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     (colour,) = background
     bright = sum(int(part) for part in colour.strip("rgb()").split(",")) > 3 * 128
     assert bright == (scheme == "light")
-    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, address: str, run: RunDirectory, scheme: Any) -> None:
+def test_axe_finds_nothing_serious(browser: Browser, tour: Tour, scheme: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.set_default_timeout(60_000)
     found = {}
-    for name in PAGES:
-        visit(page, address, run, name)
+    for name in tour.pages:
+        tour.visit(page, name)
         wrong = [
             f"{one['id']}: {one['help']}: {one['nodes'][0]['html'][:200]}"
             for one in axe.run(page).response["violations"]
@@ -139,8 +110,8 @@ def test_axe_finds_nothing_serious(browser: Browser, address: str, run: RunDirec
     assert found == {}
 
 
-def test_the_run_page_says_first_why_it_waits(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "run")
+def test_the_run_page_says_first_why_it_waits(page: Page, tour: Tour) -> None:
+    tour.visit(page, "run")
     problem = page.get_by_role("region", name="Why it ended")
     problem.wait_for()
     assert "no answer since it began" in problem.inner_text()
@@ -150,77 +121,16 @@ def test_the_run_page_says_first_why_it_waits(page: Page, address: str, run: Run
     assert height["y"] < 300
 
 
-def test_keys_of_the_player(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "trajectory")
-    where = page.locator("[aria-live=polite]")
-
-    def step() -> int:
-        return int(where.inner_text().split()[1])
-
-    count = int(where.inner_text().split()[3])
-    assert step() == 3
-    moves = {"ArrowRight": 4, "ArrowLeft": 3, "End": count, "ArrowRight ": count, "Home": 1, "ArrowLeft ": 1}
-    for key, expected in moves.items():
-        page.keyboard.press(key.strip())
-        assert step() == expected, key
-    for key, speed in (("+", "2×"), ("+", "4×"), ("-", "2×"), ("-", "1×"), ("+", "2×"), ("+", "4×"), ("+", "8×")):
-        page.keyboard.press(key)
-        page.get_by_text(speed, exact=True).wait_for()
-    page.keyboard.press("Space")
-    page.get_by_text(f"Step {count} of").wait_for()
-    page.keyboard.press("z")
-    page.locator("[title='Fit the page (z)']").wait_for()
-    page.keyboard.press("z")
-    page.locator("[title='Full size (z)']").wait_for()
-    page.keyboard.press("t")
-    page.get_by_role("button", name="As a table").wait_for()
-    page.keyboard.press("t")
-    page.keyboard.press("c")
-    assert "step=" in page.evaluate("navigator.clipboard.readText()")
-    before = page.url
-    page.keyboard.press("j")
-    page.wait_for_url("**/trajectories/g000001-2**")
-    page.locator("main").get_by_text("g000001-2", exact=True).wait_for()
-    page.keyboard.press("k")
-    page.wait_for_url("**/trajectories/g000001-1**")
-    assert page.url.split("?")[0] == before.split("?")[0]
+def test_keys_of_the_player(page: Page, run: RunDirectory, address: str) -> None:
+    keys_of_the_player(Tour.of(run.path, f"{address}/"), page)
 
 
-def test_keys_everywhere(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "run")
-    for keys, end in (
-        ("gw", "/workers"),
-        ("gt", "/tasks"),
-        ("gj", "/trajectories"),
-        ("ge", "/events"),
-        ("go", run.name),
-    ):
-        for key in keys:
-            page.keyboard.press(key)
-        page.wait_for_url(f"**{end}")
-    page.keyboard.press("?")
-    listed = page.get_by_role("dialog")
-    listed.wait_for()
-    assert "Tasks" in listed.inner_text()
-    page.keyboard.press("?")
-    listed.wait_for(state="hidden")
-    visit(page, address, run, "events")
-    page.keyboard.press("/")
-    page.keyboard.type("reset failed")
-    page.get_by_text("reset failed").first.wait_for()
-    page.keyboard.press("Escape")
-    visit(page, address, run, "group")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/trajectories/g000001-**")
-    for key in "gr":
-        page.keyboard.press(key)
-    page.wait_for_url(f"{address}/")
+def test_keys_everywhere(page: Page, tour: Tour) -> None:
+    keys_everywhere(tour, page, "reset failed")
 
 
-def test_a_table_of_thousands_is_sorted_and_searched(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "tasks")
+def test_a_table_of_thousands_is_sorted_and_searched(page: Page, tour: Tour) -> None:
+    tour.visit(page, "tasks")
     rows = page.locator("main tbody tr")
     page.get_by_role("button", name="Trajectories").click()
     page.locator("th[aria-sort=descending]").wait_for()
@@ -233,8 +143,8 @@ def test_a_table_of_thousands_is_sorted_and_searched(page: Page, address: str, r
     )
 
 
-def test_an_episode_on_the_timeline_opens_its_trajectory(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "workers")
+def test_an_episode_on_the_timeline_opens_its_trajectory(page: Page, tour: Tour) -> None:
+    tour.visit(page, "workers")
     timeline = page.get_by_role("group", name="Timeline of")
     timeline.get_by_text("Episodes", exact=True).wait_for()
     plot = page.locator("canvas")
@@ -251,17 +161,18 @@ def test_an_episode_on_the_timeline_opens_its_trajectory(page: Page, address: st
     page.wait_for_url("**/trajectories/g*")
 
 
-def test_every_step_can_be_linked_to(page: Page, address: str, run: RunDirectory) -> None:
-    visit(page, address, run, "trajectory")
-    page.keyboard.press("ArrowRight")
+def test_every_step_can_be_linked_to(page: Page, tour: Tour) -> None:
+    tour.visit(page, "trajectory")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
     linked = page.url
     page.goto("about:blank")
     page.goto(linked)
     page.get_by_text("Step 4 of").wait_for()
 
 
-def test_an_exported_page_opens_from_a_file(page: Page, address: str, run: RunDirectory, tmp_path: Any) -> None:
-    answer = page.request.get(f"{address}/api/runs/{run.name}/trajectories/{FIRST}/export.html")
+def test_an_exported_page_opens_from_a_file(page: Page, tour: Tour, tmp_path: Any) -> None:
+    answer = page.request.get(f"{tour.address}/api/runs/{tour.run}/trajectories/{FIRST}/export.html")
     file = tmp_path / "exported.html"
     file.write_bytes(answer.body())
     said = complaints(page)
@@ -275,10 +186,10 @@ def test_an_exported_page_opens_from_a_file(page: Page, address: str, run: RunDi
 
 if pictures := os.environ.get("DART_PICTURES"):
 
-    def test_pictures(browser: Browser, address: str, run: RunDirectory) -> None:
+    def test_pictures(browser: Browser, tour: Tour) -> None:
         for scheme in ("light", "dark"):
             page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
-            for name in PAGES:
-                visit(page, address, run, name)
+            for name in tour.pages:
+                tour.visit(page, name)
                 page.wait_for_timeout(500)
                 page.screenshot(path=f"{pictures}/{name}-{scheme}.png")

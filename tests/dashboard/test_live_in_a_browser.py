@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from dashboards.served import browsing
+from dashboards.tour import SCHEMES, Tour, every_page, keys_everywhere, keys_of_the_player
 
 from benchmarks.dashboard.live import Live, PacedEnv, live_run
 from benchmarks.dashboard.scripted import ScriptedTrainer
@@ -85,6 +87,27 @@ async def test_a_live_page_moves_by_itself(tmp_path: Path) -> None:
             await page.get_by_role("link", name=name, exact=True).first.click()
             await page.locator("main :is(h1, h2)").first.wait_for()
         await page.get_by_text("made version").first.wait_for()
+
+
+async def test_every_page_and_every_key_while_it_runs(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+
+    def looked_at(entry: str) -> None:
+        (directory,) = (tmp_path / "runs").iterdir()
+        tour = Tour.of(directory, entry)
+        with browsing() as browser:
+            for scheme in SCHEMES:
+                with tour.opened(browser, scheme) as page:
+                    every_page(tour, page)
+            with tour.opened(browser) as page:
+                keys_of_the_player(tour, page)
+                keys_everywhere(tour, page, "made version")
+                page.get_by_text("running", exact=True).first.wait_for()
+
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000)) as run, opened(run.page) as page:
+        await page.get_by_role("link", name="Events", exact=True).first.click()
+        await page.get_by_text("made version 2").first.wait_for()
+        await asyncio.to_thread(looked_at, run.page)
 
 
 async def test_a_hung_trainer_is_named_on_the_page(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+from dashboards.served import browsing, viewing
+from dashboards.tour import SCHEMES, Tour, every_page, keys_everywhere, keys_of_the_player
 from tracking.read_back import SWANLAB, read_back
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +77,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run,) = (where / "runs").iterdir()
     assert left_over(where) == []
     return run
+
+
+def test_every_page_and_every_key_on_the_finished_run(finished: Path) -> None:
+    with viewing(finished) as address, browsing() as browser:
+        tour = Tour.of(finished, f"{address}/", ("before-greedy-v0", "after-greedy-v4"))
+        for scheme in SCHEMES:
+            with tour.opened(browser, scheme) as page:
+                every_page(tour, page)
+        with tour.opened(browser) as page:
+            keys_of_the_player(tour, page)
+            keys_everywhere(tour, page, "made version")
 
 
 def test_summary_says_what_happened(finished: Path) -> None:
