@@ -28,6 +28,7 @@ from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
 from dart.store.engine import Lane, Patience, make_lanes, parse_url, sqlite_url
+from dart.store.inserts import insert_rows
 from dart.store.reader import Reader, chunks
 from dart.store.schema import prepare
 
@@ -190,10 +191,8 @@ class Database(Reader):
 
     def _insert_trajectory(self, connection: Connection, trajectory: Trajectory, attempt: int) -> None:
         connection.execute(insert(t.trajectories), r.trajectory_to_row(trajectory, self.run_id, attempt))
-        if rows := [r.step_to_row(step, trajectory.id) for step in trajectory.steps]:
-            connection.execute(insert(t.steps), rows)
-        if references := r.screenshot_rows(trajectory):
-            connection.execute(insert(t.screenshots), references)
+        insert_rows(connection, t.steps, [r.step_to_row(step, trajectory.id) for step in trajectory.steps])
+        insert_rows(connection, t.screenshots, r.screenshot_rows(trajectory))
 
     async def add_collected(self, successes: Sequence[Trajectory], added: float) -> None:
         """Stores successes from elsewhere, each with its images' bytes, in closed groups: all of them or none."""
@@ -339,8 +338,7 @@ class Database(Reader):
                 stored = connection.execute(select(t.trajectories.c.id).where(t.trajectories.c.id.in_(some))).scalars()
                 ids = list(stored)
                 connection.execute(delete(t.step_entropies).where(t.step_entropies.c.trajectory_id.in_(ids)))
-                if rows := [row for name in ids for row in by_trajectory[name]]:
-                    connection.execute(insert(t.step_entropies), rows)
+                insert_rows(connection, t.step_entropies, [row for name in ids for row in by_trajectory[name]])
 
         if by_trajectory:
             await self.write(write)
