@@ -12,6 +12,7 @@ import click
 
 from dart import __version__
 from dart.errors import UserError
+from dart.launch.command import launch
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -125,19 +126,44 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
 @RESUME
 @INITIAL_WEIGHTS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
+@click.option(
+    "--run",
+    "run_directory",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Begin a run in this directory, or continue the one that is there: for a cluster that restarts it.",
+)
+@click.option(
+    "--host",
+    metavar="HOST",
+    help="Listen there, with tokens and a certificate that RUN keeps; for `dart worker --run`.",
+)
 def coordinator(
-    config: Path, overrides: tuple[str, ...], resume: Path | None, initial_weights: bool, quiet: bool
+    config: Path,
+    overrides: tuple[str, ...],
+    resume: Path | None,
+    initial_weights: bool,
+    quiet: bool,
+    run_directory: Path | None,
+    host: str | None,
 ) -> None:
     """Run only the coordinator; start workers elsewhere with `dart worker`."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(TrainOptions(config, overrides, resume, quiet, initial_weights, local_workers=False))
+    run(TrainOptions(config, overrides, resume, quiet, initial_weights, False, run_directory, host))
 
 
 @main.command()
 @click.option("--role", required=True, help="env, rollout or train.")
-@click.option("--coordinator", "address", required=True, metavar="HOST:PORT", help="The coordinator to connect to.")
+@click.option("--coordinator", "address", metavar="HOST:PORT", help="The coordinator to connect to.")
+@click.option(
+    "--run",
+    "run_directory",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Instead of --coordinator: the directory of `dart coordinator --run`, which has its address and tokens.",
+)
 @click.option(
     "--id", "worker_id", metavar="NAME", help="A name that stays the same after a restart. [default: host-role-pid]"
 )
@@ -147,7 +173,8 @@ def coordinator(
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def worker(
     role: str,
-    address: str,
+    address: str | None,
+    run_directory: Path | None,
     worker_id: str | None,
     tls_ca: Path | None,
     tls_certificate: Path | None,
@@ -160,7 +187,10 @@ def worker(
     """
     from dart.commands.worker import run_worker
 
-    run_worker(role, address, worker_id, (tls_ca, tls_certificate, tls_key), parent_watch=parent_watch)
+    run_worker(role, address, run_directory, worker_id, (tls_ca, tls_certificate, tls_key), parent_watch=parent_watch)
+
+
+main.add_command(launch)
 
 
 @main.command("eval")

@@ -4,6 +4,7 @@
     run.db           everything that a restart needs  checkpoints/  v000050, v000100, ...
     run.lock         held by the process that works   logs/         one file for each local worker
     metrics.jsonl    every event, one on a line       summary.json, evaluation.json   what a finished run came to
+    address          where its coordinator listens    secrets/      tokens and certificate, if the run made its own
 
 What always holds: a directory is made once and never reused for another run; one process at a time works on it
 (`lock`), and reading needs no lock.
@@ -80,6 +81,21 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def address(self) -> Path:
+        """HOST:PORT of the coordinator, for workers that see this directory."""
+        return self.path / "address"
+
+    def tell_address(self, address: str) -> None:
+        """Whole or not at all: workers on other machines look for it."""
+        new = self.path / "address.new"
+        new.write_text(address, encoding="ascii")
+        new.replace(self.address)
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets"
+
+    @property
     def evaluation(self) -> Path:
         return self.path / "evaluation.json"
 
@@ -112,6 +128,15 @@ class RunDirectory:
                 ) from None
             return cls(path)
         raise UserError(f"run.directory: {base} and {_MOST_OF_ONE_NAME - 1} others exist: remove some")
+
+    @classmethod
+    def at(cls, path: Path) -> RunDirectory:
+        """The directory at `path`, with a run or made for one. Raises UserError when it cannot be made."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run {path} cannot be made ({error.strerror}): choose a writable folder") from None
+        return cls(path)
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:

@@ -44,6 +44,8 @@ class JobRun:
     local: bool = True
     initial_weights: bool = False
     """With `resume`: start from the weights of model.path, whatever checkpoints there are."""
+    either: bool = False
+    """Continue the run in the directory, or begin one if there is none yet."""
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -82,7 +84,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         database.patience.seconds = wanted.config.run.database_wait_seconds
         guard = Guard(wanted.directory, hold)
-        start = await (_resumed if wanted.resume else _begun)(wanted, database)
+        resumes = wanted.resume or (wanted.either and bool(await database.runs()))
+        start = await (_resumed if resumes else _begun)(wanted, database)
         peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
         run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
         loop = asyncio.get_running_loop()
@@ -133,6 +136,8 @@ def _dashboard(wanted: JobRun) -> Beside | None:
 async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
     """Start the local workers and the dashboard, and watch them until cancelled."""
     address = await run.address
+    if not wanted.local:
+        await asyncio.to_thread(wanted.directory.tell_address, address)
     children = [beside.child()] if beside else []
     if isinstance(wanted.job, Train) and wanted.config.tracking.to:
         children.append(tracking_child(wanted.directory.path))

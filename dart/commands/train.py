@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from dart.coordinator.job import Train
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.core.evaluation.documents import ByDecoding
 from dart.errors import UserError
+from dart.processes import secrets
 from dart.rundir import RunDirectory
 
 
@@ -31,6 +34,10 @@ class TrainOptions:
     quiet: bool = False
     initial_weights: bool = False
     local_workers: bool = True
+    run: Path | None = None
+    """Begin the run in this directory, or continue the one that is there."""
+    host: str | None = None
+    """Listen there, with tokens and a certificate that the run keeps in its directory."""
 
 
 def train(options: TrainOptions) -> None:
@@ -38,13 +45,18 @@ def train(options: TrainOptions) -> None:
     if options.initial_weights and options.resume is None:
         raise UserError("--initial-weights applies only to a resumed run: omit it, or add --resume RUN")
     config = load(options.config, options.overrides)
-    resumed = RunDirectory.existing(options.resume) if options.resume else None
+    resumed, given = _directories(options)
+    if options.host is not None and given is not None:
+        config = load(options.config, options.overrides + _listening(given, options.host, config.server.port))
+    if given is not None and given.summary.is_file():
+        click.echo(f"run {given.path} is finished: {given.summary} has what it came to")
+        return
     job = Train()
     if options.local_workers:
         check_before(config, job)
     if resumed is None:
         asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
-    directory = resumed or RunDirectory.make(config.run.directory, config.run.name)
+    directory = resumed or given or RunDirectory.make(config.run.directory, config.run.name)
     wanted = JobRun(
         config,
         directory,
@@ -53,6 +65,7 @@ def train(options: TrainOptions) -> None:
         resume=resumed is not None,
         local=options.local_workers,
         initial_weights=options.initial_weights,
+        either=given is not None,
     )
     summary = run_in_loop(wanted)
     if summary is None:
@@ -65,6 +78,34 @@ def train(options: TrainOptions) -> None:
 
         last_words(directory, config.tracking.to)
     report(summary, directory.path, picture)
+
+
+def _directories(options: TrainOptions) -> tuple[RunDirectory | None, RunDirectory | None]:
+    """(the run to continue, the directory of one that is begun or continued). Raises UserError."""
+    if options.run is not None and options.resume is not None:
+        raise UserError("--run begins a run or continues it, so --resume adds nothing: omit one of them")
+    if options.host is not None and options.run is None:
+        raise UserError("--host keeps tokens in the run's directory: add --run RUN")
+    resumed = RunDirectory.existing(options.resume) if options.resume else None
+    return resumed, RunDirectory.at(options.run) if options.run else None
+
+
+def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]:
+    """The settings of a server that other machines reach.
+
+    One without a port of its own takes the one that it had before, if that is still free: workers redial it.
+    """
+    secrets.prepare(directory.secrets, host)
+    if port == 0 and directory.address.is_file():
+        before, _, number = directory.address.read_text(encoding="ascii").strip().rpartition(":")
+        port = int(number) if before == host and _is_free(host, int(number)) else 0
+    return (f"server.host={host}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
+
+
+def _is_free(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_server((host, port)):
+        return True
+    return False
 
 
 def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> None:

@@ -9,16 +9,23 @@ import logging
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from dart.errors import UserError
 from dart.malloc import keep_memory
+from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals, watch_parent
-from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
 from dart.wire.role import WorkerRole
 from dart.wire.worker import WorkerOptions, serve
 
+Tls = tuple[Path | None, Path | None, Path | None]
+"""(certificate authority, certificate, its key)."""
+COORDINATOR_SECONDS = 600.0
+"""How long a worker waits for a coordinator to begin: a cluster may start it last."""
+LOOK_SECONDS = 0.5
 ROLES = {
     "env": ("dart.workers.env.role", "EnvRole", "pip install 'dart-gui-rl[env-browser]'"),
     "rollout": ("dart.workers.rollout.role", "RolloutRole", "pip install 'dart-gui-rl[rollout,cpu]' (or gpu)"),
@@ -28,20 +35,24 @@ ROLES = {
 
 def run_worker(
     role: str,
-    address: str,
+    address: str | None,
+    run: Path | None,
     worker_id: str | None,
-    tls: tuple[Path | None, Path | None, Path | None],
+    tls: Tls,
     *,
     parent_watch: bool,
 ) -> None:
-    """Serve one role until goodbye. Raises UserError for anything that the user can fix."""
-    if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", address):
-        raise UserError(f"--coordinator {address!r} is not HOST:PORT, for example 127.0.0.1:50051")
+    """Serve one role until goodbye. Raises UserError for anything that the user can fix.
+
+    `run`: the run's directory, which this machine sees, says where the coordinator is and how to prove oneself.
+    """
+    if (address is None) == (run is None):
+        raise UserError("name the coordinator with --coordinator HOST:PORT, or the run's directory with --run RUN")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()
     options = WorkerOptions(
-        dial=Dial(address, os.environ.pop(TOKEN_ENVIRONMENT, None), *tls),
+        dial=_dial_of_run(role, run, tls) if run is not None else _dial(address or "", tls),
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
     )
     work: Any = _load(role)
@@ -54,6 +65,31 @@ def run_worker(
     import uvloop
 
     uvloop.run(_serve(work, options, parent_watch))
+
+
+def _dial(address: str, tls: Tls) -> Dial:
+    if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", address):
+        raise UserError(f"--coordinator {address!r} is not HOST:PORT, for example 127.0.0.1:50051")
+    return Dial(address, os.environ.pop(TOKEN_ENVIRONMENT, None), *tls)
+
+
+def _dial_of_run(role: str, run: Path, tls: Tls) -> Dial:
+    """As the coordinator left it in its directory, which is waited for. What the user gave goes first."""
+    from dart.rundir import RunDirectory
+
+    directory, until = RunDirectory(run), time.monotonic() + COORDINATOR_SECONDS
+    while not directory.address.is_file():
+        if time.monotonic() > until:
+            raise UserError(
+                f"--run {run}: for {COORDINATOR_SECONDS:g} s no coordinator has said there where it listens: start it "
+                "with `dart coordinator CONFIG --run RUN`, on a file system that this machine sees as well"
+            )
+        time.sleep(LOOK_SECONDS)
+    if directory.secrets.is_dir():
+        source = f"file:{token_file(directory.secrets, role)}"
+        os.environ.setdefault(TOKEN_ENVIRONMENT, read_token(source, f"--run {run}"))
+        tls = (tls[0] or directory.secrets / AUTHORITY, *tls[1:])
+    return _dial(directory.address.read_text(encoding="ascii").strip(), tls)
 
 
 def _load(role: str) -> WorkerRole:

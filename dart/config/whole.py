@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dart.config.base import Section
+from dart.config.cluster import Cluster
 from dart.config.curation import Curation
 from dart.config.environment import Environment
 from dart.config.policy import Agent, Model, Rollout
@@ -38,6 +39,7 @@ class Config(Section):
     watchdog: Watchdog = Field(default_factory=Watchdog)
     dashboard: Dashboard = Field(default_factory=Dashboard)
     tracking: Tracking = Field(default_factory=Tracking)
+    cluster: Cluster = Field(default_factory=Cluster)
 
     @property
     def samples(self) -> bool:

@@ -170,9 +170,8 @@ class Progress:
         self._new_trajectories += 1
         self._new_steps += len(trajectory.steps)
         self._new_unparsable += trajectory.termination == Termination.UNPARSABLE
-        for step in trajectory.steps:
-            if step.reading_rules:
-                self._new_rules.update(step.reading_rules.split())
+        for rules in [step.reading_rules for step in trajectory.steps if step.reading_rules]:
+            self._new_rules.update(rules.split())
         self._ended(trajectory.task.name, trajectory.success)
         self._trajectory_seconds.append(trajectory.finished - trajectory.started)
 

@@ -1,0 +1,54 @@
+"""What a run consists of, whatever starts it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dart.config import Config
+from dart.config.cluster import Needs
+from dart.coordinator.job import Train
+
+Part = Literal["coordinator", "env", "rollout", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Equal processes of one role.
+
+    `gpus`: of each process. `environment`: variables of each process; tokens are not among them.
+    """
+
+    part: Part
+    count: int
+    needs: Needs
+    gpus: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self, number: int) -> str:
+        """Of one of its processes; the same after a restart."""
+        return self.part if self.part in ("coordinator", "train") else f"{self.part}-{number}"
+
+
+def plan(config: Config) -> tuple[Group, ...]:
+    """The coordinator first. Groups that the run does not need are left out."""
+    cluster, job = config.cluster, Train()
+    on_gpus = cluster.device == "gpu"
+    rollout, trainer = config.rollout, config.trainer
+    return tuple(
+        group
+        for group in (
+            Group("coordinator", 1, cluster.coordinator),
+            Group("env", job.environments(config), cluster.env),
+            Group(
+                "rollout",
+                job.replicas(config),
+                cluster.rollout,
+                rollout.tensor_parallel * rollout.pipeline_parallel if on_gpus else 0,
+                rollout.environment,
+            ),
+            Group("train", trainer.ranks, cluster.train, 1 if on_gpus else 0),
+        )
+        if group.count
+    )

@@ -1,0 +1,175 @@
+"""`dart coordinator --run` begins a run or continues it, and `dart worker --run` finds it, as a cluster starts both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from dart.cli import main
+from dart.config import parse
+from dart.config.cluster import Needs
+from dart.launch.plan import Group, plan
+from dart.processes import secrets
+from dart.rundir import RunDirectory
+
+HANG_SECONDS = 240
+SETTINGS = {
+    "model": {"path": "builtin:tiny-qwen3vl"},
+    "environment": {"tasks": {"names": ["click-test"]}, "slots": 1},
+    "stop": {"updates": 1},
+    "evaluation": {"episodes": 0},
+}
+
+
+# ---- the plan ----
+
+
+def test_a_run_is_its_coordinator_and_the_workers_that_it_needs() -> None:
+    wanted = SETTINGS | {
+        "environment": {"tasks": {"names": ["click-test"]}, "workers": 3},
+        "rollout": {"replicas": 2, "tensor_parallel": 2, "environment": {"VLLM_LOGGING_LEVEL": "ERROR"}},
+        "trainer": {"ranks": 4},
+        "cluster": {"env": {"cpus": 0.5, "memory_gb": 3}},
+    }
+    coordinator, env, rollout, train = plan(parse(wanted))
+    assert (coordinator.part, coordinator.count, coordinator.gpus) == ("coordinator", 1, 0)
+    assert env == Group("env", 3, Needs(cpus=0.5, memory_gb=3.0))
+    assert (rollout.count, rollout.gpus, rollout.environment) == (2, 2, {"VLLM_LOGGING_LEVEL": "ERROR"})
+    assert (train.count, train.gpus) == (4, 1)
+    assert [env.name(2), rollout.name(0), train.name(0)] == ["env-2", "rollout-0", "train"]
+
+
+def test_on_processors_nothing_asks_for_gpus() -> None:
+    assert {group.gpus for group in plan(parse(SETTINGS | {"cluster": {"device": "cpu"}}))} == {0}
+
+
+# ---- secrets ----
+
+
+def test_tokens_stay_and_the_certificate_follows_the_host(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    secrets.prepare(folder, "10.0.0.7")
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert set(first) == {f"{role}.token" for role in ("env", "rollout", "train", "control")} | {
+        secrets.CERTIFICATE, secrets.KEY, secrets.AUTHORITY
+    }  # fmt: skip
+    assert len({content for name, content in first.items() if name.endswith(".token")}) == 4
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    secrets.prepare(folder, "10.0.0.7")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
+    secrets.prepare(folder, "node-3")
+    changed = {file.name for file in folder.iterdir() if file.read_bytes() != first[file.name]}
+    assert changed == {secrets.CERTIFICATE, secrets.KEY, secrets.AUTHORITY}
+
+
+async def test_the_certificate_is_good_for_its_host_and_no_other(tmp_path: Path) -> None:
+    async def reached(named: str) -> bool:
+        folder = tmp_path / named
+        secrets.prepare(folder, named)
+        key, certificate = (folder / secrets.KEY).read_bytes(), (folder / secrets.CERTIFICATE).read_bytes()
+        server = grpc.aio.server()
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
+        await server.start()
+        trusted = grpc.ssl_channel_credentials((folder / secrets.AUTHORITY).read_bytes())
+        try:
+            async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted) as channel:
+                await asyncio.wait_for(channel.channel_ready(), 3 if named != "127.0.0.1" else HANG_SECONDS)
+        except TimeoutError:
+            return False
+        finally:
+            await server.stop(None)
+        return True
+
+    assert await reached("127.0.0.1")
+    assert not await reached("127.0.0.2")
+
+
+# ---- wrong use ----
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--run", "r", "--resume", "s"], "omit one of them"),
+        (["--host", "127.0.0.1"], "add --run RUN"),
+    ],
+)
+def test_the_coordinator_says_what_is_missing(tmp_path: Path, options: list[str], said: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(SETTINGS))
+    result = CliRunner().invoke(main, ["coordinator", str(file), *options])
+    assert result.exit_code == 2 and said in result.output
+
+
+@pytest.mark.parametrize("options", [[], ["--coordinator", "127.0.0.1:1", "--run", "r"]])
+def test_a_worker_is_told_its_coordinator_in_one_way(options: list[str]) -> None:
+    result = CliRunner().invoke(main, ["worker", "--role", "env", *options])
+    assert result.exit_code == 2 and "or the run's directory with --run RUN" in result.output
+
+
+# ---- processes ----
+
+
+@asynccontextmanager
+async def started(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    with log.open("a") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dart", *words, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def readied(run: RunDirectory, worker: str, times: int) -> None:
+    """Wait until the worker has become ready so many times."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            lines = run.metrics.read_text().splitlines(keepends=True) if run.metrics.is_file() else []
+            events = [json.loads(line) for line in lines if line.endswith("\n")]
+            if sum(e["event"] == "worker" and e["worker"] == worker and e["state"] == "ready" for e in events) >= times:
+                return
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.browser
+async def test_a_killed_coordinator_continues_and_its_worker_finds_it_again(tmp_path: Path) -> None:
+    file, run = tmp_path / "config.yaml", RunDirectory(tmp_path / "a run")
+    file.write_text(yaml.safe_dump(SETTINGS))
+    begin = ["coordinator", str(file), "--run", str(run.path), "--host", "127.0.0.1", "--quiet"]
+    worker = ["worker", "--role", "env", "--run", str(run.path), "--id", "env-0"]
+    async with started(worker, tmp_path / "worker.log") as env:  # before there is a coordinator
+        async with started(begin, tmp_path / "coordinator.log") as coordinator:
+            await readied(run, "env-0", 1)
+            address = run.address.read_text()
+            coordinator.kill()
+            await coordinator.wait()
+        async with started(begin, tmp_path / "coordinator.log"):
+            await readied(run, "env-0", 2)
+            assert run.address.read_text() == address
+            assert env.returncode is None, "it redialled, and was not started again"
+    async with await run.open() as database:
+        assert len(await database.runs()) == 1
+
+
+def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
+    file, run = tmp_path / "config.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump(SETTINGS))
+    run.mkdir()
+    (run / "summary.json").write_text("{}")
+    result = CliRunner().invoke(main, ["coordinator", str(file), "--run", str(run), "--quiet"])
+    assert result.exit_code == 0 and "is finished" in result.output
