@@ -116,7 +116,7 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         running = asyncio.create_task(sample(source, envs, policy, made))
         await asyncio.sleep(WARM_UP_SECONDS)
         before_steps, cpu, began = policy.requests, time.process_time(), time.perf_counter()
-        late = await _lateness(seconds - WARM_UP_SECONDS)
+        late = await lateness(seconds - WARM_UP_SECONDS)
         took, used = time.perf_counter() - began, time.process_time() - cpu
         steps, busy = policy.requests - before_steps, resident_mb()
         running.cancel()
@@ -135,12 +135,12 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         "coordinator_mb": round(busy),
         "steps_per_second": round(steps / took, 1),
         "coordinator_cpu_share": round(used / took, 3),
-        "step_delay_ms": _quantiles(delays),
-        "loop_lateness_ms": _quantiles(late),
+        "step_delay_ms": quantiles(delays),
+        "loop_lateness_ms": quantiles(late),
     }
 
 
-async def _lateness(seconds: float) -> list[float]:
+async def lateness(seconds: float) -> list[float]:
     """How many milliseconds late this event loop woke each timer during `seconds`; sorted."""
     late = []
     end = time.perf_counter() + seconds
@@ -150,7 +150,7 @@ async def _lateness(seconds: float) -> list[float]:
     return sorted(late)
 
 
-def _quantiles(values: list[float]) -> dict[str, float]:
+def quantiles(values: list[float]) -> dict[str, float]:
     """p50, p90 and p99 of sorted values."""
     places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     found = {name: round(values[int(len(values) * share)], 2) for name, share in places.items()}

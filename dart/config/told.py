@@ -42,6 +42,8 @@ class RolloutWorkerConfig(Section):
     max_images: int
     screenshot_tokens: int = 0
     """Tokens of one screenshot in the prompt; 0: not known."""
+    packed_token_ids: bool = False
+    """Answer with `Generated.packed_prompt_token_ids`."""
     seed: int
     weight_version: int = 0
     adapter: ServedAdapter | None = None

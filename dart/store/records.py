@@ -9,9 +9,7 @@ written without one, it has its default.
 from __future__ import annotations
 
 import json
-import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +18,7 @@ from sqlalchemy import RowMapping, Table
 
 from dart.core.action_json import action_from_json, action_to_json
 from dart.core.json_text import to_json
+from dart.core.packing import pack, unpack
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
 from dart.store import tables
 
@@ -172,21 +171,6 @@ class Event:
     json: str
 
 
-def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:
-    packed = array(typecode, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(typecode: str, data: bytes) -> array[Any]:
-    values: array[Any] = array(typecode)
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
 def _columns_of(record: type, table: Table) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The record's plain fields that have a column, and those that `more_json` holds."""
     names = plain_fields(record)
@@ -238,9 +222,9 @@ def step_to_row(step: Step, trajectory_id: str) -> dict[str, object]:
         **{name: getattr(g, name) for name in _GENERATION},
         "trajectory_id": trajectory_id,
         "action_json": None if step.action is None else json.dumps(action_to_json(step.action), allow_nan=False),
-        "prompt_token_ids": _pack("I", g.prompt_token_ids),
-        "token_ids": _pack("I", g.token_ids),
-        "logprobs": _pack("f", g.logprobs),
+        "prompt_token_ids": pack("I", g.prompt_token_ids),
+        "token_ids": pack("I", g.token_ids),
+        "logprobs": pack("f", g.logprobs),
         "mean_logprob": sum(g.logprobs) / len(g.logprobs) if g.logprobs else None,
         "versions_json": json.dumps([[s.version, s.start, s.end] for s in g.versions]),
         "images_json": json.dumps([[i.sha256.hex(), i.media_type, i.width, i.height] for i in step.images]),
@@ -260,9 +244,9 @@ def step_from_row(row: RowMapping) -> Step:
     return Step(
         images=tuple(Image(bytes.fromhex(d), m, w, h) for d, m, w, h in json.loads(row["images_json"])),
         generation=Generation(
-            _unpack("I", row["prompt_token_ids"]),
-            _unpack("I", row["token_ids"]),
-            _unpack("f", row["logprobs"]),
+            unpack("I", row["prompt_token_ids"]),
+            unpack("I", row["token_ids"]),
+            unpack("f", row["logprobs"]),
             tuple(VersionSpan(*span) for span in json.loads(row["versions_json"])),
             **generation,
             **_from_more(row, _MORE_GENERATION),

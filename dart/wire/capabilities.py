@@ -22,6 +22,7 @@ IMAGES_APART = "images_apart"
 RESCORE = "rescore"
 SLOTS = "slots"
 SCREENSHOT_TOKENS = "screenshot_tokens"
+PACKED_TOKEN_IDS = "packed_token_ids"
 SERVES_ADAPTER = "serves_adapter"
 NOTICES = "notices"
 
@@ -58,6 +59,9 @@ KNOWN = {
         Capability(IMAGES_APART, ("train",), "finds screenshots beside the samples (`TrainBatch.images`)"),
         Capability(RESCORE, ("train",), "understands `rescore` of Sample"),
         Capability(SCREENSHOT_TOKENS, ("rollout",), "understands `screenshot_tokens` in its config"),
+        Capability(
+            PACKED_TOKEN_IDS, ("rollout",), "understands `packed_token_ids` in its config, and then packs prompts' ids"
+        ),
         Capability(SERVES_ADAPTER, ("rollout",), "understands `adapter` in its config, and takes adapters as weights"),
         Capability(NOTICES, ("env", "rollout", "train"), "logs what the coordinator says of its mistakes (Notice)"),
         Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),

@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 
 from dart.core import action as a
 from dart.core import types as t
+from dart.core.packing import pack, unpack
 from dart.v1 import action_pb2 as apb
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as spb
@@ -300,9 +301,12 @@ def observation_to_proto(observation: t.Observation, seconds: float) -> spb.Obse
     return message
 
 
-def generation_to_proto(generation: t.Generation, seconds: float) -> spb.Generated:
+def generation_to_proto(generation: t.Generation, seconds: float, *, packed: bool = False) -> spb.Generated:
+    """`packed`: the receiver reads `packed_prompt_token_ids`."""
+    ids = generation.prompt_token_ids
     return spb.Generated(
-        prompt_token_ids=generation.prompt_token_ids,
+        prompt_token_ids=() if packed else ids,
+        packed_prompt_token_ids=pack("I", ids) if packed else b"",
         token_ids=generation.token_ids,
         logprobs=generation.logprobs,
         versions=spans_to_proto(generation.versions),
@@ -313,8 +317,9 @@ def generation_to_proto(generation: t.Generation, seconds: float) -> spb.Generat
 
 
 def generation_from_proto(message: spb.Generated) -> t.Generation:
+    packed = message.packed_prompt_token_ids
     return t.Generation(
-        array("I", message.prompt_token_ids[:]),
+        unpack("I", packed) if packed else array("I", message.prompt_token_ids[:]),
         array("I", message.token_ids[:]),
         array("f", message.logprobs[:]),
         spans_from_proto(message.versions),

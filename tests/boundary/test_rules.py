@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.core.curation.usable import usable
+from dart.core.packing import pack
 from dart.core.types import Image, Step, Task, Termination, Trajectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import image_pb2 as ipb
@@ -83,6 +84,10 @@ def generated(**changed: object) -> pb.SessionRequest:
     return told(generated=pb.Generated(**usual | changed))  # type: ignore[arg-type]
 
 
+def packed(prompt: bytes) -> pb.SessionRequest:
+    return generated(prompt_token_ids=[], packed_prompt_token_ids=prompt)
+
+
 def trained(**changed: object) -> pb.SessionRequest:
     usual = {"update": 8, "weight_version": 8, "metrics": {"loss": 0.5}, "seconds": 3.0,
              "tensors": [wpb.TensorInfo(name="w", dtype="float32", shape=[2, 3])]}  # fmt: skip
@@ -95,6 +100,7 @@ def span(version: int, start: int, end: int) -> tpb.VersionSpan:
 
 HONEST = {
     "reset": (RESET, observed()),
+    "a packed prompt": (GENERATE, packed(pack("I", [1, 2, 999]))),
     "all that an environment may tell": (
         RESET,
         observed(accessibility_tree="x" * (1 << 18), last_action_error="x" * 8192, goal_images=[SCREEN] * 16),
@@ -210,6 +216,15 @@ BROKEN = {
     "an empty span at the end": (GENERATE, generated(versions=[span(7, 0, 2), span(7, 2, 2)]), "Generated.versions"),
     "no versions": (GENERATE, generated(versions=[]), "Generated.versions"),
     "no prompt": (GENERATE, generated(prompt_token_ids=[]), "Generated.prompt_token_ids"),
+    "an empty packed prompt": (GENERATE, packed(b""), "Generated.prompt_token_ids"),
+    "a packed prompt that ends within an id": (GENERATE, packed(b"12345"), "Generated.packed_prompt_token_ids"),
+    "a prompt in both forms": (
+        GENERATE,
+        generated(packed_prompt_token_ids=pack("I", [1])),
+        "Generated.packed_prompt_token_ids",
+    ),
+    "a packed token beyond the vocabulary": (GENERATE, packed(pack("I", [1, 1000])), "Generated.prompt_token_ids"),
+    "the largest packed number": (GENERATE, packed(b"\xff" * 4), "Generated.prompt_token_ids"),
     "no tokens": (GENERATE, generated(token_ids=[], logprobs=[], versions=[]), "Generated.token_ids"),
     "more tokens than were asked for": (GENERATE, generated(token_ids=[1] * 9), "Generated.token_ids"),
     "a token beyond the vocabulary": (GENERATE, generated(token_ids=[5, 1000]), "Generated.token_ids"),

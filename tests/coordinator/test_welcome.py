@@ -30,7 +30,7 @@ def told(overrides: list[str], *capabilities: str, start: Start = Start()) -> di
 
 def test_a_worker_of_an_earlier_version_is_told_nothing_new() -> None:
     old = told([])
-    assert "screenshot_tokens" not in old
+    assert not old.keys() & {"screenshot_tokens", "packed_token_ids"}
     assert not old["rollout"].keys() & {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
 
 
@@ -39,6 +39,10 @@ def test_what_is_set_is_told() -> None:
     assert new["rollout"]["engine_args"] == {"gpu_memory_utilization": 0.8}
     assert new["rollout"]["pipeline_parallel"] == 2
     assert new["screenshot_tokens"] == 2691, "1920 x 1080 pixels, resized to multiples of 28: 69 x 39"
+
+
+def test_a_worker_that_can_is_asked_to_pack_token_ids() -> None:
+    assert told([], "packed_token_ids")["packed_token_ids"] is True
 
 
 def test_a_screenshot_has_as_many_tokens_as_the_model_sees() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dart.core import action as a
+from dart.core.types import Generation, VersionSpan
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import action_from_proto, action_to_proto
+from dart.wire.convert import action_from_proto, action_to_proto, generation_from_proto, generation_to_proto
 
 GOLDEN = {
     "hello": (
@@ -64,6 +65,14 @@ GOLDEN = {
         ),
         "a201250a0a0a027131100118092001120301ac021a02050222080000 00bf0000000032026f6b3801",
     ),
+    "generated, packed": (
+        pb.SessionRequest(
+            generated=generation_to_proto(
+                Generation((1, 300), (5, 2), (-0.5, 0.0), (VersionSpan(0, 0, 2),), "ok"), 0.0, packed=True
+            )
+        ),
+        "a201221a0205022208000000bf000000002a02180232026f6b38014a08010000002c010000",
+    ),
 }
 
 
@@ -118,3 +127,13 @@ def test_unset_kinds_are_errors() -> None:
         action_from_proto(apb.Action())
     with pytest.raises(ValueError, match="mouse button 0 is unspecified"):
         action_from_proto(apb.Action(click=apb.Click(count=1)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_turn_arrives_as_it_was_sent(packed: bool) -> None:
+    sent = Generation((1, 300, 2**31 - 1), (5, 2), (-0.5, 0.0), (VersionSpan(3, 0, 2),), "ok")
+    message = generation_to_proto(sent, 0.5, packed=packed)
+    assert bool(message.packed_prompt_token_ids) is packed and bool(message.prompt_token_ids) is not packed
+    got = generation_from_proto(message)
+    assert (tuple(got.prompt_token_ids), tuple(got.token_ids)) == (sent.prompt_token_ids, sent.token_ids)
+    assert tuple(got.logprobs) == sent.logprobs and (got.versions, got.text) == (sent.versions, sent.text)

@@ -22,6 +22,7 @@ from dart.v1 import weights_pb2 as wpb
 from dart.wire.capabilities import (
     FORCED_TEXT,
     HOLD_SCREENSHOTS,
+    PACKED_TOKEN_IDS,
     RECEIVES_WHILE_SERVING,
     SCREENSHOT_TOKENS,
     SERVES_ADAPTER,
@@ -57,12 +58,14 @@ class RolloutRole:
         SHARED_BLOBS,
         RECEIVES_WHILE_SERVING,
         SCREENSHOT_TOKENS,
+        PACKED_TOKEN_IDS,
         SERVES_ADAPTER,
     )
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._memory: asyncio.Task[None] | None = None
+        self._packs = False
 
     @staticmethod
     def preload() -> None:
@@ -74,6 +77,7 @@ class RolloutRole:
             config = RolloutWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
             raise UserError(f"the coordinator's rollout config is not understood ({error}): use one version") from None
+        self._packs = config.packed_token_ids
         seconds = config.rollout.startup_timeout_seconds
         deadline = asyncio.get_running_loop().call_later(seconds, _give_up_starting, seconds)
         try:
@@ -96,7 +100,7 @@ class RolloutRole:
             raise CommandError(pb.FAILURE_CODE_INVALID, "the rollout worker is not prepared")
         match command:
             case pb.Generate():
-                return await _generate(engine, command)
+                return await _generate(engine, command, packed=self._packs)
             case pb.HoldScreenshots():
                 return _hold(engine, command)
             case pb.Abort():
@@ -129,7 +133,7 @@ def _give_up_starting(seconds: float) -> None:
     os._exit(1)
 
 
-async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
+async def _generate(engine: Engine, command: pb.Generate, *, packed: bool) -> pb.Generated:
     began = time.monotonic()
     try:
         parts = [part_from_proto(part) for part in command.prompt]
@@ -148,7 +152,7 @@ async def _generate(engine: Engine, command: pb.Generate) -> pb.Generated:
         raise CommandError(pb.FAILURE_CODE_CONTEXT_FULL, str(error)) from None
     except (BadScreenshot, ValueError) as error:
         raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
-    return generation_to_proto(generation, time.monotonic() - began)
+    return generation_to_proto(generation, time.monotonic() - began, packed=packed)
 
 
 def _hold(engine: Engine, command: pb.HoldScreenshots) -> pb.ScreenshotsHeld:

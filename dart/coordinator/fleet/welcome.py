@@ -23,7 +23,7 @@ from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
-from dart.wire.capabilities import RESCORE, SCREENSHOT_TOKENS, SERVES_ADAPTER, SHARED_BLOBS, has
+from dart.wire.capabilities import PACKED_TOKEN_IDS, RESCORE, SCREENSHOT_TOKENS, SERVES_ADAPTER, SHARED_BLOBS, has
 from dart.wire.role import ROLE_NAMES
 
 NEWER: Mapping[str, set[str]] = {
@@ -61,6 +61,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
             screenshot_tokens=screenshot_tokens(config.agent, config.environment.viewport)
             if has(hello, SCREENSHOT_TOKENS)
             else 0,
+            packed_token_ids=has(hello, PACKED_TOKEN_IDS),
             seed=config.run.seed,
             weight_version=start.version,
             adapter=adapter,
@@ -112,6 +113,7 @@ def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> st
     if isinstance(told, RolloutWorkerConfig):
         unknown["rollout"] = _not_set(told.rollout, NEWER["rollout"])
         unknown |= {} if told.screenshot_tokens else {"screenshot_tokens": True}
+        unknown |= {} if told.packed_token_ids else {"packed_token_ids": True}
         unknown |= {} if told.adapter else {"adapter": True}
     if isinstance(told, TrainWorkerConfig):
         unknown["trainer"] = _not_set(told.trainer, NEWER["trainer"])

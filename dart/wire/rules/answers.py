@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy
 from google.protobuf.message import Message
 
 from dart.core.types import Generation, VersionSpan
@@ -32,6 +33,8 @@ ANSWERS: Mapping[str, str] = {
 }
 """Command → the kind of its answer. Every one of them may be answered with a failure as well; Abort has no answer."""
 ANSWERED_WITH = frozenset({*ANSWERS.values(), "failure"})
+ID_BYTES = 4
+"""Of a packed token id."""
 UNASKED = frozenset({"ready", "heartbeat", "bye", "slots"})
 """What a worker sends unasked, after its Hello."""
 
@@ -121,7 +124,13 @@ def _suggested(suggested: pb.Suggested) -> Violation | None:
 
 
 def _generated(generated: pb.Generated, asked: pb.Generate) -> Violation | None:
+    packed = len(generated.packed_prompt_token_ids)
     count, prompt = len(generated.token_ids), len(generated.prompt_token_ids)
+    if packed and prompt:
+        return Violation("Generated.packed_prompt_token_ids", f"{packed:,} bytes", "empty beside prompt_token_ids")
+    if packed % ID_BYTES:
+        return Violation("Generated.packed_prompt_token_ids", f"{packed:,} bytes", f"{ID_BYTES} bytes for each id")
+    prompt = prompt or packed // ID_BYTES
     most = min(asked.sampling.max_tokens or TOKEN_IDS.most, TOKEN_IDS.most)
     if not 1 <= count <= most:
         return Violation("Generated.token_ids", f"{count:,} entries", f"1 to {most:,} entries")
@@ -142,7 +151,7 @@ def generation_violation(generation: Generation, limits: Limits) -> Violation | 
     """
     vocabulary = limits.vocabulary or TOKEN_IDS.most_id + 1
     for name, ids in (("token_ids", generation.token_ids), ("prompt_token_ids", generation.prompt_token_ids)):
-        if (largest := max(ids)) >= vocabulary:
+        if (largest := int(numpy.asarray(ids).max())) >= vocabulary:
             shown = f"{len(ids):,} entries, the largest {largest}"
             return Violation(f"Generated.{name}", shown, f"ids below {vocabulary:,}")
     return _spans(generation.versions, len(generation.token_ids), limits)

@@ -131,6 +131,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "Generated": {
         "assignment": One(),
         "prompt_token_ids": TOKEN_IDS,
+        "packed_prompt_token_ids": Payload("ids as in prompt_token_ids, in four bytes each"),
         "token_ids": TOKEN_IDS,
         "logprobs": Many(MOST_TOKENS, Real(-math.inf, LOGPROB_TOLERANCE)),
         "versions": Many(MOST_SPANS, One()),
