@@ -365,7 +365,8 @@ class Driver:
                     self._ended(awaited.process, value)
 
     def _interrupted(self) -> str:
-        return f"interrupted; `dart launch ray CONFIG --run {self.run_directory}` continues"
+        again = f"; `dart launch ray CONFIG --run {self.run_directory}` continues" if self.run_directory else ""
+        return f"interrupted{again}"
 
     def _report_waiting(self) -> None:
         for process in self.processes.values():

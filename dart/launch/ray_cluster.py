@@ -23,8 +23,8 @@ THREADS = 4
 A_LITTLE = 0.001
 """Of a resource that only names a node."""
 BYTES_PER_GB = 10**9
-STRATEGY = {"train": "PACK", "rollout": "SPREAD"}
-"""Ranks talk all the time; a lost node should take few replicas."""
+STRATEGY: dict[Part, str] = {"coordinator": "PACK", "train": "PACK", "rollout": "SPREAD"}
+"""Of what has its places reserved. Ranks talk all the time; a lost node should take few replicas."""
 REPORT_SECONDS = 20
 NODE_LETTERS = 8
 
@@ -82,14 +82,14 @@ class RayCluster:
             )
 
     def reserve(self, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-        """Places for ranks and replicas, each group as a whole; returns when all are there, or `stopped`."""
+        """Places for all but env workers, each group as a whole; returns when they are there, or `stopped`."""
         import ray
 
         for group in self.groups:
             if group.part not in STRATEGY:
                 continue
-            bundle = {name: amount for name, amount in self._resources(group).items() if amount}
-            places = ray.util.placement_group([bundle] * group.count, strategy=STRATEGY[group.part])
+            bundles = [self._resources(group)] * group.count
+            places = ray.util.placement_group(bundles, strategy=STRATEGY[group.part])
             self._reserved[group.part] = places
             waited = 0
             while not places.wait(1) and not stopped():
@@ -101,7 +101,7 @@ class RayCluster:
         """What one process needs, and what there is, for a person."""
         import ray
 
-        needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources(group).items() if amount)
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources(group).items())
         there = ray.cluster_resources()
         return f"each needs {needs}; the cluster has {there.get('CPU', 0):g} CPU and {there.get('GPU', 0):g} GPU in all"
 
@@ -113,13 +113,12 @@ class RayCluster:
         self._made += 1  # a name is taken until Ray has forgotten the actor that had it
         needs = self._resources(group)
         places = self._reserved.get(group.part)
-        resources = {self.settings.coordinator_resource: A_LITTLE} if group.part == "coordinator" else {}
         made = ray.remote(_Placed).options(
             name=f"{name}/{self._made}",
-            num_cpus=needs["CPU"],
-            num_gpus=needs["GPU"],
-            memory=needs["memory"] or None,
-            resources=resources,
+            num_cpus=needs.pop("CPU"),
+            num_gpus=needs.pop("GPU", 0),
+            memory=needs.pop("memory", None),
+            resources=needs,
             max_concurrency=THREADS,
             max_restarts=0,
             scheduling_strategy="SPREAD" if places is None else PlacementGroupSchedulingStrategy(places, number),
@@ -166,5 +165,11 @@ class RayCluster:
             ray.util.remove_placement_group(places)
 
     def _resources(self, group: Group) -> dict[str, float]:
-        memory = (group.needs.memory_gb or 0) * BYTES_PER_GB
-        return {"CPU": group.needs.cpus, "GPU": float(group.gpus), "memory": memory}
+        """Of one process, under Ray's names."""
+        needs = {
+            "CPU": group.needs.cpus,
+            "GPU": group.gpus,
+            "memory": (group.needs.memory_gb or 0) * BYTES_PER_GB,
+            self.settings.coordinator_resource: A_LITTLE if group.part == "coordinator" else 0,
+        }
+        return {name: amount for name, amount in needs.items() if amount}

@@ -182,10 +182,11 @@ class _Said:
         self.last = ""
         self._run = RunDirectory(Path(order.run))
         self._log = logging.Logger(order.name)  # of its own: a node may have processes of several runs
-        if self._run.path.is_dir():
-            self._run.logs.mkdir(exist_ok=True)
-            log = self._run.logs / f"{order.name}.log"
-            self._log.addHandler(RotatingFileHandler(log, maxBytes=order.log_bytes, backupCount=1))
+        with contextlib.suppress(OSError):  # the folder is not there, or not for this node to write
+            if self._run.path.is_dir():
+                self._run.logs.mkdir(exist_ok=True)
+                log = self._run.logs / f"{order.name}.log"
+                self._log.addHandler(RotatingFileHandler(log, maxBytes=order.log_bytes, backupCount=1))
 
     def read(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
