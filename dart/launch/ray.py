@@ -35,7 +35,7 @@ from dart.wire.channel import TOKEN_ENVIRONMENT
 
 LOOK_SECONDS = 0.5
 """How soon a signal or a delayed start is noticed."""
-WAITING_SECONDS = 20.0
+WAITING_SECONDS = 30.0
 """A process without a place for so long is reported."""
 COORDINATOR_SECONDS, WORKER_SECONDS = 60.0, 10.0
 """Time to end after SIGTERM: the coordinator saves."""
@@ -372,7 +372,7 @@ class Driver:
         for process in self.processes.values():
             if process.asked is not None and time.monotonic() - process.asked > WAITING_SECONDS:
                 process.asked = None
-                say(f"{process.name} waits for a node with room: {self.cluster.wanted(process.group)}")
+                say(f"{process.name} has no place yet: {self.cluster.wanted(process.group)}")
 
     def _ranks(self) -> list[Process]:
         return [process for process in self.processes.values() if process.group.part == "train"]

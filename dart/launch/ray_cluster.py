@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ BYTES_PER_GB = 10**9
 STRATEGY: dict[Part, str] = {"coordinator": "PACK", "train": "PACK", "rollout": "SPREAD"}
 """Of what has its places reserved. Ranks talk all the time; a lost node should take few replicas."""
 REPORT_SECONDS = 20
+REACHED_SECONDS = 20.0
+HOST_AND_PORT = re.compile(r"[^/]+:\d{1,5}")
 NODE_LETTERS = 8
 
 
@@ -58,8 +62,11 @@ class RayCluster:
         # Cores are not rationed on a machine of one's own, as little as by `dart train`.
         cores = math.ceil(sum(group.count * group.needs.cpus for group in groups)) if local else None
         try:
+            if HOST_AND_PORT.fullmatch(settings.address):  # Ray would try for minutes
+                host, _, port = settings.address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), REACHED_SECONDS).close()
             ray.init(settings.address, num_cpus=cores, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"cluster.ray.address: {settings.address!r} is not a Ray cluster that can be joined ({error}): start "
                 "one with `ray start --head`, or --set cluster.ray.address=local"
