@@ -96,6 +96,8 @@ class Restarts:
         self._workers, self._ranks, self._most = tuple(workers), tuple(ranks), most
         self._failures = {name: _Failures() for name in workers}
         self._core = _Failures()
+        self._told: dict[str, int] = {}
+        """Which start of the coordinator each worker was last started for."""
         self._up: set[str] = set()
         """Started and not ended, also before its delay is over."""
         self._stopping: set[str] = set()
@@ -154,8 +156,8 @@ class Restarts:
     def _worker_ended(self, name: str, end: End, now: float, stopped: bool) -> list[Action]:
         failures = self._failures[name]
         if not stopped and self._listening:
-            if end.code == 0:
-                return []  # it was sent goodbye: it is started again if its coordinator is
+            if end.code == 0:  # it was sent goodbye, by this coordinator or, if it is slow to end, by the one before
+                return [] if self._told[name] == self._core.starts else self._start_workers([name], now)
             if end.code == USER_ERROR and failures.starts == 1:
                 return [Finish(USER_ERROR, end.said)]
             count = failures.failed(now)
@@ -168,6 +170,7 @@ class Restarts:
         names = tuple(names)
         for name in names:
             self._failures[name].start(now + delay)
+            self._told[name] = self._core.starts
         return [self._start(names, delay)] if names else []
 
     def _start(self, names: tuple[str, ...], delay: float = 0.0) -> Start:

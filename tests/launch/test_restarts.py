@@ -111,6 +111,16 @@ def test_workers_that_were_sent_goodbye_come_back_with_the_coordinator() -> None
     assert run.listening(9.0, moved=False) == [Start(WORKERS), Start(RANKS)]
 
 
+def test_a_worker_that_is_slow_to_say_goodbye_comes_back_too() -> None:
+    run = running()
+    run.ended("coordinator", WRONG, 5.0)
+    for rank in RANKS:
+        run.ended(rank, DONE, 5.3)
+    run.listening(9.0, moved=False)
+    assert run.ended("rollout-0", DONE, 10.0) == [Start(("rollout-0",))]
+    assert run.ended("rollout-0", DONE, 20.0) == []
+
+
 def test_a_coordinator_that_moved_is_dialled_anew() -> None:
     run = running()
     run.ended("coordinator", LOST, 5.0)
