@@ -128,6 +128,12 @@ def processes_of(run: RunDirectory) -> list[str]:
     return found
 
 
+def is_worker(process: psutil.Process, name: str, run: RunDirectory) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return {"worker", name, run.address.read_text()} <= set(process.cmdline())
+    return False
+
+
 def nothing_is_left(cluster: Any, launched: Launched) -> None:
     """No process, no actor, no placement group; and no secret in any log of Ray's or of the run's."""
     import ray
@@ -205,6 +211,10 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
         one.process.send_signal(signal.SIGINT)
         assert one.process.wait(RUN_SECONDS) == 130, one.said
         assert not processes_of(one.run) and processes_of(other.run)
+        [env] = [process for process in psutil.process_iter() if is_worker(process, "env-0", other.run)]
+        env.kill()
+        other.wait_until(lambda: other.said.count("env-0: on") == 2)
+        assert "env-0 was killed by signal 9: it is started again" in other.said
         other.process.kill()
         until = time.monotonic() + HANG_SECONDS
         while processes_of(other.run):
