@@ -138,6 +138,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
     metavar="HOST",
     help="Listen there, with tokens and a certificate that RUN keeps; for `dart worker --run`.",
 )
+@click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def coordinator(
     config: Path,
     overrides: tuple[str, ...],
@@ -146,12 +147,13 @@ def coordinator(
     quiet: bool,
     run_directory: Path | None,
     host: str | None,
+    parent_watch: bool,
 ) -> None:
     """Run only the coordinator; start workers elsewhere with `dart worker`."""
     from dart.commands.train import TrainOptions
     from dart.commands.train import train as run
 
-    run(TrainOptions(config, overrides, resume, quiet, initial_weights, False, run_directory, host))
+    run(TrainOptions(config, overrides, resume, quiet, initial_weights, False, run_directory, host, parent_watch))
 
 
 @main.command()

@@ -26,7 +26,7 @@ from dart.processes.beside import Beside, tracking_child
 from dart.processes.fits import trainer_peak
 from dart.processes.fits import warnings as memory_warnings
 from dart.processes.launcher import Launcher, local_children
-from dart.processes.settings import collect_seldom, ending_signals
+from dart.processes.settings import collect_seldom, ending_signals, watch_parent
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
@@ -46,6 +46,8 @@ class JobRun:
     """With `resume`: start from the weights of model.path, whatever checkpoints there are."""
     either: bool = False
     """Continue the run in the directory, or begin one if there is none yet."""
+    parent_watch: bool = False
+    """Interrupt the run when standard input closes."""
 
 
 def check_before(config: Config, job: Job) -> None:
@@ -91,6 +93,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         loop = asyncio.get_running_loop()
         for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)
+        if wanted.parent_watch:
+            watch_parent(loop, run.interrupt)
 
         from dart.commands.look.view import View
 

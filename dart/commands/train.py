@@ -38,6 +38,8 @@ class TrainOptions:
     """Begin the run in this directory, or continue the one that is there."""
     host: str | None = None
     """Listen there, with tokens and a certificate that the run keeps in its directory."""
+    parent_watch: bool = False
+    """End when standard input, a pipe from a supervisor, closes."""
 
 
 def train(options: TrainOptions) -> None:
@@ -66,6 +68,7 @@ def train(options: TrainOptions) -> None:
         local=options.local_workers,
         initial_weights=options.initial_weights,
         either=given is not None,
+        parent_watch=options.parent_watch,
     )
     summary = run_in_loop(wanted)
     if summary is None:

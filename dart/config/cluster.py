@@ -18,6 +18,22 @@ class Needs(Section):
     memory_gb: float | None = Field(None, gt=0.0, description="Memory in GB; none: the cluster's own default.")
 
 
+class Ray(Section):
+    """Of `dart launch ray` (docs/clusters.md)."""
+
+    address: str = Field(
+        "auto", description="A Ray cluster: auto finds the one of this machine; local starts one here, for this run."
+    )
+    coordinator_resource: str = Field(
+        "node:__internal_head__",
+        min_length=1,
+        description="The coordinator runs on a node with this resource of Ray's; as it is, on the head node.",
+    )
+    restarts: int = Field(
+        3, ge=0, description="How often in a row a process that ends within ten minutes is started again."
+    )
+
+
 class Cluster(Section):
     """What `dart launch` asks for; `dart train` and `dart coordinator` ignore it."""
 
@@ -26,3 +42,4 @@ class Cluster(Section):
     env: Needs = Field(default=Needs(cpus=2.0), description="Of each env worker, with all its `environment.slots`.")
     rollout: Needs = Field(default=Needs(cpus=8.0), description="Of each replica.")
     train: Needs = Field(default=Needs(cpus=8.0), description="Of each trainer rank.")
+    ray: Ray = Field(default_factory=Ray)

@@ -16,3 +16,21 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be star
 @click.group()
 def launch() -> None:
     """Start a training run on a cluster that exists: Ray, Slurm or Kubernetes."""
+
+
+@launch.command("ray")
+@CONFIG
+@SET
+@click.option(
+    "--run",
+    "run_directory",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Begin the run in this directory, or continue it. [default: a new one in run.directory]",
+)
+@DRY_RUN
+def ray(config: Path, overrides: tuple[str, ...], run_directory: Path | None, dry_run: bool) -> None:
+    """Train on a Ray cluster (docs/clusters.md). Ctrl-C ends every process of the run."""
+    from dart.launch.ray import launch as start
+
+    start(config, overrides, run_directory, dry_run=dry_run)

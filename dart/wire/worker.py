@@ -30,6 +30,8 @@ from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 
 log = logging.getLogger(__name__)
 
+UNREACHED_EXIT = 3
+"""Of a worker that has worked and whose coordinator is gone: what supervises it knows that its input is right."""
 _FIRST_DELAY_SECONDS = 0.2
 
 
@@ -203,7 +205,8 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"coordinator {options.dial.address} was not reached for {options.connect_seconds:.0f} s "
-                    f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there"
+                    f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there",
+                    exit_code=UNREACHED_EXIT if service.welcomed_at else 2,
                 ) from None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait)
