@@ -16,3 +16,22 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be star
 @click.group()
 def launch() -> None:
     """Start a training run on a cluster that exists: Ray, Slurm or Kubernetes."""
+
+
+@launch.command()
+@CONFIG
+@SET
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Begin the run in this directory, or continue it, on a file system that all nodes see. "
+    "[default: a new one in run.directory]",
+)
+@DRY_RUN
+def slurm(config: Path, overrides: tuple[str, ...], run: Path | None, dry_run: bool) -> None:
+    """Submit CONFIG to Slurm as one job, which comes back when its time is up until the run is finished."""
+    from dart.launch.slurm import SlurmOptions
+    from dart.launch.slurm import slurm as submit
+
+    submit(SlurmOptions(config, overrides, run, dry_run))
