@@ -69,9 +69,7 @@ class Slurm(Section):
     python: str | None = Field(
         None, min_length=1, description="Python with dart, on every node. none: the one that runs `dart launch`."
     )
-    setup: Lines = Field(
-        (), description="Lines of bash that run before each process, for example `module load cuda`."
-    )
+    setup: Lines = Field((), description="Lines of bash that run before each process, for example `module load cuda`.")
     options: SlurmOptions = Field(default_factory=SlurmOptions, description="Further #SBATCH options.")
 
 

@@ -52,7 +52,9 @@ def slurm(options: SlurmOptions) -> None:
         click.echo(script(config, path.absolute()), nl=False)
         return
     if shutil.which("sbatch") is None:
-        raise UserError("there is no sbatch here: run this where jobs are submitted, or add --dry-run to see the script")
+        raise UserError(
+            "there is no sbatch here: run this where jobs are submitted, or add --dry-run to see the script"
+        )
     if options.run is not None:
         _not_submitted(options.run)
         directory = RunDirectory.at(options.run.absolute())
@@ -70,7 +72,9 @@ def slurm(options: SlurmOptions) -> None:
     job = _ask("sbatch", "--parsable", str(_script(directory.path))).strip().partition(";")[0]
     _job(directory.path).write_text(job, encoding="ascii")
     click.echo(f"job {job}, run directory {directory.path}")
-    click.echo(f"squeue --jobs={job} shows the job, scancel {job} ends it, and dart status {directory.path} the run")
+    click.echo(
+        f"squeue --jobs={job} shows the job, scancel {job} ends it, and dart status {shlex.quote(str(directory.path))} the run"
+    )
 
 
 def script(config: Config, run: Path) -> str:
@@ -85,7 +89,9 @@ def script(config: Config, run: Path) -> str:
     lines += ["", "# shellcheck disable=SC2034"]
     lines += [f"{name}={shlex.quote(str(value))}" for name, value in _variables(settings, run).items()]
     lines += [f'host="{settings.host}"', "declare -A steps=("]
-    lines += [f"    [{group.part}]={shlex.quote(' '.join(_step(group, number)))}" for number, group in enumerate(groups)]
+    lines += [
+        f"    [{group.part}]={shlex.quote(' '.join(_step(group, number)))}" for number, group in enumerate(groups)
+    ]
     lines += [")", "", "# What each node needs before a process of the part $1.", "prepare() {"]
     lines += [f"    {line}" for line in settings.setup]
     lines += ["    case $1 in"]
@@ -169,12 +175,12 @@ def _not_submitted(run: Path) -> None:
         ["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True, check=False
     )  # it fails for a job that Slurm has forgotten
     if states := shown.stdout.split():
-        raise UserError(f"--run {run}: its job {job} is {states[0].lower()}: wait for its end, or `scancel {job}` first")
+        raise UserError(f"--run {run}: its job {job} is {states[0].lower()}: wait for its end, or `scancel {job}`")
 
 
 def _ask(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = re.sub(r"(?m)^sbatch: (error: )?", "", done.stderr).strip()
-        raise UserError(f"cluster.slurm: sbatch refuses the job: {said}: correct these fields; `sinfo` lists partitions")
+        raise UserError(f"cluster.slurm: sbatch refuses the job: {said}: correct these fields (see `sinfo`)")
     return done.stdout

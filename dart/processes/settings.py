@@ -31,9 +31,7 @@ def ending_signals() -> list[signal.Signals]:
 
     The last two only where they were not ignored when the process started, as under nohup.
     """
-    heeded = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     return [signal.SIGINT, *heeded]
 
 

@@ -49,7 +49,7 @@ SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
-KillWait=60
+KillWait=30
 UnkillableStepTimeout=120
 NodeName={nodes} NodeHostname={host} Port=[{ports}] CPUs={cpus} State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=120 State=UP
@@ -96,7 +96,9 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
         (folder / name).mkdir()
     cluster = SlurmCluster(folder)
     (folder / "slurm.conf").write_text(
-        CONF.format(host=socket.gethostname(), controller=_port(), folder=folder, nodes=NODES, cpus=CPUS, ports=_ports())
+        CONF.format(
+            host=socket.gethostname(), controller=_port(), folder=folder, nodes=NODES, cpus=CPUS, ports=_ports()
+        )
     )
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(128))
