@@ -72,9 +72,7 @@ def slurm(options: SlurmOptions) -> None:
     job = _ask("sbatch", "--parsable", str(_script(directory.path))).strip().partition(";")[0]
     _job(directory.path).write_text(job, encoding="ascii")
     click.echo(f"job {job}, run directory {directory.path}")
-    click.echo(
-        f"squeue --jobs={job} shows the job, scancel {job} ends it, and dart status {shlex.quote(str(directory.path))} the run"
-    )
+    click.echo(f"squeue --jobs={job} shows the job, scancel {job} ends it; dart status RUN shows the run")
 
 
 def script(config: Config, run: Path) -> str:
