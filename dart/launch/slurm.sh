@@ -111,10 +111,10 @@ again() {
 }
 
 job() {
-    local coordinator part failed="" code
+    local coordinator part failed="" asked="" code
     rm -f "$run/address" # of an earlier allocation
     output=()
-    trap 'scancel --signal=TERM "$SLURM_JOB_ID+0"' USR1
+    trap 'asked=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR1
     trap 'failed=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR2
     trap : TERM
     (step coordinator) &
@@ -128,7 +128,7 @@ job() {
     done
     if finished; then exit 0; fi
     if [ -n "$failed" ]; then exit "$worker_failed"; fi
-    if [ "$code" -eq "$interrupted" ]; then again; fi
+    if [ -n "$asked" ] || [ "$code" -eq "$interrupted" ]; then again; fi
     exit "$code"
 }
 

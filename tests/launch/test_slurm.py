@@ -181,6 +181,85 @@ def test_bad_input_ends_the_job_with_its_exit_code(cluster: SlurmCluster, tmp_pa
     assert cluster.field(job, "ExitCode") == "2:0" and cluster.field(job, "Restarts") == "0"
 
 
+STAND_IN = """#!/bin/bash
+# In place of Python: what each process is started with, and ends as the test wants it.
+run={run}
+echo "$*" >> "$run/started"
+case "$*" in
+*" coordinator "*) touch "$run/run.db"; {coordinator} ;;
+*" train "*)
+    echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES" >> "$run/ranks"
+    sleep 600 ;;
+*" rollout "*) echo "$CUDA_VISIBLE_DEVICES" >> "$run/replicas"; sleep 600 ;;
+*) {env} ;;
+esac
+"""
+FINISHES = 'until [ "$(cat "$run/ranks" "$run/replicas" | wc -l)" = 4 ]; do sleep 0.2; done; touch "$run/summary.json"'
+
+
+def with_stand_in(cluster: SlurmCluster, run: Path, *settings: str, coordinator: str, env: str) -> str:
+    """The job."""
+    run.mkdir()
+    program = run / "stand-in"
+    program.write_text(STAND_IN.format(run=run, coordinator=coordinator, env=env))
+    program.chmod(0o755)
+    return job_of(launch(cluster, run, f"cluster.slurm.python={program}", *settings))
+
+
+def started(run: Path, what: str) -> int:
+    return sum(f" {what} " in line for line in (run / "started").read_text().splitlines())
+
+
+def test_each_replica_has_its_own_gpu_and_each_rank_its_number(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    gpus = ("cluster.device=gpu", "rollout.replicas=2", "trainer.ranks=2")
+    job = with_stand_in(cluster, run, *gpus, coordinator=FINISHES, env="sleep 600")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert len(set((run / "replicas").read_text().split())) == 2
+    ranks = sorted(line.split() for line in (run / "ranks").read_text().splitlines())
+    assert [rank[:3] for rank in ranks] == [["0", "2", "0"], ["1", "2", "1"]]
+    (address, port, visible), other = (rank[3:] for rank in ranks)
+    assert [address, port, visible] == other and visible == "0,1" and address.startswith("127.0.0.")
+
+
+def test_a_worker_that_keeps_failing_ends_the_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = with_stand_in(cluster, run, coordinator="exec sleep 600", env="exit 3")
+    wait(run, lambda: cluster.state(job) == "FAILED")
+    assert started(run, "env") == 4 and started(run, "coordinator") == 1 and cluster.field(job, "Restarts") == "0"
+
+
+def test_a_coordinator_that_has_lost_its_trainer_is_started_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fails_once = '[ "$(grep -c " coordinator " "$run/started")" = 2 ] || exit 2; touch "$run/summary.json"'
+    job = with_stand_in(cluster, run, coordinator=fails_once, env="sleep 600")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert started(run, "coordinator") == 2
+
+
+def test_a_run_that_its_user_cancels_does_not_come_back(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = 'trap "sleep 3; touch $run/saved; exit 130" TERM; while true; do sleep 0.2; done'
+    job = with_stand_in(cluster, run, coordinator=saves, env="sleep 600")
+    wait(run, (run / "ranks").is_file)
+    cluster.command("scancel", job)
+    wait(run, lambda: cluster.state(job) == "CANCELLED")
+    assert (run / "saved").is_file() and started(run, "coordinator") == 1
+
+
+def test_a_pre_empted_run_saves_and_queues_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = (
+        '[ ! -e "$run/saved" ] || { touch "$run/summary.json"; exit; }; '
+        'trap "sleep 3; touch $run/saved; exit 130" TERM; while true; do sleep 0.2; done'
+    )
+    job = with_stand_in(cluster, run, coordinator=saves, env="sleep 600")
+    wait(run, (run / "ranks").is_file)
+    cluster.command("sbatch", "--partition=high", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert cluster.field(job, "Restarts") == "1" and started(run, "coordinator") == 2
+
+
 @pytest.mark.browser
 @pytest.mark.engine
 @pytest.mark.torch

@@ -2,7 +2,8 @@
 
 Nothing of the machine's own Slurm is touched: configuration, state, key and sockets are in the folder that is given.
 Slurm's scheduler gives each component of a heterogeneous job nodes of its own, so there are several, each with
-processors of its own in Slurm's eyes. They are named by addresses that all are this machine.
+processors and GPUs of its own in Slurm's eyes: for a GPU Slurm wants no more than a device file. They are named by
+addresses that all are this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
 HANG_SECONDS = 240
-NODES, CPUS = "127.0.0.[11-15]", 16
+NODES, CPUS, GPUS = "127.0.0.[11-15]", 16, 4
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}
@@ -49,9 +51,10 @@ SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
+GresTypes=gpu
 KillWait=30
 UnkillableStepTimeout=120
-NodeName={nodes} NodeHostname={host} Port=[{ports}] CPUs={cpus} State=UNKNOWN
+NodeName={nodes} NodeHostname={host} Port=[{ports}] CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=120 State=UP
 PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF State=UP
 """
@@ -95,11 +98,13 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir()
     cluster = SlurmCluster(folder)
-    (folder / "slurm.conf").write_text(
-        CONF.format(
-            host=socket.gethostname(), controller=_port(), folder=folder, nodes=NODES, cpus=CPUS, ports=_ports()
-        )
+    conf = CONF.format(
+        folder=folder, host=socket.gethostname(), controller=_port(), ports=_ports(), nodes=NODES, cpus=CPUS, gpus=GPUS
     )
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+    for number in range(GPUS):
+        os.mknod(folder / f"gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
