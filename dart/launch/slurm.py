@@ -132,13 +132,6 @@ def _resources(group: Group) -> Iterator[str]:
         yield f"--gpus-per-task={group.gpus}"
 
 
-def _step(group: Group, number: int) -> Iterator[str]:
-    yield f"--het-group={number}"
-    yield from _resources(group)
-    if group.part == "train" and group.gpus:
-        yield "--gpu-bind=none"  # a rank chooses its own among those of its node
-
-
 def _variables(settings: Slurm, run: Path) -> dict[str, str | int | Path]:
     return {
         "run": run,

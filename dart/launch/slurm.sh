@@ -61,6 +61,10 @@ process() {
         trap '' TERM
         if [ "$SLURM_NTASKS" -gt 1 ]; then
             export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
+            case ${CUDA_VISIBLE_DEVICES-} in
+            "" | *,*) ;;
+            *) LOCAL_RANK=0 ;; # Slurm shows it no GPU but its own
+            esac
         fi
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
         export MASTER_ADDR MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that systems give out
@@ -114,6 +118,8 @@ job() {
     local coordinator part failed="" asked="" code
     rm -f "$run/address" # of an earlier allocation
     output=()
+    # shellcheck disable=SC2046 # they are numbers
+    trap 'kill -KILL $(jobs -p) 2>/dev/null' EXIT # parts are started again no more; Slurm ends their steps
     trap 'asked=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR1
     trap 'failed=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR2
     trap : TERM
