@@ -87,9 +87,8 @@ def script(config: Config, run: Path) -> str:
     lines += ["", "# shellcheck disable=SC2034"]
     lines += [f"{name}={shlex.quote(str(value))}" for name, value in _variables(settings, run).items()]
     lines += [f'host="{settings.host}"', "declare -A steps=("]
-    lines += [
-        f"    [{group.part}]={shlex.quote(' '.join(_step(group, number)))}" for number, group in enumerate(groups)
-    ]
+    for number, group in enumerate(groups):
+        lines += [f"    [{group.part}]='--het-group={number} {' '.join(_resources(group))}'"]
     lines += [")", "", "# What each node needs before a process of the part $1.", "prepare() {"]
     lines += [f"    {line}" for line in settings.setup]
     lines += ["    case $1 in"]
