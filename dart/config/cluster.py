@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dart.config.base import Section
 
 Cpus = Annotated[float, Field(gt=0.0)]
+Lines = tuple[str, ...]
+Word = Annotated[str, Field(pattern=r"^\S+$")]
 
 
 class Needs(Section):
@@ -34,6 +36,59 @@ class Ray(Section):
     )
 
 
+class SlurmOptions(Section):
+    """Further #SBATCH options of the components of a Slurm job, as `--constraint=a100`; they win over dart's own."""
+
+    coordinator: Lines = Field((), description="Of the coordinator, on whose node the job's script runs.")
+    env: Lines = Field((), description="Of the env workers.")
+    rollout: Lines = Field((), description="Of the replicas.")
+    train: Lines = Field((), description="Of the trainer ranks.")
+
+    @model_validator(mode="after")
+    def _are_options(self) -> SlurmOptions:
+        for part in type(self).model_fields:
+            for line in getattr(self, part):
+                if not line.startswith("-") or "\n" in line:
+                    raise ValueError(
+                        f"options.{part}: {line!r} is not an option of sbatch: write it as after #SBATCH, for example "
+                        "--constraint=a100"
+                    )
+        return self
+
+
+class Slurm(Section):
+    """What `dart launch slurm` asks Slurm for ([clusters.md](clusters.md#slurm))."""
+
+    partition: Word | None = Field(None, description="none: the cluster's default; so for the next two.")
+    account: Word | None = Field(None, description="Who is charged.")
+    qos: Word | None = Field(None, description="Quality of service.")
+    time_limit: str | None = Field(
+        None,
+        pattern=r"^(\d+-)?\d+(:\d+){0,2}$",
+        description="As Slurm writes it: minutes, H:M:S or D-H:M:S. none: the partition's.",
+    )
+    signal_seconds: int = Field(
+        300,
+        ge=60,
+        le=65535,
+        description="How long before the time limit the run begins to save a checkpoint; it gets 30 s less than that, "
+        "so name more than an update and a checkpoint take together.",
+    )
+    requeue: bool = Field(
+        True, description="The job queues again, and continues, when its time is up, or when it is pre-empted."
+    )
+    host: str = Field(
+        "$(hostname)",
+        min_length=1,
+        description="What other nodes call the coordinator's node: a word of bash, which is evaluated there.",
+    )
+    python: str | None = Field(
+        None, min_length=1, description="Python with dart, on every node. none: the one that runs `dart launch`."
+    )
+    setup: Lines = Field((), description="Lines of bash that run before each process, for example `module load cuda`.")
+    options: SlurmOptions = Field(default_factory=SlurmOptions, description="Further #SBATCH options.")
+
+
 class Cluster(Section):
     """What `dart launch` asks for; `dart train` and `dart coordinator` ignore it."""
 
@@ -43,3 +98,4 @@ class Cluster(Section):
     rollout: Needs = Field(default=Needs(cpus=8.0), description="Of each replica.")
     train: Needs = Field(default=Needs(cpus=8.0), description="Of each trainer rank.")
     ray: Ray = Field(default_factory=Ray)
+    slurm: Slurm = Field(default_factory=Slurm, description="Of `dart launch slurm`.")

@@ -93,7 +93,12 @@ class Evaluation(Section):
 
 class Checkpoint(Section):
     every_updates: Positive = Field(
-        50, description="Another is made at the end, and at Ctrl-C if that takes less than 3 s."
+        50, description="Another is made at the end, and when the run is interrupted: see `interrupt_seconds`."
+    )
+    interrupt_seconds: Seconds = Field(
+        3.0,
+        description="How long Ctrl-C and SIGTERM wait for the update in progress and a checkpoint; one that takes "
+        "longer is given up.",
     )
     keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
 

@@ -58,7 +58,6 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.rules import Limits
 
 GOODBYE_SECONDS = 4.0
-INTERRUPT_CHECKPOINT_SECONDS = 3.0
 ENDING_PATIENCE_SECONDS = 10.0
 """How long to wait, when the run ends, for a database that another program has locked."""
 
@@ -399,7 +398,7 @@ class Run:
         self.database.patience.seconds = ENDING_PATIENCE_SECONDS
         if state is RunState.INTERRUPTED and was == "training":
             with contextlib.suppress(TimeoutError, TrainerLost, NotSaved):
-                async with asyncio.timeout(INTERRUPT_CHECKPOINT_SECONDS):
+                async with asyncio.timeout(self.config.checkpoint.interrupt_seconds):
                     await self._training.cut_off()
         with contextlib.suppress(UserError):
             await self.database.set_run_state(state, time.time())

@@ -34,3 +34,22 @@ def ray(config: Path, overrides: tuple[str, ...], run_directory: Path | None, dr
     from dart.launch.ray import launch as start
 
     start(config, overrides, run_directory, dry_run=dry_run)
+
+
+@launch.command()
+@CONFIG
+@SET
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Begin the run in this directory, or continue it, on a file system that all nodes see. "
+    "[default: a new one in run.directory]",
+)
+@DRY_RUN
+def slurm(config: Path, overrides: tuple[str, ...], run: Path | None, dry_run: bool) -> None:
+    """Submit CONFIG to Slurm as one job, which comes back when its time is up until the run is finished."""
+    from dart.launch.slurm import SlurmOptions
+    from dart.launch.slurm import slurm as submit
+
+    submit(SlurmOptions(config, overrides, run, dry_run))

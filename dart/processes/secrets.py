@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 import secrets
 import tempfile
@@ -50,12 +51,12 @@ def prepare(folder: Path, host: str) -> None:
 
 
 def overrides(folder: Path) -> tuple[str, ...]:
-    """What a config needs to be told of this folder, as `--set` options."""
-    tokens = ", ".join(f"{role}: 'file:{token_file(folder, role)}'" for role in get_args(TokenRole))
+    """What a config needs to be told of this folder, as `--set` options, whatever is in its name."""
+    tokens = {role: f"file:{token_file(folder, role)}" for role in get_args(TokenRole)}
     return (
-        f"server.tokens={{{tokens}}}",
-        f"server.tls_certificate={folder / CERTIFICATE}",
-        f"server.tls_key={folder / KEY}",
+        f"server.tokens={json.dumps(tokens)}",
+        f"server.tls_certificate={json.dumps(str(folder / CERTIFICATE))}",
+        f"server.tls_key={json.dumps(str(folder / KEY))}",
     )
 
 

@@ -27,9 +27,12 @@ def collect_seldom() -> None:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that mean "stop cleanly": Ctrl-C, SIGTERM, and a closing terminal, but not under nohup."""
-    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hung_up]
+    """The signals that mean "stop cleanly": Ctrl-C, SIGTERM, and a closing terminal.
+
+    The last two only where they were not ignored when the process started, as under nohup.
+    """
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, *heeded]
 
 
 def watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

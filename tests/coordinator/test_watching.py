@@ -276,3 +276,29 @@ async def test_what_a_worker_says_while_the_server_stops_is_an_event(
 
         monkeypatch.setattr(scene.run.server, "stop", late)
     assert events(tmp_path)[-1]["event"] == "late"
+
+
+@pytest.mark.parametrize(("interrupt_seconds", "is_saved"), [(0.2, False), (60.0, True)])
+async def test_an_interruption_waits_for_its_checkpoint_as_long_as_the_config_says(
+    tmp_path: Path, interrupt_seconds: float, is_saved: bool
+) -> None:
+    asked: asyncio.Queue[pb.SaveCheckpoint] = asyncio.Queue()
+
+    def saves(command: object) -> None:
+        if isinstance(command, pb.SaveCheckpoint):
+            asked.put_nowait(command)
+
+    made = settings().model_copy(update={"checkpoint": config.Checkpoint(interrupt_seconds=interrupt_seconds)})
+    async with running(tmp_path, made) as scene:
+        scene.join("env-0", pb.ROLE_ENV, lambda _: None)
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, lambda _: None)
+        trainer = scene.join("train-0", pb.ROLE_TRAIN, saves)
+        async with asyncio.timeout(20):
+            while scene.run.progress.phase != "training":
+                await asyncio.sleep(0.01)
+        scene.run.interrupt()
+        command = await asked.get()
+        await asyncio.sleep(1.0)
+        saved = pb.CheckpointSaved(assignment=command.assignment, path=command.path, seconds=1.0)
+        scene.run.fleet.receive(trainer, pb.SessionRequest(checkpoint_saved=saved))
+    assert any(event["event"] == "checkpoint" for event in events(tmp_path)) is is_saved

@@ -39,7 +39,7 @@ def wrong(command: str) -> str:
         return next((f"no target {word}" for word in words[1:] if word not in targets and "=" not in word), "")
     known = main.get_command(click.Context(main), words[1])
     if isinstance(known, click.Group) and len(words) > 2:
-        known = known.get_command(click.Context(known), words[2])
+        known, words = known.get_command(click.Context(known), words[2]), words[1:]
     if known is None:
         return f"no command {words[1]}"
     options = {name for parameter in known.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
@@ -63,5 +63,7 @@ def test_they_are_found_and_what_is_wrong_is_named() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 60
     assert wrong("dart trian configs/miniwob_cpu.yaml") == "no command trian"
     assert wrong("dart train configs/miniwob_cpu.yaml --resum RUN") == "train has no option --resum"
+    assert wrong("dart launch slrum CONFIG") == "no command slrum"
+    assert wrong("dart launch slurm CONFIG --rum RUN") == "slurm has no option --rum"
     assert wrong("dart train configs/none.yaml") == "configs/none.yaml does not exist"
     assert wrong("make dmeo") == "no target dmeo"

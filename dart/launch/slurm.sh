@@ -1,0 +1,141 @@
+
+# What follows is the same for every run. Started by sbatch, this script starts an srun for each part of the run; each
+# of its tasks is this script again, with the part's name, which keeps one process of the run alive.
+
+most_restarts=3       # of a process that keeps ending with an error soon after its start
+lasting_seconds=600   # one that ran for so long did not fail at its start
+pause_seconds=5
+worker_failed=1       # exit code of a job whose process cannot go on
+interrupted=130       # exit code of a coordinator that was told to end, and of this script then
+stopping=""
+child=""
+
+finished() { [ -e "$run/summary.json" ]; }
+
+begun() { [ -e "$run/run.db" ]; }
+
+# Run COMMAND again and again, until the run is finished, this shell is told to stop, or the command keeps failing.
+# The coordinator says goodbye to its workers before it is started again: they end with 0, and are started again as well.
+keep() {
+    local failures=0 code started
+    until finished || [ -n "$stopping" ]; do
+        started=$SECONDS
+        "$@" &
+        child=$!
+        wait "$child"
+        code=$?
+        while kill -0 "$child" 2>/dev/null; do # a signal has ended `wait` before the command
+            wait "$child"
+            code=$?
+        done
+        child=""
+        if [ "$code" -eq "$interrupted" ]; then stopping=1; fi
+        if [ "$code" -eq 2 ] && ! begun; then return 2; fi # bad input
+        if finished || [ -n "$stopping" ]; then break; fi
+        if [ $((SECONDS - started)) -gt "$lasting_seconds" ]; then failures=0; fi
+        if [ "$code" -ne 0 ]; then failures=$((failures + 1)); fi
+        echo "$(date +%FT%T) ${1##*/} ended with code $code ($failures failures in a row)"
+        if [ "$failures" -gt "$most_restarts" ]; then return "$code"; fi
+        sleep "$pause_seconds"
+    done
+    finished || return "$interrupted"
+}
+
+pass_on() {
+    stopping=1
+    [ -z "$child" ] || kill -TERM "$child"
+}
+
+# One task of an srun.
+process() {
+    local part=$1
+    prepare "$part"
+    case $part in
+    coordinator)
+        trap pass_on TERM
+        keep "$python" -m dart coordinator "$config" --run "$run" --host "$host" --quiet \
+            --set "checkpoint.interrupt_seconds=$save_seconds"
+        ;;
+    train)
+        # Slurm's SIGTERM reaches every process at once, and the coordinator still wants a checkpoint.
+        trap '' TERM
+        if [ "$SLURM_NTASKS" -gt 1 ]; then
+            export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
+            case ${CUDA_VISIBLE_DEVICES-} in
+            "" | *,*) ;;
+            *) LOCAL_RANK=0 ;; # Slurm shows it no GPU but its own
+            esac
+        fi
+        MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+        export MASTER_ADDR MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that systems give out
+        exec "$python" -m dart worker --role train --run "$run" --id train
+        ;;
+    *)
+        trap pass_on TERM
+        keep "$python" -m dart worker --role "$part" --run "$run" --id "$part-$SLURM_PROCID"
+        ;;
+    esac
+}
+
+# srun would kill its tasks at SIGTERM, which they get from Slurm themselves.
+step() {
+    trap '' TERM USR1 USR2
+    # shellcheck disable=SC2086 # they are words
+    exec srun ${steps[$1]} --mpi=none --kill-on-bad-exit=1 "${output[@]}" bash "$script" "$1"
+}
+
+# The workers of a part, beside the coordinator. Ranks of one trainer cannot be started again one by one.
+workers() {
+    trap '' TERM USR1 USR2
+    if [ "$1" = train ]; then
+        output=(--output="$logs/train-%t.log" --open-mode=append --wait=60)
+        keep step train
+    else
+        output=(--output="$logs/$1-%t.log" --open-mode=append)
+        (step "$1")
+    fi
+    local code=$?
+    if [ "$code" -ne 0 ] && [ "$code" -ne "$interrupted" ]; then
+        echo "$(date +%FT%T) $1 cannot go on (code $code): see $run/logs/$1-*.log"
+        kill -USR2 $$
+    fi
+}
+
+# Slurm's own requeue, of a job that it ends, needs no help; one that its user has cancelled must not come back.
+again() {
+    local state
+    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1)
+    if [ "$requeue" = yes ] && [ "$state" = RUNNING ]; then
+        echo "$(date +%FT%T) interrupted; the job queues again"
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "$(date +%FT%T) interrupted; dart launch slurm ... --run $(printf %q "$run") continues it"
+    fi
+    exit "$interrupted"
+}
+
+job() {
+    local coordinator part failed="" asked="" code
+    rm -f "$run/address" # of an earlier allocation
+    output=()
+    # shellcheck disable=SC2046 # they are numbers
+    trap 'kill -KILL $(jobs -p) 2>/dev/null' EXIT # parts are started again no more; Slurm ends their steps
+    trap 'asked=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR1
+    trap 'failed=1; scancel --signal=TERM "$SLURM_JOB_ID+0"' USR2
+    trap : TERM
+    (step coordinator) &
+    coordinator=$!
+    for part in "${!steps[@]}"; do
+        [ "$part" = coordinator ] || workers "$part" &
+    done
+    while kill -0 "$coordinator" 2>/dev/null; do
+        wait "$coordinator"
+        code=$?
+    done
+    if finished; then exit 0; fi
+    if [ -n "$failed" ]; then exit "$worker_failed"; fi
+    if [ -n "$asked" ] || [ "$code" -eq "$interrupted" ]; then again; fi
+    exit "$code"
+}
+
+if [ $# -eq 0 ]; then job; else process "$1"; fi

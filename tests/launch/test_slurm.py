@@ -1,0 +1,285 @@
+"""`dart launch slurm`: its script, its refusals, and a run that is pre-empted in a real Slurm cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from clusters.slurm import SlurmCluster, missing, slurm_cluster
+
+from dart.cli import main
+from dart.config import load, parse
+from dart.errors import UserError
+from dart.launch.slurm import script
+
+ROOT = Path(__file__).parents[2]
+LADDER = ROOT / "configs" / "ladder_demo.yaml"
+HANG_SECONDS = 1200
+SETTINGS: dict[str, Any] = {
+    "model": {"path": "builtin:tiny-qwen3vl"},
+    "environment": {"tasks": {"names": ["click-test"]}, "workers": 3},
+    "rollout": {"replicas": 2, "tensor_parallel": 2, "environment": {"VLLM_LOGGING_LEVEL": "it's ERROR"}},
+    "trainer": {"ranks": 4},
+    "stop": {"updates": 1},
+    "cluster": {
+        "train": {"cpus": 3, "memory_gb": 6},
+        "slurm": {
+            "partition": "small",
+            "time_limit": "1-12:00:00",
+            "signal_seconds": 120,
+            "setup": ["module load cuda"],
+            "options": {"train": ["--partition=large"]},
+        },
+    },
+}
+
+
+# ---- the script ----
+
+
+def directives(text: str) -> list[list[str]]:
+    """Of each component."""
+    components: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line == "#SBATCH hetjob":
+            components.append([])
+        elif line.startswith("#SBATCH "):
+            components[-1].append(line.removeprefix("#SBATCH "))
+    return components
+
+
+def test_each_part_is_a_component_that_asks_for_what_it_needs() -> None:
+    coordinator, env, rollout, train = directives(script(parse(SETTINGS), Path("/shared/runs/r1")))
+    assert {"--signal=B:USR1@120", "--output=/shared/runs/r1/logs/slurm-%j.log", "--requeue"} <= set(coordinator)
+    assert {"--ntasks=3", "--cpus-per-task=2", "--time=1-12:00:00", "--partition=small"} <= set(env)
+    assert "--gpus-per-task=2" in rollout and "--ntasks=2" in rollout
+    assert {"--ntasks=4", "--gpus-per-task=1", "--mem-per-cpu=2000M"} <= set(train)
+    assert train.index("--partition=large") > train.index("--partition=small"), "the last one counts"
+
+
+def test_on_processors_no_component_asks_for_gpus_and_a_run_without_sampling_has_two() -> None:
+    settings = SETTINGS | {
+        "algorithm": "sft", "sft": {"sources": ["/data"]}, "evaluation": {"episodes": 0}, "cluster": {"device": "cpu"}
+    }  # fmt: skip
+    text = script(parse(settings), Path("/r"))
+    assert len(directives(text)) == 2 and "gpus" not in text.partition("# What follows")[0]
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", 'it\'s $HOME `id` 100% "q"'])
+def test_bash_reads_the_script_as_it_is_meant(tmp_path: Path, name: str) -> None:
+    run = tmp_path / name
+    text = script(parse(SETTINGS), run)
+    file = tmp_path / "job.sbatch"
+    file.write_text(text)
+    subprocess.run(["bash", "-n", str(file)], check=True)
+    head = text.partition("# What follows")[0]
+    asked = f'{head}\nmodule() {{ :; }}; prepare rollout; printf "%s\\n" "$run" "$config" "$VLLM_LOGGING_LEVEL"'
+    said = subprocess.run(["bash", "-c", asked], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said == [str(run), str(run / "slurm.yaml"), "it's ERROR"]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here: apt-get install shellcheck")
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(script(parse(SETTINGS), tmp_path / "a run"))
+    done = subprocess.run(["shellcheck", str(file)], check=False, capture_output=True, text=True)
+    assert not done.stdout
+
+
+# ---- wrong use ----
+
+
+def test_wrong_fields_are_named() -> None:
+    for slurm, said in (
+        ({"time_limit": "two days"}, "cluster.slurm.time_limit"),
+        ({"partition": "a b"}, "cluster.slurm.partition"),
+        ({"signal_seconds": 10}, "cluster.slurm.signal_seconds"),
+        ({"options": {"env": ["constraint=x"]}}, "options.env: 'constraint=x' is not an option of sbatch"),
+    ):
+        with pytest.raises(UserError, match=said):
+            parse(SETTINGS | {"cluster": {"slurm": slurm}})
+    with pytest.raises(UserError, match="line break"):
+        script(parse(SETTINGS), Path("/a\nb"))
+
+
+def test_without_slurm_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(SETTINGS))
+    monkeypatch.setenv("PATH", "/nowhere")
+    run = tmp_path / "run"
+    refused = CliRunner().invoke(main, ["launch", "slurm", str(file), "--run", str(run)])
+    assert refused.exit_code == 2 and "no sbatch here" in refused.output
+    shown = CliRunner().invoke(main, ["launch", "slurm", str(file), "--run", str(run), "--dry-run"])
+    assert shown.exit_code == 0 and shown.output == script(load(file), run)
+    assert not run.exists()
+
+
+# ---- a real cluster ----
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    if why := missing():
+        pytest.skip(why)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+def launch(cluster: SlurmCluster, run: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    always = (
+        "cluster.device=cpu", "cluster.slurm.host=$SLURMD_NODENAME", "checkpoint.every_updates=1000",
+        "dashboard.enabled=false", "environment.slots=8", "evaluation.before=false",
+        "trainer.trajectories_per_update=16",
+    )  # fmt: skip
+    sets = [word for setting in (*always, *settings) for word in ("--set", setting)]
+    return subprocess.run(
+        [sys.executable, "-m", "dart", "launch", "slurm", str(LADDER), "--run", str(run), *sets],
+        env=cluster.environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def job_of(launched: subprocess.CompletedProcess[str]) -> str:
+    assert launched.returncode == 0, launched.stderr
+    return launched.stdout.split()[1].rstrip(",")
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in found if event["event"] == kind]
+
+
+def wait(run: Path, holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + HANG_SECONDS
+    while not holds():
+        logs = "\n".join(f"== {log}\n{log.read_text()[-2000:]}" for log in (run / "logs").glob("*.log"))
+        assert time.monotonic() < until, logs
+        time.sleep(0.5)
+
+
+def test_what_sbatch_refuses_is_said(cluster: SlurmCluster, tmp_path: Path) -> None:
+    refused = launch(cluster, tmp_path / "run", "cluster.slurm.partition=nowhere")
+    assert refused.returncode == 2 and "sbatch refuses the job" in refused.stderr and "partition" in refused.stderr
+
+
+def test_bad_input_ends_the_job_with_its_exit_code(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = job_of(launch(cluster, run, "cluster.slurm.host=192.0.2.1"))
+    wait(run, lambda: cluster.state(job) == "FAILED")
+    assert cluster.field(job, "ExitCode") == "2:0" and cluster.field(job, "Restarts") == "0"
+
+
+STAND_IN = """#!/bin/bash
+# In place of Python: what each process is started with, and ends as the test wants it.
+run={run}
+echo "$*" >> "$run/started"
+case "$*" in
+*" coordinator "*) touch "$run/run.db"; {coordinator} ;;
+*" train "*)
+    echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES" >> "$run/ranks"
+    sleep 600 ;;
+*" rollout "*) echo "$CUDA_VISIBLE_DEVICES" >> "$run/replicas"; sleep 600 ;;
+*) {env} ;;
+esac
+"""
+FINISHES = 'until [ "$(cat "$run/ranks" "$run/replicas" | wc -l)" = 4 ]; do sleep 0.2; done; touch "$run/summary.json"'
+
+
+def with_stand_in(cluster: SlurmCluster, run: Path, *settings: str, coordinator: str, env: str) -> str:
+    """The job."""
+    run.mkdir()
+    program = run / "stand-in"
+    program.write_text(STAND_IN.format(run=run, coordinator=coordinator, env=env))
+    program.chmod(0o755)
+    return job_of(launch(cluster, run, f"cluster.slurm.python={program}", *settings))
+
+
+def started(run: Path, what: str) -> int:
+    return sum(f" {what} " in line for line in (run / "started").read_text().splitlines())
+
+
+def test_each_replica_and_each_rank_has_its_own_gpu(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    gpus = ("cluster.device=gpu", "rollout.replicas=2", "trainer.ranks=2")
+    job = with_stand_in(cluster, run, *gpus, coordinator=FINISHES, env="sleep 600")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert len(set((run / "replicas").read_text().split())) == 2
+    ranks = sorted(line.split() for line in (run / "ranks").read_text().splitlines())
+    assert [rank[:2] for rank in ranks] == [["0", "2"], ["1", "2"]]
+    assert {rank[5]: rank[2] for rank in ranks} == {"0": "0", "1": "0"}, "each sees its own GPU, which is its first"
+    assert ranks[0][3:5] == ranks[1][3:5] and ranks[0][3].startswith("127.0.0.")
+
+
+def test_a_worker_that_keeps_failing_ends_the_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = with_stand_in(cluster, run, coordinator="exec sleep 600", env="exit 3")
+    wait(run, lambda: cluster.state(job) == "FAILED")
+    assert started(run, "env") == 4 and started(run, "coordinator") == 1 and cluster.field(job, "Restarts") == "0"
+
+
+def test_a_coordinator_that_has_lost_its_trainer_is_started_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fails_once = '[ "$(grep -c " coordinator " "$run/started")" = 2 ] || exit 2; touch "$run/summary.json"'
+    job = with_stand_in(cluster, run, coordinator=fails_once, env="sleep 600")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert started(run, "coordinator") == 2
+
+
+def test_a_run_that_its_user_cancels_does_not_come_back(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = 'trap "sleep 3; touch $run/saved; exit 130" TERM; while true; do sleep 0.2; done'
+    job = with_stand_in(cluster, run, coordinator=saves, env="sleep 600")
+    wait(run, (run / "ranks").is_file)
+    cluster.command("scancel", job)
+    wait(run, lambda: cluster.state(job) == "CANCELLED")
+    assert (run / "saved").is_file() and started(run, "coordinator") == 1
+
+
+def test_a_pre_empted_run_saves_and_queues_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = (
+        '[ ! -e "$run/saved" ] || { touch "$run/summary.json"; exit; }; '
+        'trap "sleep 3; touch $run/saved; exit 130" TERM; while true; do sleep 0.2; done'
+    )
+    job = with_stand_in(cluster, run, coordinator=saves, env="sleep 600")
+    wait(run, (run / "ranks").is_file)
+    cluster.command("sbatch", "--partition=high", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert cluster.field(job, "Restarts") == "1" and started(run, "coordinator") == 2
+
+
+@pytest.mark.browser
+@pytest.mark.engine
+@pytest.mark.torch
+def test_a_run_is_signalled_saves_queues_again_and_finishes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "a run's"
+    launched = launch(cluster, run, "stop.updates=6", "evaluation.episodes=4")
+    job = job_of(launched)
+    wait(run, lambda: len(events(run, "update")) >= 2)
+    again = launch(cluster, run)
+    assert again.returncode == 2 and f"its job {job} is running" in again.stderr
+
+    cluster.command("scancel", "--batch", "--signal=USR1", job)
+    wait(run, lambda: cluster.field(job, "Restarts") == "1")
+    (saved,) = events(run, "checkpoint")
+    assert saved["version"] >= 2
+
+    wait(run, (run / "summary.json").is_file)
+    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    assert cluster.field(job, "Restarts") == "1" and cluster.field(job, "ExitCode") == "0:0"
+    made = [event["update"] for event in events(run, "update")]
+    assert made == list(range(1, made[-1] + 1)) and made[-1] >= 6, "no update is lost or made twice"
+    finished = launch(cluster, run)
+    assert finished.returncode == 0 and "is finished" in finished.stdout
