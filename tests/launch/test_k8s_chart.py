@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,19 +11,17 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health, health_pb2_grpc
+from launching.charts import MISSING, PYTHON, VERSIONS, manifests, render
 
 from dart.config import parse
 from dart.config.run import TokenRole
 from dart.core.status import Status, TimeSpent
 from dart.core.usage import EnvState
 from dart.dashboard.metrics import exposition
-from dart.launch.k8s import CHART, values
+from dart.launch.k8s import values
 from dart.processes import secrets
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / "build" / "chart" / "bin" / "python"
 GOLDEN = Path(__file__).parent / "golden"
-VERSIONS = ["1.29.0", "1.33.0", "1.37.0"]
 RUN: dict[str, Any] = {
     "model": {"path": "builtin:tiny-qwen3vl"},
     "environment": {"tasks": {"names": ["click-test"]}, "workers": 3},
@@ -66,27 +62,7 @@ GPUS: dict[str, Any] = RUN | {
     },
 }
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="`make chart` installs Helm's library for these tests")
-
-
-def render(given: dict[str, object]) -> dict[str, Any]:
-    asked = {"chart": str(CHART), "values": given, "name": "demo", "namespace": "rl", "kubernetes": VERSIONS}
-    script = ROOT / "tests" / "support" / "charts" / "render.py"
-    done = subprocess.run([PYTHON, script], input=json.dumps(asked), capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def manifests(given: dict[str, object]) -> list[dict[str, Any]]:
-    rendered = render(given)
-    assert "error" not in rendered, rendered["error"]
-    return [
-        document
-        for template, text in rendered["manifests"].items()
-        if template.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document
-    ]
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=MISSING)
 
 
 @pytest.mark.parametrize(("name", "settings"), [("cpus", CPUS), ("gpus", GPUS)])

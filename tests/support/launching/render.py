@@ -42,9 +42,7 @@ def main() -> None:
             except kubernetes_validate.ValidationError as error:
                 found.append(f"{document['kind']} {document['metadata']['name']}: {error.message}")
     messages = [one for one in linted["messages"] if one["severity"] > 1]
-    json.dump(
-        {"messages": messages, "manifests": manifests, "broken": broken, "unknown": sorted(unknown)}, sys.stdout
-    )
+    json.dump({"messages": messages, "manifests": manifests, "broken": broken, "unknown": sorted(unknown)}, sys.stdout)
 
 
 if __name__ == "__main__":
