@@ -28,6 +28,7 @@ labels:
 {{- define "dart.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+shareProcessNamespace: true # its first process reaps what browsers leave behind
 terminationGracePeriodSeconds: {{ .of.terminationGracePeriodSeconds }}
 securityContext:
   runAsNonRoot: true
