@@ -194,9 +194,7 @@ def worker(
     from dart.commands.worker import run_worker
 
     tls = tls_ca, tls_certificate, tls_key
-    run_worker(
-        role, address, run_directory, worker_id, tls, until_finished=until_finished, parent_watch=parent_watch
-    )
+    run_worker(role, address, run_directory, worker_id, tls, until_finished=until_finished, parent_watch=parent_watch)
 
 
 main.add_command(launch)

@@ -67,9 +67,7 @@ def start(options: K8sOptions) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"{file} cannot be written ({error.strerror}): put the config into a writable folder"
-        ) from None
+        raise UserError(f"{file} cannot be written ({error.strerror}): put the config into a writable folder") from None
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise UserError(

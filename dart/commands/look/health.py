@@ -27,9 +27,7 @@ def health(address: str, tls_ca: Path | None) -> None:
         channel = grpc.secure_channel(address, credentials, options=OPTIONS)
     with channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS
-            )
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.RpcError as error:
             raise UserError(
                 f"{address}: no coordinator answers there ({error.code().name}: {error.details()})"
