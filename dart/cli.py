@@ -172,6 +172,11 @@ def coordinator(
 @click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="This worker's certificate, for mTLS.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of --tls-certificate.")
+@click.option(
+    "--until-finished",
+    is_flag=True,
+    help="Exit with 0 only when the run is finished, for a cluster that starts again what failed; else with 75.",
+)
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def worker(
     role: str,
@@ -181,6 +186,7 @@ def worker(
     tls_ca: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
+    until_finished: bool,
     parent_watch: bool,
 ) -> None:
     """Run one worker. The coordinator sends it all other settings; its token is read from DART_TOKEN.
@@ -189,7 +195,8 @@ def worker(
     """
     from dart.commands.worker import run_worker
 
-    run_worker(role, address, run_directory, worker_id, (tls_ca, tls_certificate, tls_key), parent_watch=parent_watch)
+    tls = tls_ca, tls_certificate, tls_key
+    run_worker(role, address, run_directory, worker_id, tls, until_finished=until_finished, parent_watch=parent_watch)
 
 
 main.add_command(launch)
@@ -334,6 +341,19 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
     from dart.commands.look.why import why as explain
 
     explain(StatusOptions(run, address, tls_ca, as_json))
+
+
+@main.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
+def health(address: str, tls_ca: Path | None) -> None:
+    """Ask the coordinator at HOST:PORT whether it is there, as a cluster's probe. It prints what the coordinator says.
+
+    SERVING, or NOT_SERVING while the run makes no progress: the exit code is 0 for both, and 2 if nothing answers.
+    """
+    from dart.commands.look.health import health as check
+
+    check(address, tls_ca)
 
 
 @main.command()

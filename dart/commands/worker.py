@@ -26,6 +26,10 @@ Tls = tuple[Path | None, Path | None, Path | None]
 COORDINATOR_SECONDS = 600.0
 """How long a worker waits for a coordinator to begin: a cluster may start it last."""
 LOOK_SECONDS = 0.5
+FINISHED = "the run is finished"
+"""The reason of the goodbye after which no worker is needed any more (`coordinator.run`)."""
+NOT_FINISHED = 75
+"""EX_TEMPFAIL: the exit code for every other goodbye, with --until-finished."""
 ROLES = {
     "env": ("dart.workers.env.role", "EnvRole", "pip install 'dart-gui-rl[env-browser]'"),
     "rollout": ("dart.workers.rollout.role", "RolloutRole", "pip install 'dart-gui-rl[rollout,cpu]' (or gpu)"),
@@ -40,9 +44,12 @@ def run_worker(
     worker_id: str | None,
     tls: Tls,
     *,
+    until_finished: bool = False,
     parent_watch: bool,
 ) -> None:
     """Serve one role until goodbye. Raises UserError for anything that the user can fix.
+
+    `until_finished`: and for a goodbye of a run that will be continued.
 
     `run`: the run's directory, which this machine sees, says where the coordinator is and how to prove oneself.
     """
@@ -64,7 +71,9 @@ def run_worker(
         preload()  # work that must be done before there are threads or an event loop
     import uvloop
 
-    uvloop.run(_serve(work, options, parent_watch))
+    reason = uvloop.run(_serve(work, options, parent_watch))
+    if until_finished and reason != FINISHED:
+        raise UserError(f"--until-finished: {reason}: start this worker again to continue", exit_code=NOT_FINISHED)
 
 
 def _dial(address: str, tls: Tls) -> Dial:
@@ -105,7 +114,8 @@ def _load(role: str) -> WorkerRole:
     return made
 
 
-async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -> None:
+async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -> str:
+    """Why it ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending_signals():
@@ -114,3 +124,4 @@ async def _serve(role: WorkerRole, options: WorkerOptions, parent_watch: bool) -
         watch_parent(loop, stop.set)
     reason = await serve(role, options, stop)
     logging.getLogger(__name__).info("ended: %s", reason)
+    return reason

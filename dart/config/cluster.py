@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from dart.config.base import Section
 
@@ -89,6 +89,32 @@ class Slurm(Section):
     options: SlurmOptions = Field(default_factory=SlurmOptions, description="Further #SBATCH options.")
 
 
+class K8s(Section):
+    """What `dart launch k8s` tells the chart beside what follows from the rest of the config."""
+
+    release: str | None = Field(
+        None,
+        pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$",
+        description="The Helm release, whose name everything bears, and the run's directory too; none: from run.name.",
+    )
+    image: str | None = Field(
+        None, description="For coordinator and env workers: `containers/cpu.Containerfile` makes it. Needed."
+    )
+    model_image: str | None = Field(
+        None,
+        description="For replicas and trainer ranks: `containers/gpu.Containerfile` makes it; none: the same image.",
+    )
+    model_claim: str | None = Field(
+        None, description="The PersistentVolumeClaim with model.path, unless that is builtin:NAME or in the image."
+    )
+    model_folder: str = Field("/models", pattern=r"^/", description="Where model_claim is mounted.")
+    values: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Other values of the chart: node selectors, tolerations, claims, secrets, autoscaling "
+        "(`dart/launch/chart/values.yaml`). They win over what follows from the config.",
+    )
+
+
 class Cluster(Section):
     """What `dart launch` asks for; `dart train` and `dart coordinator` ignore it."""
 
@@ -98,4 +124,5 @@ class Cluster(Section):
     rollout: Needs = Field(default=Needs(cpus=8.0), description="Of each replica.")
     train: Needs = Field(default=Needs(cpus=8.0), description="Of each trainer rank.")
     ray: Ray = Field(default_factory=Ray)
-    slurm: Slurm = Field(default_factory=Slurm, description="Of `dart launch slurm`.")
+    slurm: Slurm = Field(default_factory=Slurm)
+    k8s: K8s = Field(default_factory=K8s)

@@ -53,3 +53,18 @@ def slurm(config: Path, overrides: tuple[str, ...], run: Path | None, dry_run: b
     from dart.launch.slurm import slurm as submit
 
     submit(SlurmOptions(config, overrides, run, dry_run))
+
+
+@launch.command()
+@CONFIG
+@SET
+@DRY_RUN
+@click.option("--namespace", metavar="NAME", help="The namespace. [default: kubectl's]")
+def k8s(config: Path, overrides: tuple[str, ...], dry_run: bool, namespace: str | None) -> None:
+    """Start CONFIG as a Helm release on Kubernetes, or change the one that is there, which continues its run.
+
+    The chart's values follow from CONFIG, and are written beside it. --dry-run prints them.
+    """
+    from dart.launch.k8s import K8sOptions, start
+
+    start(K8sOptions(config, overrides, namespace, dry_run))

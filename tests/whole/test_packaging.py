@@ -38,6 +38,8 @@ def test_wheel_has_one_top_level_package_with_workers_and_the_models(tmp_path: P
         "dart/assets/desktop/tasks/dialog-press-2.json",
         "dart/assets/ladder-qwen3vl/model.safetensors",
         "dart/assets/desktop-qwen3vl/model.safetensors",
+        "dart/launch/chart/values.schema.json",
+        "dart/launch/chart/templates/_helpers.tpl",
     ):
         assert wanted in names
     assert wheel.stat().st_size < 20_000_000

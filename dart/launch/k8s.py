@@ -1,0 +1,138 @@
+"""`dart launch k8s`: a run as a release of the Helm chart beside this file.
+
+What the config says becomes the chart's values; everything else, from restarts to where a pod runs, is the chart's and
+the cluster's. Whoever keeps releases in another tool (Argo CD, Flux) takes the values that --dry-run prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import click
+import yaml
+from pydantic import JsonValue
+
+from dart.config import Config, load
+from dart.errors import UserError
+from dart.launch.plan import Group, plan
+
+CHART = Path(__file__).parent / "chart"
+LONGEST_RELEASE = 30
+"""Characters: names of a release's pods and of its jobs, which have a digest, stay within the 63 of a DNS label."""
+
+
+@dataclass(frozen=True, slots=True)
+class K8sOptions:
+    """The command line of `dart launch k8s`. `namespace` None: that of kubectl's context."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    namespace: str | None = None
+    dry_run: bool = False
+
+
+class _Readable(yaml.SafeDumper):
+    """Writes texts of several lines as such."""
+
+
+_Readable.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def start(options: K8sOptions) -> None:
+    """Write the values and have Helm install or upgrade the release; with `dry_run`, print them. Raises UserError."""
+    config = load(options.config, options.overrides)
+    release = release_name(config)
+    text = yaml.dump(values(config), Dumper=_Readable, sort_keys=False, width=1000)
+    file = options.config.with_name(f"{release}.values.yaml")
+    command = ["helm", "upgrade", "--install", release, str(CHART), "-f", str(file)]
+    command += ["--namespace", options.namespace, "--create-namespace"] if options.namespace else []
+    if options.dry_run:
+        click.echo(text, nl=False)
+        click.echo(f"# with these values in {file}: {' '.join(command)}")
+        click.echo(f"# to see the manifests: helm template {release} {CHART} -f {file}")
+        return
+    if shutil.which("helm") is None:
+        raise UserError(
+            "helm is not installed here: install Helm 3 or 4 (helm.sh), or print the values with --dry-run and render "
+            f"the chart in {CHART} elsewhere"
+        )
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror}): put the config into a writable folder") from None
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise UserError(
+            f"helm did not start {release}: {done.stdout.strip()[-2000:]}\n"
+            "check that `kubectl auth can-i create statefulsets` says yes, and --namespace; the values are in "
+            f"{file}"
+        )
+    click.echo(done.stdout, nl=False)
+
+
+def release_name(config: Config) -> str:
+    """A DNS label, from `cluster.k8s.release` or the run's name. Raises UserError when that gives none."""
+    if config.cluster.k8s.release:
+        return config.cluster.k8s.release
+    name = re.sub(r"[^a-z0-9]+", "-", config.run.name.lower()).strip("-")
+    if len(name) > LONGEST_RELEASE or not name[:1].isalpha():
+        raise UserError(
+            f"run.name is {config.run.name!r}, which makes no name on Kubernetes: set cluster.k8s.release, up to "
+            f"{LONGEST_RELEASE} small letters, digits and hyphens, a letter first"
+        )
+    return name
+
+
+def values(config: Config) -> dict[str, JsonValue]:
+    """The chart's values. Raises UserError for what the config lacks."""
+    k8s = config.cluster.k8s
+    if not k8s.image:
+        raise UserError("cluster.k8s.image is not set: name the image that containers/cpu.Containerfile made")
+    if config.server.tls_client_ca:
+        raise UserError("server.tls_client_ca: the chart gives workers tokens and no certificates: leave it out")
+    on_gpus = any(group.gpus for group in plan(config))
+    if on_gpus and not k8s.model_image:
+        raise UserError(
+            "cluster.k8s.model_image is not set: name the image that containers/gpu.Containerfile made, or set "
+            "cluster.device: cpu"
+        )
+    if k8s.model_claim and not PurePosixPath(config.model.path).is_relative_to(k8s.model_folder):
+        raise UserError(
+            f"model.path is {config.model.path!r}, which is not in cluster.k8s.model_folder, {k8s.model_folder!r}, "
+            "where model_claim is mounted: set one of them"
+        )
+    derived: dict[str, JsonValue] = {
+        "config": yaml.safe_dump(json.loads(config.model_dump_json(exclude={"cluster"})), sort_keys=False),
+        "images": {"coordinator": k8s.image, "model": k8s.model_image or k8s.image},
+        **{group.part: _role(group) for group in plan(config)},
+    }
+    if k8s.model_claim:
+        derived["model"] = {"claim": k8s.model_claim, "folder": k8s.model_folder}
+    return _merged(derived, k8s.values)
+
+
+def _role(group: Group) -> dict[str, JsonValue]:
+    return {
+        "count": group.count,
+        "cpus": group.needs.cpus,
+        "memoryGb": group.needs.memory_gb or 0,
+        "gpus": group.gpus,
+        "environment": dict(group.environment),
+    }
+
+
+def _merged(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """As Helm merges two files of values: maps key by key, and everything else whole."""
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        merged[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
