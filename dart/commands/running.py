@@ -81,6 +81,7 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
 
 
 async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
+    wanted.directory.settle(wanted.config.run)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         database.patience.seconds = wanted.config.run.database_wait_seconds
         guard = Guard(wanted.directory, hold)

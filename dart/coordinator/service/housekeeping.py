@@ -2,7 +2,7 @@
 
 `Housekeeping` runs three loops, and nothing waits for any of them:
 
-    guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
+    guard    every GUARD_SECONDS: run.db, if there is one, is the file that was opened, run.lock is held; else the run ends
     sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
     trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log, memory that malloc holds free
 
@@ -108,7 +108,7 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     def _locked(self, seconds: float, over: bool) -> None:
-        """Another program has locked the database, and a transaction waits for it."""
+        """Another program has locked the database, or its server is away, and a transaction waits for it."""
         if over:
             self._journal.event("database_unlocked", seconds=round(seconds, 1))
             self._told_locked = 0.0
@@ -117,7 +117,8 @@ class Housekeeping:
             self._journal.event(
                 "database_locked",
                 seconds=round(seconds, 1),
-                why=f"another process has locked the database for {seconds:.0f} s: the run continues when it is free",
+                why=f"another process has locked the database for {seconds:.0f} s, or its server is away: the run "
+                "continues when it is there again",
             )
         self._journal.flush_lines()
 
