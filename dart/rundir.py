@@ -5,7 +5,7 @@
     run.lock         held by the process that works   logs/         one file for each local worker
     metrics.jsonl    every event, one on a line       summary.json, evaluation.json   what a finished run came to
     address          where its coordinator listens    secrets/      tokens and certificate, if the run made its own
-    place.json       only if database or screenshots are elsewhere: where (`dart.store.place`)
+    place.json       only if database or screenshots are elsewhere: where (`dart.store.elsewhere.place`)
 
 What always holds: a directory is made once and never reused for another run; one process at a time works on it
 (`lock`), and reading needs no lock.
@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart.config import Run
+from dart.config import Config
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
+from dart.store.elsewhere.place import Place
 from dart.store.lock import Hold, held, is_held
-from dart.store.place import Place
 from dart.store.records import RunRecord, RunState
 from dart.store.schema import OlderSchema
 
@@ -179,9 +179,7 @@ class RunDirectory:
     @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:
         """Every run directory directly under `parent`, newest first. Raises UserError when there is none."""
-        began = {
-            file.parent: file.stat().st_ctime for name in (_PLACE, _DATABASE) for file in parent.glob(f"*/{name}")
-        }
+        began = {file.parent: file.stat().st_ctime for name in (_PLACE, _DATABASE) for file in parent.glob(f"*/{name}")}
         runs = [run for run in map(cls, sorted(began, key=began.__getitem__, reverse=True)) if run.is_run]
         if not runs:
             raise UserError(f"no run under {parent}: name a run directory, or start one with `dart train`")
@@ -195,22 +193,23 @@ class RunDirectory:
         except UserError:
             return True  # damaged, as whoever opens it is told
 
-    def settle(self, wanted: Run) -> None:
-        """Keep the database and the screenshots where the config says, from now on. Raises UserError for a run that has
-        begun with them elsewhere."""
+    def settle(self, config: Config) -> None:
+        """Keep everything where the config says, from now on. Raises UserError for a run that has begun with its
+        database or its screenshots elsewhere."""
+        there, run = self.place, config.run
         if self.is_run:
-            there = self.place
-            for name, now, begun in (
-                ("database", wanted.database, there.database),
-                ("blobs", wanted.blobs, there.blobs),
-            ):
+            for name, now, begun in (("database", run.database, there.database), ("blobs", run.blobs, there.blobs)):
                 if now != begun:
                     raise UserError(
                         f"run.{name} is {now or 'none'}, and run {self.path} has begun with {begun or 'none'}: set it "
-                        f"to that, because what is stored there does not move"
+                        "to that, because what is stored there does not move"
                     )
-        elif wanted.database or wanted.blobs:
-            Place.of(self.name, wanted.database, wanted.blobs).write(self.place_file)
+        if (run.database or run.blobs or config.checkpoint.upload) and not (self.is_run and there.key):
+            Place.of(self.name, run.database, run.blobs).write(self.place_file)
+
+    def uploads(self, config: Config) -> str | None:
+        """Where copies of its checkpoints are, if there are any."""
+        return f"{config.checkpoint.upload.rstrip('/')}/{self.place.key}" if config.checkpoint.upload else None
 
     # ---- opening and locking ----
 

@@ -17,7 +17,6 @@ from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
 from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
 
-
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&']+")
 """In a URL."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import parse_qs, urlsplit
@@ -13,15 +14,21 @@ from dart.core.evaluation.documents import Decoding
 from dart.core.loopback import is_loopback
 
 
+def _with_scheme(url: str | None) -> str | None:
+    if url is not None and not re.fullmatch(r"[a-z0-9]+://.+", url):
+        raise ValueError("is no URL: write s3://bucket/prefix, or leave it out")
+    return url
+
+
 class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
     directory: Path = Field(Path("runs"), description="Where run directories are made.")
     seed: int = Field(0, description="Random seed for the order of tasks and the trainer's shuffles.")
     database: str | None = Field(
         None,
-        description="none: run.db in the run directory, in SQLite. Else a PostgreSQL database, which may hold many runs: "
-        "postgresql://user@host/name without a password, which PGPASSWORD or ~/.pgpass has, or env:NAME, a variable "
-        "with the whole URL (docs/stores.md).",
+        description="none: run.db in the run directory, in SQLite. Else a PostgreSQL database, for any number of "
+        "runs: postgresql://user@host/name without a password, which PGPASSWORD or ~/.pgpass has, or env:NAME, a "
+        "variable with the whole URL (docs/stores.md).",
     )
     blobs: str | None = Field(
         None,
@@ -47,12 +54,7 @@ class Run(Section):
             raise ValueError("is no PostgreSQL URL: write postgresql://user@host/name or env:NAME, or leave it out")
         return url
 
-    @field_validator("blobs")
-    @classmethod
-    def _object_store(cls, url: str | None) -> str | None:
-        if url is not None and ("://" not in url or not urlsplit(url).netloc):
-            raise ValueError("is no URL: write s3://bucket/prefix, or leave it out for the run directory")
-        return url
+    _url = field_validator("blobs")(_with_scheme)
 
 
 LeastBytes = Annotated[int, Field(ge=1 << 20)]
@@ -130,6 +132,13 @@ class Checkpoint(Section):
         50, description="Another is made at the end, and at Ctrl-C if that takes less than 3 s."
     )
     keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
+    upload: str | None = Field(
+        None,
+        description="Each complete checkpoint is also copied there, in the background: s3://bucket/prefix, or another "
+        "URL that fsspec has a driver for. As many are kept there, in a folder of the run (docs/stores.md).",
+    )
+
+    _url = field_validator("upload")(_with_scheme)
 
 
 TokenRole = Literal["env", "rollout", "train", "control"]

@@ -24,9 +24,10 @@ from typing import Protocol, TypeVar
 from dart.core.types import Image
 from dart.errors import UserError
 from dart.screenshots.directory import ScreenshotDirectory, file_name
-from dart.store.remote import RemoteFiles
+from dart.store.elsewhere.remote import RemoteFiles
 
 T = TypeVar("T")
+
 
 class BlobError(UserError):
     """A blob is not available."""

@@ -39,6 +39,7 @@ _READER_SETTINGS = (*_SQLITE_SETTINGS, "PRAGMA cache_size=-256")
 a further reader is needed for the first time, hours after the start."""
 READERS = 4
 
+
 def parse_url(url: str | URL) -> URL:
     """The URL, with the driver that is used here. Raises UserError."""
     try:
@@ -113,11 +114,10 @@ class Lane:
         while True:
             ends = False
             try:
-                with self._engine.connect() as connection:
-                    with connection.begin() as transaction:
-                        result = work(connection)
-                        ends = True  # if the connection is lost from here on, nobody knows whether it was committed
-                        transaction.commit()
+                with self._engine.connect() as connection, connection.begin() as transaction:
+                    result = work(connection)
+                    ends = True  # if the connection is lost from here on, nobody knows whether it was committed
+                    transaction.commit()
             except DatabaseError as error:
                 if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
                     raise  # a mistake of ours, such as a broken constraint
@@ -206,8 +206,7 @@ def server_engine(url: URL, connections: int, *, read_only: bool = False) -> Eng
         return create_engine(url, pool_size=connections, max_overflow=0, **(settings if read_only else {}))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UserError(
-            f"database {shown(url)}: {error}: install its driver (the extra postgres), or use "
-            "sqlite:///path/to/dart.db"
+            f"database {shown(url)}: {error}: install its driver (the extra postgres), or use sqlite:///path/to/dart.db"
         ) from None
 
 

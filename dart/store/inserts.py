@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from sqlalchemy import BindParameter, Connection, Dialect, Table, bindparam, insert
 
-from dart.store.text import escaped
+from dart.store.elsewhere.text import escaped
 
 _MOST_VALUES = 900
 """Values in a statement. SQLite before 3.32 takes 999, others tens of thousands."""

@@ -41,9 +41,7 @@ async def prepare(url: URL, writer: Lane, reader: Lane, *, create: bool, migrate
         remedy = "name a database of dart's in a writable folder"
         if url.get_backend_name() == "postgresql":
             remedy = "start the server, or correct the URL, PGPASSWORD, ~/.pgpass or the rights of its user"
-        raise UserError(
-            f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): {remedy}"
-        ) from None
+        raise UserError(f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): {remedy}") from None
 
 
 _REMEDY = f"an older dart wrote it, and this one has {tables.SCHEMA_VERSION}; open it for writing, which migrates it"

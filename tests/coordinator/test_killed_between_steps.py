@@ -14,7 +14,7 @@ import pytest
 from run_processes import killed_run
 from sqlalchemy import create_engine
 
-from benchmarks.servers import PostgreSQL
+from benchmarks.stores.servers import PostgreSQL
 from dart import manifest
 from dart.config import Run
 from dart.rundir import RunDirectory
@@ -84,7 +84,7 @@ def test_killed_here_a_run_in_postgresql_and_s3_goes_on(
     other = RunDirectory(run.path.with_name("other") / "run")
     other.path.mkdir(parents=True)
     for one in (run, other):
-        one.settle(elsewhere)
+        one.settle(killed_run.settings(1).model_copy(update={"run": elsewhere}))
     assert killed_run.process(other, 1).returncode == 0
     before = query(other, "SELECT id, fate FROM trajectories ORDER BY id")
     killed_and_continued(run, failpoint)

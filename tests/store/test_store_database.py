@@ -384,9 +384,7 @@ def test_ids_are_asked_for_in_lists_of_few_lengths(number: int) -> None:
     assert {len(some) for some in lists} <= {1 << power for power in range(10)}
 
 
-async def test_entropies_are_those_of_the_last_update_and_of_stored_trajectories(
-    database: Database
-) -> None:
+async def test_entropies_are_those_of_the_last_update_and_of_stored_trajectories(database: Database) -> None:
     await database.open_group("g1", TASK, 2, 1.0)
     await database.add_trajectory(trajectory("t1", "g1"))
 

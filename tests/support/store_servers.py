@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL
 
-from benchmarks.servers import ObjectStore, PostgreSQL, no_object_store, no_postgresql, object_store, postgresql
+from benchmarks.stores.servers import ObjectStore, PostgreSQL, no_object_store, no_postgresql, object_store, postgresql
 from dart.store.database import Database, sqlite_url
-from dart.store.place import Place
+from dart.store.elsewhere.place import Place
 
 
 @pytest.fixture(scope="session")

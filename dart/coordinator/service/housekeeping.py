@@ -2,7 +2,7 @@
 
 `Housekeeping` runs three loops, and nothing waits for any of them:
 
-    guard    every GUARD_SECONDS: run.db, if there is one, is the file that was opened, run.lock is held; else the run ends
+    guard    every GUARD_SECONDS: run.db is the file that was opened, run.lock is held; ends the run if run.db is gone
     sweep    every SWEEP_SECONDS: screenshots, folder by folder, each a few file calls on another thread
     trim     after each sweep: events, metrics.jsonl, SQLite's write-ahead log, memory that malloc holds free
 

@@ -15,10 +15,13 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import URL, func, select
+from sqlalchemy.exc import DatabaseError
 
+from dart.config import Run
 from dart.errors import UserError
-from dart.store.engine import in_schema, parse_url
+from dart.store.elsewhere.remote import RemoteFiles
+from dart.store.engine import in_schema, parse_url, server_engine, shown
 
 _LONGEST_NAME = 40
 """Of a run's name in a schema's, whose 63 bytes PostgreSQL would cut silently."""
@@ -27,7 +30,7 @@ _LONGEST_NAME = 40
 @dataclass(frozen=True, slots=True)
 class Place:
     """None: in the run directory. `database`: postgresql://user@host/name, or env:NAME. `key`: the schema, and the
-    folder below `blobs`."""
+    run's folder in object stores; empty where neither is used."""
 
     database: str | None = None
     blobs: str | None = None
@@ -81,3 +84,29 @@ def server_url(database: str) -> URL:
             "postgresql://user@host/name, or leave it out for run.db"
         )
     return url
+
+
+def check(run: Run, upload: str | None = None) -> None:
+    """Raises UserError, before anything starts, where the database or the object store cannot be used."""
+    if run.database is not None:
+        url = server_url(run.database)
+        engine = server_engine(url, 1)
+        may = func.has_database_privilege(func.current_database(), "CREATE")
+        try:
+            with engine.connect() as connection:
+                allowed = connection.execute(select(may)).scalar_one()
+        except DatabaseError as error:
+            raise UserError(
+                f"run.database: {shown(url)} cannot be used ({error.orig}): start the server, or correct the URL, "
+                "PGPASSWORD or ~/.pgpass"
+            ) from None
+        finally:
+            engine.dispose()
+        if not allowed:
+            raise UserError(
+                f"run.database: the user of {shown(url)} may make no schema there: GRANT CREATE ON DATABASE "
+                f"{url.database} TO {url.username}"
+            )
+    for field, store in (("run.blobs", run.blobs), ("checkpoint.upload", upload)):
+        if store is not None:
+            RemoteFiles(store).check(field)

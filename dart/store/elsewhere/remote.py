@@ -51,7 +51,7 @@ class RemoteFiles:
     def check(self, what: str) -> None:
         """Write a small file. Raises UserError, with the name of the config's field."""
         try:
-            self.write("written-by-dart", b"Screenshots of a run of dart, by the SHA-256 of their bytes.\n")
+            self.write("written-by-dart", b"dart can write here.\n")
         except OSError as error:
             raise UserError(
                 f"{what}: {self.url} cannot be written to ({error}): make the bucket, and check the endpoint, the keys "
@@ -60,7 +60,7 @@ class RemoteFiles:
 
     def write(self, name: str, data: bytes) -> None:
         try:
-            with _as_os_error():
+            with as_os_error():
                 self._write(f"{self._root}/{name}", data)
         except FileNotFoundError as error:  # which only a missing file may be, for those who read
             raise OSError(f"there is no such bucket: {error}") from error
@@ -77,12 +77,12 @@ class RemoteFiles:
         self._fs.mv(temporary, target)
 
     def read(self, name: str) -> bytes:
-        with _as_os_error():
+        with as_os_error():
             data: bytes = self._fs.cat_file(f"{self._root}/{name}")
         return data
 
     def size(self, name: str) -> int:
-        with _as_os_error():
+        with as_os_error():
             return int(self._fs.size(f"{self._root}/{name}"))
 
     def holds(self, name: str, size: int | None = None) -> bool:
@@ -108,7 +108,7 @@ class RemoteFiles:
 
 
 @contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
+def as_os_error() -> Iterator[None]:
     try:
         yield
     except BotoCoreError as error:
