@@ -1,13 +1,13 @@
-"""How many finished trajectories a second a run can store: SQLite and a directory beside PostgreSQL and an object store.
+"""How many finished trajectories a second a run can store: SQLite and a directory beside PostgreSQL and S3.
 
     python -m benchmarks.stores [--rounds 5] [--output benchmarks/results/stores.json]
 
 What is timed is `Database.add_trajectory`, the write that the coordinator waits for, with 1 and with 32 writers at
-once, for trajectories of 30 steps with a screenshot of 300 KB each, and for small ones. In a round every place gets its
+once, for trajectories of 30 steps with a screenshot of 300 KB each, and for small ones. In a round each place has its
 turn, so that what else the machine does reaches all of them; ratios are within a round. Servers are real and on this
-machine: PostgreSQL with its own settings (so it waits for the disk at every commit), and moto's, a server in Python that
-keeps objects in memory, which says how dart copes with S3's protocol and nothing of a real store's speed. SQLite does
-not wait for the disk, as in a run.
+machine: PostgreSQL with its own settings, so that it waits for the disk at every commit, and moto's, a server in Python
+that keeps objects in memory, which says how dart copes with S3's protocol and nothing of a real store's speed. SQLite
+does not wait for the disk, as in a run.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main() -> None:
         "what": "trajectories stored per second; beside_sqlite: median of the ratios within a round",
         "real": "SQLite, directory, PostgreSQL (its default settings, fsync on, by its Unix socket). The object store "
         "is moto's server on this machine: the protocol is real, its speed says nothing of a real store's.",
-        "machine": machine(),
+        "machine": machine() | {"load_average": round(os.getloadavg()[0], 1)},
         "versions": software(),
         "cells": summary(rounds),
         "rounds": rounds,
