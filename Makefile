@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,11 @@ build/chart/installed:
 	touch $@
 
 chart: build/chart/installed ## Install what the Helm chart and the container files are checked with.
+
+# Two drivers and moto's server (60 MB), and Debian's PostgreSQL (60 MB), which needs root; the tests start it as nobody.
+stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for the tests and the benchmark of stores.
+	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
+	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql
 
 test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest

@@ -427,11 +427,14 @@ def track(run: Path | None, to: tuple[str, ...], project: str | None, follow: bo
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--version", "weight_version", type=int, help="Weight version. [default: the newest checkpoint]")
-def export(run: Path, out: Path, weight_version: int | None) -> None:
-    """Copy a run's checkpoint to OUT as a Hugging Face folder that `from_pretrained` loads."""
+def export(run: str, out: Path, weight_version: int | None) -> None:
+    """Copy a run's checkpoint to OUT as a Hugging Face folder that `from_pretrained` loads.
+
+    RUN is a run directory, or the URL of a checkpoint that checkpoint.upload has copied: s3://bucket/prefix/RUN/v000050.
+    """
     from dart.commands.export import ExportOptions
     from dart.commands.export import export as copy
 

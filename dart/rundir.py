@@ -5,6 +5,7 @@
     run.lock         held by the process that works   logs/         one file for each local worker
     metrics.jsonl    every event, one on a line       summary.json, evaluation.json   what a finished run came to
     address          where its coordinator listens    secrets/      tokens and certificate, if the run made its own
+    place.json       only if database or screenshots are elsewhere: where (`dart.store.elsewhere.place`)
 
 What always holds: a directory is made once and never reused for another run; one process at a time works on it
 (`lock`), and reading needs no lock.
@@ -17,13 +18,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dart.config import Config
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
+from dart.store.elsewhere.place import Place
 from dart.store.lock import Hold, held, is_held
 from dart.store.records import RunRecord, RunState
 from dart.store.schema import OlderSchema
 
 _DATABASE = "run.db"
+_PLACE = "place.json"
 _MOST_OF_ONE_NAME = 1000
 
 
@@ -46,7 +50,28 @@ class RunDirectory:
 
     @property
     def database(self) -> Path:
+        """The file, unless the database is elsewhere."""
         return self.path / _DATABASE
+
+    @property
+    def place_file(self) -> Path:
+        return self.path / _PLACE
+
+    @property
+    def place(self) -> Place:
+        """Where its database and its screenshots are. Raises UserError."""
+        return Place.read(self.place_file)
+
+    @property
+    def shown_database(self) -> str:
+        """Its database, for messages."""
+        place = self.place
+        return f"{place.database}, schema {place.key}" if place.database else str(self.database)
+
+    @property
+    def screenshots(self) -> str | Path:
+        """The directory or the URL where its screenshots are."""
+        return self.place.folder() or self.blobs
 
     @property
     def lock_file(self) -> Path:
@@ -154,15 +179,37 @@ class RunDirectory:
     @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:
         """Every run directory directly under `parent`, newest first. Raises UserError when there is none."""
-        databases = sorted(parent.glob(f"*/{_DATABASE}"), key=lambda path: path.stat().st_ctime, reverse=True)
-        if not databases:
+        began = {file.parent: file.stat().st_ctime for name in (_PLACE, _DATABASE) for file in parent.glob(f"*/{name}")}
+        runs = [run for run in map(cls, sorted(began, key=began.__getitem__, reverse=True)) if run.is_run]
+        if not runs:
             raise UserError(f"no run under {parent}: name a run directory, or start one with `dart train`")
-        return [cls(database.parent) for database in databases]
+        return runs
 
     @property
     def is_run(self) -> bool:
         """Some run has begun here."""
-        return self.database.is_file()
+        try:
+            return self.database.is_file() or bool(self.place.database)
+        except UserError:
+            return True  # damaged, as whoever opens it is told
+
+    def settle(self, config: Config) -> None:
+        """Keep everything where the config says, from now on. Raises UserError for a run that has begun with its
+        database or its screenshots elsewhere."""
+        there, run = self.place, config.run
+        if self.is_run:
+            for name, now, begun in (("database", run.database, there.database), ("blobs", run.blobs, there.blobs)):
+                if now != begun:
+                    raise UserError(
+                        f"run.{name} is {now or 'none'}, and run {self.path} has begun with {begun or 'none'}: set it "
+                        "to that, because what is stored there does not move"
+                    )
+        if (run.database or run.blobs or config.checkpoint.upload) and not (self.is_run and there.key):
+            Place.of(self.name, run.database, run.blobs).write(self.place_file)
+
+    def uploads(self, config: Config) -> str | None:
+        """Where copies of its checkpoints are, if there are any."""
+        return f"{config.checkpoint.upload.rstrip('/')}/{self.place.key}" if config.checkpoint.upload else None
 
     # ---- opening and locking ----
 
@@ -182,10 +229,17 @@ class RunDirectory:
         """The same for the process that holds the lock. `create`: make it where there is none."""
         if not create:
             self.existing(self.path)
-        return await self._opened(create=create, migrate=True)
+        database = await self._opened(create=create, migrate=True)
+        try:
+            await database.blobs.check("run.blobs")
+        except UserError:
+            await database.close()
+            raise
+        return database
 
     async def _opened(self, *, create: bool, migrate: bool) -> Database:
-        return await Database.open(sqlite_url(self.database), self.blobs, create=create, migrate=migrate)
+        url = self.place.url() or sqlite_url(self.database)
+        return await Database.open(url, self.screenshots, create=create, migrate=migrate)
 
     @property
     def write_ahead_log(self) -> Path:
@@ -209,6 +263,7 @@ class Guard:
 
     def __init__(self, directory: RunDirectory, hold: Hold) -> None:
         self.directory, self._hold = directory, hold
+        self._local = directory.place.database is None
         self._database = _identity(directory.database)
 
     @property
@@ -216,9 +271,12 @@ class Guard:
         return self.directory.lock_file
 
     def look(self) -> bool:
-        """Whether run.lock was gone and had to be made again. Raises UserError when run.db is another file, or none."""
+        """Whether run.lock was gone and had to be made again. Raises UserError when run.db is another file, or none.
+
+        A PostgreSQL database is not looked for: writing to it fails where it is gone.
+        """
         database = self.directory.database
-        if _identity(database) != self._database:
+        if self._local and _identity(database) != self._database:
             raise UserError(
                 f"{database} was removed or replaced during the run, so what the run has done since then is lost: "
                 "restore the run directory from a copy and continue with --resume, or start a "

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from store_servers import object_store_server, postgresql_server, s3_url, stores
+
+__all__ = ["object_store_server", "postgresql_server", "s3_url", "stores"]
 
 settings.register_profile("dart", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dart")

@@ -67,12 +67,24 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         if job.model:
             found.append(("model folder", lambda: _model(config)))
         found.append(("port", lambda: _port(config)))
+        if config.run.database or config.run.blobs or config.checkpoint.upload:
+            found.append(("database and object store", lambda: _stores(config)))
         if config.tracking.to:
             found.append(("trackers", lambda: _trackers(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
         if job.model:
             found.append(("memory of the gpus", lambda: fits.too_much(config, job)))
     return found
+
+
+def _stores(config: Config) -> str | None:
+    from dart.store.elsewhere.place import check
+
+    try:
+        check(config.run, config.checkpoint.upload)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _trackers(config: Config) -> str | None:

@@ -12,6 +12,7 @@ import click
 from dart import manifest
 from dart.errors import UserError
 from dart.rundir import RunDirectory
+from dart.store.elsewhere.copies import copy_in
 from dart.store.records import CheckpointRecord
 
 NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp", manifest.NAME)
@@ -20,16 +21,20 @@ NOT_EXPORTED = ("trainer_state*", "optimizer*", "*.tmp", manifest.NAME)
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The command line of `dart export`. `version` None means the newest checkpoint."""
+    """The command line of `dart export`. `run`: a directory, or the URL of a copied checkpoint. `version` None means
+    the newest checkpoint."""
 
-    run: Path
+    run: str
     out: Path
     version: int | None = None
 
 
 def export(options: ExportOptions) -> None:
     """Copy the newest (or the named version's) checkpoint. Raises UserError; never overwrites anything."""
-    run, out = RunDirectory.existing(options.run), options.out
+    if "://" in options.run:
+        _export_copy(options)
+        return
+    run, out = RunDirectory.existing(Path(options.run)), options.out
     checkpoint = asyncio.run(_find(run, options.version))
     source = run.checkpoint(checkpoint.path)
     if why := manifest.problem(source):
@@ -38,6 +43,19 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"OUT {out} already exists: name a new folder")
     shutil.copytree(source, out, ignore=shutil.ignore_patterns(*NOT_EXPORTED))
     click.echo(f"version {checkpoint.version} is in {out}; load it with AutoModelForImageTextToText.from_pretrained")
+
+
+def _export_copy(options: ExportOptions) -> None:
+    """From `checkpoint.upload`/RUN/VERSION."""
+    if options.version is not None:
+        raise UserError(f"--version chooses a checkpoint of a run directory, and {options.run} is one: leave it out")
+    if options.out.exists():
+        raise UserError(f"OUT {options.out} already exists: name a new folder")
+    copy_in(options.run.rstrip("/"), options.out)
+    for pattern in NOT_EXPORTED:
+        for file in options.out.glob(pattern):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    click.echo(f"{options.run} is in {options.out}; load it with AutoModelForImageTextToText.from_pretrained")
 
 
 async def _find(run: RunDirectory, version: int | None) -> CheckpointRecord:

@@ -83,6 +83,7 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
 
 
 async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
+    wanted.directory.settle(wanted.config)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
         database.patience.seconds = wanted.config.run.database_wait_seconds
         guard = Guard(wanted.directory, hold)
@@ -109,7 +110,12 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:
-    start = await starting_point(database, wanted.directory, initial_weights=wanted.initial_weights)
+    start = await starting_point(
+        database,
+        wanted.directory,
+        initial_weights=wanted.initial_weights,
+        copies=wanted.directory.uploads(wanted.config),
+    )
     for broken in start.broken:
         click.echo(f"skipped checkpoint {broken}")
     if start.broken:

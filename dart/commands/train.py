@@ -22,6 +22,7 @@ from dart.core.evaluation.documents import ByDecoding
 from dart.errors import UserError
 from dart.processes import secrets
 from dart.rundir import RunDirectory
+from dart.store.elsewhere.place import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ def train(options: TrainOptions) -> None:
     job = Train()
     if options.local_workers:
         check_before(config, job)
+    else:
+        check(config.run, config.checkpoint.upload)
     if resumed is None:
         asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
     directory = resumed or given or RunDirectory.make(config.run.directory, config.run.name)

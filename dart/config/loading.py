@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from pathlib import Path
@@ -15,6 +16,9 @@ from dart.config.base import ConfigError
 from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
 from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
+
+_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&']+")
+"""In a URL."""
 
 
 def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
@@ -110,7 +114,7 @@ def explain(where: str, problem: ErrorDetails, model: type[BaseModel] = Config, 
     """One pydantic problem as one line: field, value and remedy. `above`: the path to the model, as in "section."."""
     field = above + ".".join(str(part) for part in problem["loc"]) or "(whole)"
     value = problem["input"]
-    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {value!r})"
+    shown = "" if isinstance(value, dict | BaseModel) else f" (it is {_PASSWORD.sub('***', repr(value))})"
     if problem["type"] == "extra_forbidden":
         known = _fields_beside(model, problem["loc"])
         close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)

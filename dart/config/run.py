@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
+from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
 from dart.core.evaluation.documents import Decoding
 from dart.core.loopback import is_loopback
 
 
+def _with_scheme(url: str | None) -> str | None:
+    if url is not None and not re.fullmatch(r"[a-z0-9]+://.+", url):
+        raise ValueError("is no URL: write s3://bucket/prefix, or leave it out")
+    return url
+
+
 class Run(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="The run directory's prefix.")
     directory: Path = Field(Path("runs"), description="Where run directories are made.")
     seed: int = Field(0, description="Random seed for the order of tasks and the trainer's shuffles.")
-    database_wait_seconds: Seconds = Field(
-        3600.0, description="How long another program (a backup) may lock run.db before the run ends."
+    database: str | None = Field(
+        None,
+        description="none: run.db in the run directory, in SQLite. Else a PostgreSQL database, for any number of "
+        "runs: postgresql://user@host/name without a password, which PGPASSWORD or ~/.pgpass has, or env:NAME, a "
+        "variable with the whole URL (docs/stores.md).",
     )
+    blobs: str | None = Field(
+        None,
+        description="none: screenshots are in blobs in the run directory. Else s3://bucket/prefix, with a folder in it "
+        "for each run; endpoint and keys come from the environment (docs/stores.md).",
+    )
+    database_wait_seconds: Seconds = Field(
+        3600.0,
+        description="How long another program (a backup) may lock run.db, or a PostgreSQL server be away, before the "
+        "run ends.",
+    )
+
+    @field_validator("database")
+    @classmethod
+    def _no_secret(cls, url: str | None) -> str | None:
+        if url is None or url.startswith("env:"):
+            return url
+        parts = urlsplit(url)
+        if parts.password is not None or "password" in parse_qs(parts.query):
+            # Not even in the message, which would show the value.
+            raise ValueError("has a password: leave it out, and set PGPASSWORD or ~/.pgpass, or use env:NAME")
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise ValueError("is no PostgreSQL URL: write postgresql://user@host/name or env:NAME, or leave it out")
+        return url
+
+    _url = field_validator("blobs")(_with_scheme)
 
 
 LeastBytes = Annotated[int, Field(ge=1 << 20)]
@@ -101,6 +137,13 @@ class Checkpoint(Section):
         "longer is given up.",
     )
     keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
+    upload: str | None = Field(
+        None,
+        description="Each complete checkpoint is also copied there, in the background: s3://bucket/prefix, or another "
+        "URL that fsspec has a driver for. As many are kept there, in a folder of the run (docs/stores.md).",
+    )
+
+    _url = field_validator("upload")(_with_scheme)
 
 
 TokenRole = Literal["env", "rollout", "train", "control"]

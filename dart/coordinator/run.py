@@ -40,6 +40,7 @@ from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
+from dart.coordinator.training.uploads import Uploads
 from dart.core.curation.orders import Failures
 from dart.core.curation.submitted import Submissions
 from dart.core.fleet.health import Condition
@@ -101,8 +102,7 @@ class Run:
         self.sync = WeightSync(config.sync, self.replicas, self.ranks, database, self.progress, self.journal)
         self._failures = Failures()
         self.data = self._data_source()
-        self.replicas.on_change.append(self._note_version)
-        self.replicas.on_change.append(self._blame_queue)
+        self.replicas.on_change += [self._note_version, self._blame_queue]
         self.replicas.on_condition.append(self._note_condition)
         self._blame_queue()
         self.server = Server(config.server)
@@ -116,6 +116,7 @@ class Run:
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting, Meter(config, trainer_peak),
+            Uploads(directory.uploads(config), config.checkpoint.keep, self.journal),
         )  # fmt: skip
         self._paused = False
         self._watch = self._make_watch()

@@ -13,6 +13,7 @@ from dart.core.progress import Counts
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database
+from dart.store.elsewhere.copies import copy_in
 from dart.store.records import CheckpointRecord, RunKind, RunState
 
 
@@ -47,8 +48,12 @@ class Start:
     """Unusable checkpoints newer than `checkpoint`, newest first."""
 
 
-async def starting_point(database: Database, directory: RunDirectory, *, initial_weights: bool = False) -> Start:
+async def starting_point(
+    database: Database, directory: RunDirectory, *, initial_weights: bool = False, copies: str | None = None
+) -> Start:
     """Where a resumed run continues: at its newest intact checkpoint or, if asked for, at its initial weights.
+
+    `copies`: where checkpoints were uploaded; one that is broken here is fetched from there.
 
     Raises UserError when the run cannot be resumed.
     """
@@ -64,7 +69,7 @@ async def starting_point(database: Database, directory: RunDirectory, *, initial
         result = json.loads(event.json)
         if (label := result.pop("label")) == "before":
             evaluations.setdefault(label, {}).setdefault(result.pop("decoding", "sampled"), result)
-    checkpoint, broken = (None, ()) if initial_weights else await _newest_whole(database, directory)
+    checkpoint, broken = (None, ()) if initial_weights else await _newest_whole(database, directory, copies)
     # One update makes one version, so the checkpoint's version is also the number of its update.
     made = checkpoint.version if checkpoint else 0
     return Start(
@@ -82,7 +87,7 @@ async def starting_point(database: Database, directory: RunDirectory, *, initial
 
 
 async def _newest_whole(
-    database: Database, directory: RunDirectory
+    database: Database, directory: RunDirectory, copies: str | None
 ) -> tuple[CheckpointRecord | None, tuple[BrokenCheckpoint, ...]]:
     """The newest intact checkpoint, and the damaged ones that are newer; None if there has been no checkpoint.
 
@@ -92,7 +97,14 @@ async def _newest_whole(
     broken: list[BrokenCheckpoint] = []
     for checkpoint in await database.checkpoints():
         folder = directory.checkpoint(checkpoint.path)
-        if (why := await asyncio.to_thread(manifest.problem, folder)) is None:
+        why = await asyncio.to_thread(manifest.problem, folder)
+        if why is not None and copies is not None:
+            try:
+                await asyncio.to_thread(copy_in, f"{copies}/{folder.name}", folder)
+                why = None
+            except UserError as error:
+                why = f"{why}, and {error}"
+        if why is None:
             return checkpoint, tuple(broken)
         broken.append(BrokenCheckpoint(folder, checkpoint.version, why))
     if broken:

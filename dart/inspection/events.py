@@ -106,6 +106,8 @@ _SENTENCES = {
     "moving": "{kind} goes on",
     "checkpoint": "checkpoint of version {version}: {path}",
     "checkpoint_failed": "version {version} could not be saved: {why}",
+    "checkpoint_uploaded": "{path} has a checkpoint, copied in {seconds} s",
+    "checkpoint_upload_failed": "no copy at {path}: {why}",
     "checkpoint_broken": "checkpoint of version {version} cannot be used: {why}",
     "evaluation": "held-out success {label} {decoding}: {mean} ({low} to {high}), {episodes} episodes",
     "left_out": "{replicas} take no weights: {reason}",

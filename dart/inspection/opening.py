@@ -2,7 +2,8 @@
 
 A database that an older dart wrote is copied into a temporary folder and migrated there. One that was left behind by a
 killed process still has its write-ahead log, which SQLite reads. Where the folder cannot be written to, SQLite cannot
-make the index of that log either, and the file is read as it is, without the log.
+make the index of that log either, and the file is read as it is, without the log. One in PostgreSQL is read there, in
+transactions that may not write.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from sqlalchemy.pool import QueuePool
 
 from dart.errors import UserError
 from dart.rundir import RunDirectory
-from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.screenshots.directory import file_name
 from dart.store import tables as t
+from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
+from dart.store.engine import server_engine
 from dart.store.records import RunRecord, run_from_row
 
 T = TypeVar("T")
@@ -44,17 +47,25 @@ class NotFound(UserError):
 class RunFiles:
     """One run, to be read. Create it with `open` and end it with `close`."""
 
-    def __init__(self, directory: RunDirectory, file: Path, copied: tempfile.TemporaryDirectory[str] | None) -> None:
+    def __init__(
+        self, directory: RunDirectory, file: Path, copied: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
+        """Raises UserError where the database or the screenshots are elsewhere and there is no driver for that."""
         self.directory = directory
         self.notes: list[str] = []
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
         self._copied = copied
-        self._screenshots = ScreenshotDirectory(directory.blobs)
+        self._screenshots = files_at(directory.screenshots)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
         self._mode = "mode=ro"
-        self._engine = create_engine(
-            "sqlite://", creator=lambda: self._connect(file), poolclass=QueuePool, pool_size=READERS, max_overflow=0
+        self._server = directory.place.url()
+        self._engine = (
+            server_engine(self._server, READERS, read_only=True)
+            if self._server
+            else create_engine(
+                "sqlite://", creator=lambda: self._connect(file), poolclass=QueuePool, pool_size=READERS, max_overflow=0
+            )
         )
 
     @classmethod
@@ -62,21 +73,26 @@ class RunFiles:
         """Raises UserError where there is no database of dart's, or one that this dart cannot read."""
         if not directory.is_run:
             raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
-        files = cls(directory, directory.database, None)
+        files = cls(directory, directory.database)
         try:
             version = await files._schema_version()
             if version < t.SCHEMA_VERSION:
+                if files._server:
+                    raise UserError(
+                        f"{files._shown} has schema version {version}, this dart has {t.SCHEMA_VERSION}: `dart export` "
+                        "or --resume migrate it, when no process works on the run"
+                    )
                 await files.close()
                 files = await cls._migrated_copy(directory, version)
             elif version > t.SCHEMA_VERSION:
                 raise UserError(
-                    f"{directory.database} has schema version {version}, this dart has {t.SCHEMA_VERSION}: a newer "
+                    f"{files._shown} has schema version {version}, this dart has {t.SCHEMA_VERSION}: a newer "
                     "dart wrote it; upgrade dart"
                 )
             newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
             found = await files.read(lambda connection: connection.execute(newest).scalar_one_or_none())
             if found is None:
-                raise UserError(f"{directory.database} holds no run: it ended before it began; remove the directory")
+                raise UserError(f"{files._shown} holds no run: it ended before it began; remove the directory")
             files.run_id = found
         except BaseException:
             await files.close()
@@ -100,6 +116,10 @@ class RunFiles:
             "is shown; what that version did not record is empty."
         )
         return files
+
+    @property
+    def _shown(self) -> str:
+        return self.directory.shown_database
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
@@ -138,15 +158,13 @@ class RunFiles:
 
     async def _schema_version(self) -> int:
         version: int | None = None
-        with suppress(UserError):
+        with suppress(*(() if self._server else (UserError,))):  # a server says itself what is wrong
             version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
         if version is None:
-            raise UserError(
-                f"{self.directory.database} is no database of dart's, or is damaged: name the directory of a run"
-            )
+            raise UserError(f"{self._shown} is no database of dart's, or is damaged: name the directory of a run")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
-                f"{self.directory.database} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
+                f"{self._shown} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "
                 "later: open it with the dart that wrote it"
             )
         return version
@@ -160,16 +178,18 @@ class RunFiles:
     def _transact(self, work: Callable[[Connection], T]) -> T:
         try:
             with self._engine.connect() as connection:
+                if self._server:
+                    return work(connection)
                 connection.exec_driver_sql("BEGIN")
                 try:
                     return work(connection)
                 finally:
                     connection.exec_driver_sql("ROLLBACK")
         except (DatabaseError, sqlite3.Error) as error:
-            raise UserError(
-                f"{self.directory.database} cannot be read ({getattr(error, 'orig', error)}): check that the file is "
-                "whole and readable"
-            ) from None
+            remedy = "check that the file is whole and readable"
+            if self._server:
+                remedy = "start the server, or check its user's rights"
+            raise UserError(f"{self._shown} cannot be read ({getattr(error, 'orig', error)}): {remedy}") from None
 
     async def rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
         return await self.read(lambda connection: connection.execute(statement).mappings().all())
@@ -180,7 +200,7 @@ class RunFiles:
         try:
             return run_from_row(rows[0])
         except (ValueError, IndexError) as error:
-            raise UserError(f"{self.directory.database}: the row of run {self.run_id} is damaged: {error}") from None
+            raise UserError(f"{self._shown}: the row of run {self.run_id} is damaged: {error}") from None
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
         """A screenshot's bytes and media type. Raises NotFound."""
@@ -190,10 +210,10 @@ class RunFiles:
         try:
             data = self._screenshots.read(file_name(bytes.fromhex(sha256)))
         except (ValueError, OSError):
-            raise NotFound(f"screenshot {sha256[:64]} is not in {self.directory.blobs}: it was removed") from None
+            raise NotFound(f"screenshot {sha256[:64]} is not in {self.directory.screenshots}: it was removed") from None
         media_type = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
         if media_type is None or hashlib.sha256(data).hexdigest() != sha256.lower():
-            raise NotFound(f"screenshot {sha256[:64]} in {self.directory.blobs} is damaged")
+            raise NotFound(f"screenshot {sha256[:64]} in {self.directory.screenshots} is damaged")
         return data, media_type
 
     def holds(self, sha256: str) -> bool:

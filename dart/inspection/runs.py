@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,10 +114,11 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
         notes.append(
             f"The screenshots of {count:,} trajectories were removed to stay within retention.screenshot_bytes."
         )
-    if not files.directory.blobs.is_dir():
-        notes.append(f"{files.directory.blobs} is not there, so no screenshot can be shown.")
+    where = files.directory.screenshots
+    if isinstance(where, Path) and not where.is_dir():
+        notes.append(f"{where} is not there, so no screenshot can be shown.")
     elif lost := await _lost_screenshots(files):
-        notes.append(f"{lost} of {_SAMPLED} screenshots that were looked for are not in {files.directory.blobs}.")
+        notes.append(f"{lost} of {_SAMPLED} screenshots that were looked for are not in {where}.")
     if record.kind == RunKind.TRAINING and not files.directory.summary.is_file() and state == RunState.FINISHED:
         notes.append("summary.json is not there.")
     return notes
@@ -130,7 +132,8 @@ async def _lost_screenshots(files: RunFiles) -> int:
     s, c = t.screenshots.c, t.trajectories.c
     newest = select(c.id).where(c.run_id == files.run_id, c.screenshots_kept).order_by(c.finished.desc()).limit(50)
     rows = await files.rows(select(s.sha256).where(s.trajectory_id.in_(newest)).limit(_SAMPLED))
-    return sum(not files.holds(row["sha256"].hex()) for row in rows)
+    names = [row["sha256"].hex() for row in rows]
+    return await asyncio.to_thread(lambda: sum(not files.holds(name) for name in names))
 
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

@@ -8,30 +8,25 @@ the newest ones; `get` then reports it, and putting the blob again repairs it. E
 write their screenshots there themselves (`dart.screenshots.shared`).
 
 The plain methods block and may be called from any thread; the ones ending in `_async` do the same in a small pool of
-threads, with one hop however many blobs there are.
+threads: with one hop however many blobs there are, or many requests at once for an object store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from fsspec.core import url_to_fs
-
 from dart.core.types import Image
 from dart.errors import UserError
 from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.store.elsewhere.remote import RemoteFiles
 
 T = TypeVar("T")
-
-# On these, a put is atomic by itself, and a rename would be a copy and a delete.
-_ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"}
-_TEMPORARY = "tmp"
 
 
 class BlobError(UserError):
@@ -40,6 +35,10 @@ class BlobError(UserError):
 
 class BlobMissing(BlobError):
     """No blob of this digest is in the store."""
+
+
+class BlobUnreachable(BlobError):
+    """The object store does not answer, or refuses."""
 
 
 class BlobCorrupt(BlobError):
@@ -59,57 +58,34 @@ class _Files(Protocol):
     def holds(self, name: str, size: int | None = None) -> bool: ...
 
 
-class _RemoteFiles:
-    """Any store that fsspec has a driver for."""
+_THREADS, _THREADS_OF_REMOTE = 4, 32
+"""A request to an object store takes tens of milliseconds, most of them waiting."""
 
-    def __init__(self, url: str) -> None:
-        try:
-            self._fs, self._root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"blob URL {url}: {error}: install the driver of that protocol, or use a directory"
-            ) from None
-        protocol = self._fs.protocol
-        self._atomic = bool(_ATOMIC_PUT & set([protocol] if isinstance(protocol, str) else protocol))
 
-    def write(self, name: str, data: bytes) -> None:
-        target = f"{self._root}/{name}"
-        if self._atomic:
-            self._fs.pipe_file(target, data)
-            return
-        temporary = f"{self._root}/{_TEMPORARY}/{secrets.token_hex(16)}"
-        self._fs.makedirs(f"{self._root}/{_TEMPORARY}", exist_ok=True)
-        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._fs.pipe_file(temporary, data)
-        self._fs.mv(temporary, target)
-
-    def read(self, name: str) -> bytes:
-        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
-        return data
-
-    def size(self, name: str) -> int:
-        return int(self._fs.size(f"{self._root}/{name}"))
-
-    def holds(self, name: str, size: int | None = None) -> bool:
-        try:
-            held = self.size(name)
-        except FileNotFoundError:
-            return False
-        return held == size if size is not None else held > 0
+def files_at(where: str | Path) -> ScreenshotDirectory | RemoteFiles:
+    """The files of a directory, or behind a URL. Raises UserError where there is no driver."""
+    local = str(where).removeprefix("file://")
+    return RemoteFiles(local) if "://" in local else ScreenshotDirectory(Path(local))
 
 
 class BlobStore:
     """`where` is a directory or an fsspec URL, for example s3://bucket/blobs."""
 
-    def __init__(self, where: str | Path, threads: int = 4) -> None:
+    def __init__(self, where: str | Path) -> None:
         self.where = str(where)
-        local = self.where.removeprefix("file://")
-        self.directory = None if "://" in local else ScreenshotDirectory(Path(local))
+        files = files_at(where)
+        self.directory = files if isinstance(files, ScreenshotDirectory) else None
         """The directory where other processes may see it, if any."""
         if self.directory:
             self.directory.prepare()
-        self._files: _Files = self.directory or _RemoteFiles(local)
+        self._files: _Files = files
+        threads = _THREADS if self.directory else _THREADS_OF_REMOTE
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
+
+    async def check(self, what: str) -> None:
+        """Raises UserError, with the name of the config's field, where an object store takes nothing."""
+        if isinstance(files := self._files, RemoteFiles):
+            await self._in_pool(lambda: files.check(what))
 
     def close(self) -> None:
         """Waits for the pool's current work."""
@@ -117,7 +93,11 @@ class BlobStore:
 
     def put(self, image: Image) -> None:
         """Stores an image's bytes. Without bytes (`data` empty) the blob must already be held, else BlobMissing is
-        raised."""
+        raised. Raises BlobUnreachable, and OSError where a directory fails."""
+        with self._reached():
+            self._put(image)
+
+    def _put(self, image: Image) -> None:
         name = file_name(image.sha256)
         if not image.data:
             if not self._files.holds(name):
@@ -132,6 +112,11 @@ class BlobStore:
 
     def put_many(self, images: Iterable[Image]) -> None:
         """Stores each digest once, however often it comes; bytes win over an image without. Raises as `put`."""
+        for image in self._unique(images):
+            self.put(image)
+
+    @staticmethod
+    def _unique(images: Iterable[Image]) -> list[Image]:
         unique: dict[bytes, Image] = {}
         for image in images:
             other = unique.get(image.sha256)
@@ -139,13 +124,13 @@ class BlobStore:
                 raise _other_bytes(image)
             if image.data or other is None:
                 unique[image.sha256] = image
-        for image in unique.values():
-            self.put(image)
+        return list(unique.values())
 
     def get(self, digest: bytes) -> bytes:
-        """The bytes of a digest. Raises BlobMissing, BlobCorrupt."""
+        """The bytes of a digest. Raises BlobMissing, BlobCorrupt, BlobUnreachable."""
         try:
-            data = self._files.read(file_name(digest))
+            with self._reached():
+                data = self._files.read(file_name(digest))
         except FileNotFoundError:
             raise self._missing(digest) from None
         if hashlib.sha256(data).digest() != digest:
@@ -173,27 +158,54 @@ class BlobStore:
         await self._in_pool(lambda: self.put(image))
 
     async def put_many_async(self, images: Iterable[Image]) -> None:
-        await self._in_pool(lambda: self.put_many(images))
+        if self.directory:
+            await self._in_pool(lambda: self.put_many(images))
+        else:
+            await _all(self.put_async(image) for image in self._unique(images))
 
     async def get_async(self, digest: bytes) -> bytes:
         return await self._in_pool(lambda: self.get(digest))
 
     async def get_many_async(self, digests: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        return await self._in_pool(lambda: self.get_many(digests))
+        if self.directory:
+            return await self._in_pool(lambda: self.get_many(digests))
+        wanted = list(set(digests))
+        return dict(zip(wanted, await _all(map(self.get_async, wanted)), strict=True))
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _held(self, digest: bytes) -> int | None:
         try:
-            return self._files.size(file_name(digest))
+            with self._reached():
+                return self._files.size(file_name(digest))
         except FileNotFoundError:
             return None
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if self.directory:
+                raise
+            raise BlobUnreachable(f"the object store {self.where} failed ({error}): check it and its keys") from error
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(
             f"blob {digest.hex()} is not in {self.where}: name the directory or URL that the run wrote its blobs to"
         )
+
+
+async def _all(requests: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """The results, when every request is over. Raises what the first failed one raised."""
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _other_bytes(image: Image) -> BlobCorrupt:

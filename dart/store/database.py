@@ -53,7 +53,7 @@ class Database(Reader):
 
     @classmethod
     async def open(
-        cls, url: str, blobs: BlobStore | str | Path, *, create: bool = True, migrate: bool = False
+        cls, url: str | URL, blobs: BlobStore | str | Path, *, create: bool = True, migrate: bool = False
     ) -> Database:
         """Open a database. `create` makes missing tables; `migrate` upgrades an older schema.
 

@@ -20,6 +20,9 @@ from dart.errors import UserError
 T = TypeVar("T")
 
 _DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_SEARCH_PATH = "-csearch_path="
+_AWAY_SECONDS = 1.0
+"""Between two tries to reach a PostgreSQL server that was reached before."""
 BUSY_SECONDS = 5
 """How long SQLite itself waits for a lock; after that the wait is reported, and the transaction is tried again."""
 _PATIENCE_SECONDS = 30.0
@@ -37,7 +40,7 @@ a further reader is needed for the first time, hours after the start."""
 READERS = 4
 
 
-def parse_url(url: str) -> URL:
+def parse_url(url: str | URL) -> URL:
     """The URL, with the driver that is used here. Raises UserError."""
     try:
         parsed = make_url(url)
@@ -49,6 +52,17 @@ def parse_url(url: str) -> URL:
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise UserError(f"database {url!r} is in memory only, where a restart finds nothing: name a file")
     return parsed
+
+
+def in_schema(url: URL, schema: str) -> URL:
+    """The PostgreSQL database's schema of that name, as a URL that psql takes, too."""
+    return url.update_query_dict({"options": f"{_SEARCH_PATH}{schema}"})
+
+
+def schema_of(url: URL) -> str | None:
+    """What `in_schema` was given; None: the database's own default."""
+    options = url.query.get("options")
+    return options.removeprefix(_SEARCH_PATH) if isinstance(options, str) and _SEARCH_PATH in options else None
 
 
 def sqlite_url(path: Path) -> str:
@@ -66,7 +80,8 @@ class DatabaseFailed(UserError):
 
 @dataclass(slots=True)
 class Patience:
-    """How long a transaction waits for a database that another process has locked, a backup for example.
+    """How long a transaction waits for a database that another process has locked, a backup for example, or for a
+    PostgreSQL server that has been reached before and is away, because it restarts for example.
 
     `told` is called from the transaction's thread while it waits, and once when the wait is over, with the seconds
     waited so far and whether the wait is over.
@@ -86,6 +101,8 @@ class Lane:
     def __init__(self, engine: Engine, threads: int, name: str, patience: Patience) -> None:
         self._engine, self._patience = engine, patience
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._reached = False
+        """A transaction has succeeded, so a server that is away comes back, and the URL is not a mistake."""
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Returns what `work` returns, after the commit. An exception rolls everything back."""
@@ -95,22 +112,34 @@ class Lane:
     def _transact(self, work: Callable[[Connection], T]) -> T:
         began, patience, told = time.monotonic(), self._patience, False
         while True:
+            ends = False
             try:
-                with self._engine.begin() as connection:
+                with self._engine.connect() as connection, connection.begin() as transaction:
                     result = work(connection)
+                    ends = True  # if the connection is lost from here on, nobody knows whether it was committed
+                    transaction.commit()
             except DatabaseError as error:
                 if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
                     raise  # a mistake of ours, such as a broken constraint
-                waited = time.monotonic() - began
-                if not _is_locked(error) or waited >= patience.seconds:
+                waited, away = time.monotonic() - began, self._is_away(error) and not ends
+                if not (_is_locked(error) or away) or waited >= patience.seconds:
                     raise self._failed(error) from error
                 if patience.told:
                     told = True
                     patience.told(waited, False)
+                if away:
+                    time.sleep(_AWAY_SECONDS)
             else:
+                self._reached = True
                 if told and patience.told:
                     patience.told(time.monotonic() - began, True)
                 return result
+
+    def _is_away(self, error: DatabaseError) -> bool:
+        """A PostgreSQL server that worked before has ended the connection, or takes none."""
+        state = getattr(error.orig, "sqlstate", None)
+        lost = error.connection_invalidated or state is None or state[:2] in ("08", "57")
+        return self._reached and self._engine.dialect.name == "postgresql" and lost
 
     def _failed(self, error: DatabaseError) -> DatabaseFailed:
         cause = "a program that has locked it" if _is_locked(error) else "a full disk, a server that is away"
@@ -157,17 +186,28 @@ def _is_locked(error: DatabaseError) -> bool:
 def make_lanes(url: URL, patience: Patience) -> tuple[Lane, Lane]:
     """(writer, reader). The writer's transactions run one after another and take SQLite's write lock when they
     begin."""
-    try:
+    if url.get_backend_name() == "sqlite":
         writer = create_engine(url, pool_size=1, max_overflow=0)
         reader = create_engine(url, pool_size=READERS, max_overflow=0)
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise UserError(
-            f"database {shown(url)}: {error}: install its driver, or use sqlite:///path/to/dart.db"
-        ) from None
-    if url.get_backend_name() == "sqlite":
         _configure_sqlite(writer, "BEGIN IMMEDIATE", _SQLITE_SETTINGS)
         _configure_sqlite(reader, "BEGIN", _READER_SETTINGS)
+    else:
+        writer, reader = server_engine(url, 1), server_engine(url, READERS, read_only=True)
     return Lane(writer, 1, "database-writer", patience), Lane(reader, READERS, "database-reader", patience)
+
+
+def server_engine(url: URL, connections: int, *, read_only: bool = False) -> Engine:
+    """For PostgreSQL. With `read_only`, every transaction sees one state, as with SQLite, and cannot write.
+
+    Raises UserError where there is no driver.
+    """
+    settings = {"isolation_level": "REPEATABLE READ", "execution_options": {"postgresql_readonly": True}}
+    try:
+        return create_engine(url, pool_size=connections, max_overflow=0, **(settings if read_only else {}))
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise UserError(
+            f"database {shown(url)}: {error}: install its driver (the extra postgres), or use sqlite:///path/to/dart.db"
+        ) from None
 
 
 def _configure_sqlite(engine: Engine, begin: str, settings: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from sqlalchemy import BindParameter, Connection, Dialect, Table, bindparam, insert
 
+from dart.store.elsewhere.text import escaped
+
 _MOST_VALUES = 900
 """Values in a statement. SQLite before 3.32 takes 999, others tens of thousands."""
 
@@ -28,8 +30,10 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
         some = rows[start : start + at_once]
         statement, names = _statement(connection.dialect, table, columns, len(some))
         values = tuple(row[column] for row in some for column in columns)
-        by_name = None if connection.dialect.positional else dict(zip(names, values, strict=True))
-        connection.exec_driver_sql(statement, by_name or values)
+        if connection.dialect.positional:
+            connection.exec_driver_sql(statement, values)
+        else:  # PostgreSQL
+            connection.exec_driver_sql(statement, dict(zip(names, map(escaped, values), strict=True)))
 
 
 @lru_cache(maxsize=256)

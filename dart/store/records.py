@@ -31,7 +31,8 @@ DROPPED = "dropped"
 """Fates of trajectories that were not trained on begin with this, and say why: "dropped: all succeeded"."""
 EVALUATED = "evaluated"
 STORY = frozenset(
-    {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "released_again",
+    {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "checkpoint_uploaded",
+     "checkpoint_upload_failed", "released_again",
      "trainer_lost", "pool_filled", "collected", "paused", "resumed", "failed"}
 )  # fmt: skip
 """Kinds of events that are kept as long as the run itself: its results, with their times."""

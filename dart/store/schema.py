@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, insert, inspect, select
+from sqlalchemy import URL, Connection, func, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema
 
 from dart.errors import UserError
 from dart.store import tables
-from dart.store.engine import DatabaseFailed, Lane, shown
+from dart.store.engine import DatabaseFailed, Lane, schema_of, shown
 
 
 class OlderSchema(UserError):
@@ -37,10 +38,10 @@ async def prepare(url: URL, writer: Lane, reader: Lane, *, create: bool, migrate
             await writer.run(lambda connection: _migrate(connection, url))
     except (DBAPIError, DatabaseFailed) as error:
         cause = error.__cause__ if isinstance(error, DatabaseFailed) else error
-        raise UserError(
-            f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): name a database of dart's in a "
-            "writable folder"
-        ) from None
+        remedy = "name a database of dart's in a writable folder"
+        if url.get_backend_name() == "postgresql":
+            remedy = "start the server, or correct the URL, PGPASSWORD, ~/.pgpass or the rights of its user"
+        raise UserError(f"database {shown(url)} cannot be opened ({getattr(cause, 'orig', cause)}): {remedy}") from None
 
 
 _REMEDY = f"an older dart wrote it, and this one has {tables.SCHEMA_VERSION}; open it for writing, which migrates it"
@@ -71,10 +72,19 @@ def _version(connection: Connection, url: URL) -> int | None:
     )
 
 
-# Another process may have done either first: SQLite's write lock makes these checks come after it.
+# Another process may have done either first: SQLite's write lock, or PostgreSQL's lock here, makes these checks come
+# after it.
+
+
+def _alone(connection: Connection, url: URL) -> None:
+    if url.get_backend_name() == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"dart {schema_of(url)}"))))
 
 
 def _create(connection: Connection, url: URL) -> None:
+    _alone(connection, url)
+    if schema := schema_of(url):
+        connection.execute(CreateSchema(schema, if_not_exists=True))
     if _version(connection, url) is None:
         tables.metadata.create_all(connection)
         connection.execute(insert(tables.schema), {"version": tables.SCHEMA_VERSION})
@@ -83,6 +93,7 @@ def _create(connection: Connection, url: URL) -> None:
 def _migrate(connection: Connection, url: URL) -> None:
     from dart.store.migrations.runner import migrate  # Alembic is loaded only if there is something to migrate
 
+    _alone(connection, url)
     version = _version(connection, url)
     if version is not None and version < tables.SCHEMA_VERSION:
         migrate(connection, version)

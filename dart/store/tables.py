@@ -1,10 +1,11 @@
 """The schema: what a run leaves behind and what a restart needs.
 
-It uses only types that both SQLite and PostgreSQL have. Times are Unix seconds. JSON is kept as text, exactly as
-written. Token ids are little-endian int32 and log-probabilities little-endian float32, packed (`dart.store.records`).
-Ids of groups and trajectories are unique over all runs of a database. Any change here requires a higher SCHEMA_VERSION
-and a step in `dart.store.migrations`. A plain field of a trajectory or a step that no query asks for needs no column:
-`more_json` holds it (`dart.store.records`).
+It uses only types that both SQLite and PostgreSQL have; `dart.store.elsewhere.text` makes texts the same in both. Times
+are Unix seconds. JSON is kept as text, exactly as written. Token ids are little-endian int32 and log-probabilities
+little-endian float32, packed (`dart.store.records`). Ids of groups and trajectories are unique in a database, or in
+PostgreSQL in a run's schema (`dart.store.elsewhere.place`). Any change here requires a higher SCHEMA_VERSION and a step
+in `dart.store.migrations`. A plain field of a trajectory or a step that no query asks for needs no column: `more_json`
+holds it (`dart.store.records`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
-    Text,
     true,
 )
+
+from dart.store.elsewhere.text import Text
 
 SCHEMA_VERSION = 7
 OLDEST_MIGRATED = 2

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sqlite3
 from collections import Counter
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_processes import killed_run
+from sqlalchemy import create_engine
 
+from benchmarks.stores.servers import PostgreSQL
 from dart import manifest
+from dart.config import Run
 from dart.rundir import RunDirectory
+from dart.screenshots.directory import file_name
+from dart.store.blobs import files_at
+from dart.store.database import sqlite_url
 
 FAILPOINTS = [
     "screenshots-put:20",
@@ -33,6 +38,8 @@ FAILPOINTS = [
     "screenshots-forgotten:2",
     "screenshot-aside:3",
 ]
+SWEPT = ("screenshots-forgotten", "screenshot-aside")
+"""Only a directory's screenshots are removed."""
 
 
 def test_every_failpoint_is_tried() -> None:
@@ -56,10 +63,35 @@ def trained_groups(lines: list[dict[str, Any]]) -> dict[int, list[str]]:
     return made
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.path.mkdir()
+    return made
+
+
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
+def test_killed_here_the_run_goes_on(run: RunDirectory, failpoint: str) -> None:
+    killed_and_continued(run, failpoint)
+
+
+@pytest.mark.parametrize("failpoint", [name for name in FAILPOINTS if not name.startswith(SWEPT)])
+def test_killed_here_a_run_in_postgresql_and_s3_goes_on(
+    run: RunDirectory, failpoint: str, postgresql_server: PostgreSQL, s3_url: str
+) -> None:
+    """Two runs of one name in one database: the other one stays as it is."""
+    elsewhere = Run(database=postgresql_server.url, blobs=s3_url)
+    other = RunDirectory(run.path.with_name("other") / "run")
+    other.path.mkdir(parents=True)
+    for one in (run, other):
+        one.settle(killed_run.settings(1).model_copy(update={"run": elsewhere}))
+    assert killed_run.process(other, 1).returncode == 0
+    before = query(other, "SELECT id, fate FROM trajectories ORDER BY id")
+    killed_and_continued(run, failpoint)
+    assert query(other, "SELECT id, fate FROM trajectories ORDER BY id") == before != []
+
+
+def killed_and_continued(run: RunDirectory, failpoint: str) -> None:
     more = failpoint.startswith("screenshot") and not failpoint.startswith("screenshots-put")
     if failpoint.startswith("folder-aside"):
         # A checkpoint is replaced where it was saved and not recorded: the run goes on before it, and makes it again.
@@ -67,9 +99,8 @@ def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
     killed = killed_run.process(run, 60 if more else 8, failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stdout[-2000:] + killed.stderr[-2000:]
     last = max((line["trained"] for line in told(run) if "trained" in line), default=0)
-    with closing(sqlite3.connect(run.database)) as connection:
-        (stored,) = connection.execute("SELECT count(*) FROM trajectories WHERE pooled_from = ''").fetchone()
-        (saved,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints WHERE kept").fetchone()
+    ((stored,),) = query(run, "SELECT count(*) FROM trajectories WHERE pooled_from = ''")
+    ((saved,),) = query(run, "SELECT coalesce(max(version), 0) FROM checkpoints WHERE kept")
     went_on = killed_run.process(run, last + 2)
     assert went_on.returncode == 0, went_on.stdout[-2000:] + went_on.stderr[-2000:]
     summary = json.loads(went_on.stdout.splitlines()[-1])
@@ -81,38 +112,45 @@ def test_killed_here_the_run_goes_on(tmp_path: Path, failpoint: str) -> None:
     check(run, lines, summary["trained"])
 
 
+def query(run: RunDirectory, text: str) -> list[Any]:
+    engine = create_engine(run.place.url() or sqlite_url(run.database))
+    try:
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(text)]
+    finally:
+        engine.dispose()
+
+
 def check(run: RunDirectory, lines: list[dict[str, Any]], trained: int) -> None:
-    with closing(sqlite3.connect(run.database)) as connection:
-
-        def rows(query: str) -> list[Any]:
-            return connection.execute(query).fetchall()
-
+    rows = partial(query, run)
+    if not run.place.database:
         assert rows("PRAGMA integrity_check") == [("ok",)]
         assert rows("PRAGMA foreign_key_check") == []
 
-        there = Counter(name for (name,) in rows("SELECT id FROM trajectories WHERE pooled_from = ''"))
-        confirmed = Counter(line["stored"] for line in lines if "stored" in line)
-        assert confirmed.keys() <= there.keys(), "nothing that was confirmed is lost"
-        assert set(confirmed.values()) == {1}, "no trajectory was made again"
+    there = Counter(name for (name,) in rows("SELECT id FROM trajectories WHERE pooled_from = ''"))
+    confirmed = Counter(line["stored"] for line in lines if "stored" in line)
+    assert confirmed.keys() <= there.keys(), "nothing that was confirmed is lost"
+    assert set(confirmed.values()) == {1}, "no trajectory was made again"
 
-        consumed: dict[int, list[str]] = {}
-        for update, group in rows("SELECT consumed_by_update, id FROM groups WHERE state = 'consumed' ORDER BY id"):
-            consumed.setdefault(update, []).append(group)
-        assert consumed == trained_groups(lines), "each update is recorded with what it trained on, once"
-        assert [v for (v,) in rows('SELECT "update" FROM versions ORDER BY version')] == sorted(consumed)
-        assert rows("SELECT count(*) FROM trajectories WHERE fate = 'trained'") == [(trained,)]
+    consumed: dict[int, list[str]] = {}
+    for update, group in rows("SELECT consumed_by_update, id FROM groups WHERE state = 'consumed' ORDER BY id"):
+        consumed.setdefault(update, []).append(group)
+    assert consumed == trained_groups(lines), "each update is recorded with what it trained on, once"
+    assert [v for (v,) in rows('SELECT "update" FROM versions ORDER BY version')] == sorted(consumed)
+    assert rows("SELECT count(*) FROM trajectories WHERE fate = 'trained'") == [(trained,)]
 
-        sizes = "SELECT g.id, g.planned, count(t.id) FROM groups g LEFT JOIN trajectories t ON t.group_id = g.id AND "
-        sizes += "t.pooled_from = '' WHERE g.state != 'open' GROUP BY g.id"
-        assert all(planned >= number for _, planned, number in rows(sizes))
-        numbers = sorted(int(group[1:]) for (group,) in rows("SELECT id FROM groups"))
-        assert numbers == list(range(1, len(numbers) + 1)), "no group is missing"
+    sizes = "SELECT g.id, g.planned, count(t.id) FROM groups g LEFT JOIN trajectories t ON t.group_id = g.id AND "
+    sizes += "t.pooled_from = '' WHERE g.state != 'open' GROUP BY g.id"
+    assert all(planned >= number for _, planned, number in rows(sizes))
+    numbers = sorted(int(group[1:]) for (group,) in rows("SELECT id FROM groups"))
+    assert numbers == list(range(1, len(numbers) + 1)), "no group is missing"
 
-        kept = rows("SELECT hex(s.sha256) FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id")
-        assert all((run.blobs / digest[:2].lower() / digest.lower()).exists() for (digest,) in kept)
-        assert rows("SELECT count(*) FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id "
-                    "WHERE NOT t.screenshots_kept") == [(0,)]  # fmt: skip
-        for (path,) in rows("SELECT path FROM checkpoints WHERE kept"):
-            assert manifest.problem(run.checkpoint(path)) is None
+    screenshots = files_at(run.screenshots)
+    kept = rows("SELECT DISTINCT s.sha256 FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id")
+    assert kept and all(screenshots.holds(file_name(digest)) for (digest,) in kept)
+    assert rows("SELECT count(*) FROM screenshots s JOIN trajectories t ON t.id = s.trajectory_id "
+                "WHERE NOT t.screenshots_kept") == [(0,)]  # fmt: skip
+    for (path,) in rows("SELECT path FROM checkpoints WHERE kept"):
+        assert manifest.problem(run.checkpoint(path)) is None
     folders = [folder.name for folder in run.checkpoints.iterdir()]
     assert not [name for name in folders if name.startswith(".")], "nothing unfinished is left"

@@ -18,15 +18,16 @@ from dart.errors import UserError
 from dart.store.blobs import BlobCorrupt, BlobMissing, BlobStore
 
 
-@pytest.fixture(params=["directory", "file-url", "memory", "not-atomic"])
+@pytest.fixture(params=["directory", "file-url", "memory", "not-atomic", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobStore]:
     where = {
+        "s3": "",
         "directory": str(tmp_path / "blobs"),
         "file-url": f"file://{tmp_path}/blobs",
         "memory": f"memory://{uuid.uuid4().hex}",
         "not-atomic": f"local://{tmp_path}/blobs",
     }[request.param]
-    made = BlobStore(where)
+    made = BlobStore(where or request.getfixturevalue("s3_url"))
     yield made
     made.close()
 

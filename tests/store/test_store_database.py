@@ -16,25 +16,22 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from store_samples import TASK, image, trajectory
+from store_servers import Stores
 from test_store_action_json import actions, texts
 
 from dart.core.progress import StoredCounts
 from dart.core.types import Generation, Image, Step, StepEntropy, Task, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
 from dart.store import tables as t
-from dart.store.blobs import BlobCorrupt, BlobMissing
+from dart.store.blobs import BlobCorrupt, BlobMissing, files_at
 from dart.store.database import Database, sqlite_url
 from dart.store.reader import chunks
 from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
 
 
-async def opened(directory: Path, create: bool = True) -> Database:
-    return await Database.open(sqlite_url(directory / "dart.db"), directory / "blobs", create=create)
-
-
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with await opened(tmp_path) as made:
+async def database(stores: Stores) -> AsyncIterator[Database]:
+    async with await stores.open() as made:
         await made.start_run("run-1", "demo", {"seed": 1}, started=1.0)
         yield made
 
@@ -87,11 +84,11 @@ trajectories = st.builds(
 )
 
 
-def test_any_trajectory_comes_back_equal(tmp_path: Path) -> None:
+def test_any_trajectory_comes_back_equal(stores: Stores) -> None:
     with asyncio.Runner() as runner:
 
         async def start() -> Database:
-            database = await opened(tmp_path)
+            database = await stores.open()
             await database.start_run("run-1", "demo", {}, started=1.0)
             await database.open_group("group-1", TASK, 8, 1.0)
             return database
@@ -142,11 +139,11 @@ async def test_a_trajectory_whose_screenshot_nobody_has_is_refused(database: Dat
     assert stored and stored.trajectory == trajectory("t-1", "group-1")
 
 
-async def test_a_corrupt_screenshot_is_told_when_it_is_asked_for(database: Database, tmp_path: Path) -> None:
+async def test_a_corrupt_screenshot_is_told_when_it_is_asked_for(database: Database, stores: Stores) -> None:
     await database.open_group("group-1", TASK, 8, 1.0)
     await database.add_trajectory(trajectory("t-1", "group-1"))
     digest = image("t-1-0").sha256.hex()
-    (tmp_path / "blobs" / digest[:2] / digest).write_bytes(b"x")
+    files_at(stores.blobs).write(f"{digest[:2]}/{digest}", b"x")
     assert await database.trajectory("t-1")
     with pytest.raises(BlobCorrupt, match=digest):
         await database.trajectory("t-1", with_images=True)
@@ -182,7 +179,7 @@ async def fill(database: Database, group: str, opened_at: float, count: int = 2)
     return names
 
 
-async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tmp_path: Path) -> None:
+async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, stores: Stores) -> None:
     for position, group in enumerate(["open", "released", "dropped", "consumed"]):
         names = await fill(database, group, float(position))
         if group != "open":
@@ -191,7 +188,7 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, tm
             await database.close_group(group, state, f"{state}: why", f"{state}: cause", advantages, 9.0)
     await database.consume_groups(["consumed"], 7)
 
-    async with await opened(tmp_path, create=False) as resumed:
+    async with await stores.open(create=False) as resumed:
         waiting = await resumed.unfinished_groups(with_images=True)
         assert [(group.id, group.state) for group in waiting] == [("open", "open"), ("released", "released")]
         assert [stored.trajectory for stored in waiting[1].trajectories] == [
@@ -251,14 +248,14 @@ async def test_more_groups_than_one_query_takes(database: Database) -> None:
 # ---- the rest of a run ----
 
 
-async def test_a_run_and_its_states(database: Database, tmp_path: Path) -> None:
+async def test_a_run_and_its_states(database: Database, stores: Stores) -> None:
     await database.set_control_address("127.0.0.1:9")
     run = await database.run()
     assert (run.id, run.name, run.config, run.state) == ("run-1", "demo", {"seed": 1}, RunState.RUNNING)
     assert (run.control_address, run.started, run.finished) == ("127.0.0.1:9", 1.0, None)
     await database.set_run_state(RunState.INTERRUPTED, 5.0)
     assert (await database.run()).state == RunState.INTERRUPTED
-    async with await opened(tmp_path) as resumed:
+    async with await stores.open() as resumed:
         await resumed.resume_run()
         run = await resumed.run()
         assert (run.state, run.control_address, run.finished) == (RunState.RUNNING, None, None)
@@ -267,7 +264,7 @@ async def test_a_run_and_its_states(database: Database, tmp_path: Path) -> None:
     assert (run.state, run.summary, run.finished) == (RunState.FINISHED, {"success_after": None, "updates": 3}, 6.0)
 
 
-async def test_runs_of_one_database_are_kept_apart(database: Database, tmp_path: Path) -> None:
+async def test_runs_of_one_database_are_kept_apart(database: Database, stores: Stores) -> None:
     await database.append_events([Event(1, 1.0, "update", "{}")])
     await fill(database, "group-1", 1.0)
     await database.start_run("run-2", "later", {}, started=2.0)
@@ -275,7 +272,7 @@ async def test_runs_of_one_database_are_kept_apart(database: Database, tmp_path:
     assert await database.events_since(0) == []
     assert await database.fates() == {"pending": 1}
     assert [run.id for run in await database.runs()] == ["run-2", "run-1"]
-    async with await opened(tmp_path) as reader:
+    async with await stores.open() as reader:
         assert reader.run_id == "run-2"
         await reader.bind("run-1")
         assert await reader.fates() == {"pending": 2}
@@ -321,8 +318,9 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     assert [one.trajectory.pooled_from for one in group.trajectories] == ["", "", "", "", "t1"]
 
 
-async def test_readers_keep_few_pages_in_memory(database: Database) -> None:
-    kilobytes = await database.read(lambda connection: connection.exec_driver_sql("PRAGMA cache_size").scalar())
+async def test_readers_keep_few_pages_in_memory(tmp_path: Path) -> None:
+    async with await Database.open(sqlite_url(tmp_path / "dart.db"), tmp_path / "blobs") as database:
+        kilobytes = await database.read(lambda connection: connection.exec_driver_sql("PRAGMA cache_size").scalar())
     assert kilobytes == -256
 
 
@@ -386,9 +384,7 @@ def test_ids_are_asked_for_in_lists_of_few_lengths(number: int) -> None:
     assert {len(some) for some in lists} <= {1 << power for power in range(10)}
 
 
-async def test_entropies_are_those_of_the_last_update_and_of_stored_trajectories(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_entropies_are_those_of_the_last_update_and_of_stored_trajectories(database: Database) -> None:
     await database.open_group("g1", TASK, 2, 1.0)
     await database.add_trajectory(trajectory("t1", "g1"))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import store_samples
 from store_samples import TASK, trajectory
+from store_servers import Stores
 
 from dart.errors import UserError
 from dart.store.database import Database, sqlite_url
@@ -25,38 +26,39 @@ async def opened(directory: Path, create: bool = True) -> Database:
     return await Database.open(sqlite_url(directory / "dart.db"), directory / "blobs", create=create)
 
 
-def start_writer(directory: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, store_samples.__file__, str(directory)]
+def start_writer(stores: Stores) -> subprocess.Popen[str]:
+    command = [sys.executable, store_samples.__file__, *stores.arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("confirmed_first", [1, 10, 77])
-async def test_what_was_confirmed_outlives_kill_9(tmp_path: Path, confirmed_first: int) -> None:
-    with start_writer(tmp_path) as writer:
+async def test_what_was_confirmed_outlives_kill_9(stores: Stores, confirmed_first: int) -> None:
+    with start_writer(stores) as writer:
         assert writer.stdout
         confirmed = [writer.stdout.readline().strip() for _ in range(confirmed_first)]
         os.kill(writer.pid, signal.SIGKILL)
         confirmed += [line.strip() for line in writer.stdout if line.endswith("\n")]
     assert writer.returncode == -signal.SIGKILL
-    async with await opened(tmp_path, create=False) as database:
+    async with await stores.open(create=False) as database:
         (group,) = await database.unfinished_groups(with_images=True)
         stored = {one.trajectory.id: one.trajectory for one in group.trajectories}
         assert set(confirmed) <= set(stored)
         assert len(stored) <= len(confirmed) + 4  # at most one more per writing coroutine
         assert all(one == trajectory(name, "group-1") for name, one in stored.items())
         await database.add_trajectory(trajectory("after", "group-1"))
-    with sqlite3.connect(tmp_path / "dart.db") as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    if isinstance(stores.database, str):
+        with sqlite3.connect(stores.database.removeprefix("sqlite:///")) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_two_readers_beside_a_writer_in_another_process(tmp_path: Path) -> None:
-    with start_writer(tmp_path) as writer:
+async def test_two_readers_beside_a_writer_in_another_process(stores: Stores) -> None:
+    with start_writer(stores) as writer:
         assert writer.stdout
         writer.stdout.readline()
 
         async def read() -> list[int]:
             counts = []
-            async with await opened(tmp_path, create=False) as database:
+            async with await stores.open(create=False) as database:
                 for _ in range(4):
                     (newest, *_) = await database.list_trajectories(limit=1)
                     seen = await database.trajectory(newest.id, with_images=True)
@@ -74,9 +76,9 @@ async def test_two_readers_beside_a_writer_in_another_process(tmp_path: Path) ->
         assert counts[0] < counts[-1]
 
 
-async def test_a_cancelled_write_leaves_the_database_whole(tmp_path: Path) -> None:
+async def test_a_cancelled_write_leaves_the_database_whole(stores: Stores) -> None:
     dice = random.Random(5)
-    async with await opened(tmp_path) as database:
+    async with await stores.open() as database:
         await database.start_run("run-1", "demo", {}, started=1.0)
         await database.open_group("group-1", TASK, 8, 1.0)
         written = {f"first-{number}" for number in range(10)}
@@ -101,8 +103,8 @@ async def test_a_cancelled_write_leaves_the_database_whole(tmp_path: Path) -> No
         assert all(len(one.trajectory.steps) == 3 for one in group.trajectories)
 
 
-async def test_two_processes_that_make_the_same_database(tmp_path: Path) -> None:
-    first, second = await asyncio.gather(opened(tmp_path), opened(tmp_path))
+async def test_two_processes_that_make_the_same_database(stores: Stores) -> None:
+    first, second = await asyncio.gather(stores.open(), stores.open())
     await first.start_run("run-1", "demo", {}, started=1.0)
     await second.bind_newest()
     assert second.run_id == "run-1"
@@ -157,7 +159,7 @@ async def test_a_wrong_url_is_told(tmp_path: Path, url: str, said: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_a_database_without_a_run_says_so(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as database:
+async def test_a_database_without_a_run_says_so(stores: Stores) -> None:
+    async with await stores.open() as database:
         with pytest.raises(UserError, match="holds no run"):
             await database.fates()

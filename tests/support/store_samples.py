@@ -1,4 +1,4 @@
-"""Trajectories for the store's tests, and a writer process that they kill: store_samples.py DIRECTORY."""
+"""Trajectories for the store's tests, and a writer process that they kill: store_samples.py DATABASE BLOBS."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import sys
 from array import array
-from pathlib import Path
 
 from dart.core.action import Click, Point
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
-from dart.store.database import Database, sqlite_url
+from dart.store.database import Database
 
 TASK = Task("miniwob", "click-color", 17)
 
@@ -39,9 +38,9 @@ def trajectory(name: str, group: str, task: Task = TASK, finished: float = 2.0, 
     return Trajectory(name, group, task, "Click red", made, Termination.ENVIRONMENT, 1.0, True, 10, 1.0, finished)
 
 
-async def write_for_ever(directory: Path) -> None:
+async def write_for_ever(database_url: str, blobs: str) -> None:
     """Prints the id of every trajectory that was confirmed."""
-    async with await Database.open(sqlite_url(directory / "dart.db"), directory / "blobs") as database:
+    async with await Database.open(database_url, blobs) as database:
         await database.start_run("run-1", "killed", {}, started=1.0)
         await database.open_group("group-1", TASK, 8, 1.0)
 
@@ -57,4 +56,4 @@ async def write_for_ever(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(write_for_ever(Path(sys.argv[1])))
+    asyncio.run(write_for_ever(*sys.argv[1:]))

@@ -108,7 +108,7 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     def _locked(self, seconds: float, over: bool) -> None:
-        """Another program has locked the database, and a transaction waits for it."""
+        """Another program has locked the database, or its server is away, and a transaction waits for it."""
         if over:
             self._journal.event("database_unlocked", seconds=round(seconds, 1))
             self._told_locked = 0.0
@@ -117,7 +117,8 @@ class Housekeeping:
             self._journal.event(
                 "database_locked",
                 seconds=round(seconds, 1),
-                why=f"another process has locked the database for {seconds:.0f} s: the run continues when it is free",
+                why=f"another process has locked the database for {seconds:.0f} s, or its server is away: the run "
+                "continues when it is there again",
             )
         self._journal.flush_lines()
 

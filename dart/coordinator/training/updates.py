@@ -26,6 +26,7 @@ from dart.coordinator.start import Start
 from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused, timed
 from dart.coordinator.training.syncing import WeightSync
+from dart.coordinator.training.uploads import Uploads
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.progress import Progress
 from dart.core.status import Figures, Usage
@@ -61,11 +62,12 @@ class Training:
         data: DataManager | Demonstrations,
         accounting: Accounting,
         meter: Meter,
+        uploads: Uploads,
     ) -> None:
         self._config, self._start, self._checkpoints = config, start, checkpoints
         self._database, self._progress, self._journal = database, progress, journal
         self._envs, self._policy, self._ranks, self._sync, self._data = envs, policy, ranks, sync, data
-        self._accounting, self._meter = accounting, meter
+        self._accounting, self._meter, self._uploads = accounting, meter, uploads
         self._drained = False
         self.sampling = False
         """Roll-outs are wanted."""
@@ -110,7 +112,7 @@ class Training:
         self._seconds = self.seconds
         self._since = None
         if self._progress.counts.updates > self._start.update and self._saved != self._progress.counts.version:
-            await self.save()
+            await self._save_and_copy()
 
     async def _sample_and_update(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -134,6 +136,11 @@ class Training:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
         async with self._saving:
             return await self._save()
+
+    async def _save_and_copy(self) -> None:
+        """Save the current weights, and copy them elsewhere if that is wanted. Raises TrainerLost, NotSaved."""
+        path, _ = await self.save()
+        await self._uploads.copy(self._checkpoints / Path(path).name)
 
     async def _save(self) -> tuple[str, int]:
         # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
@@ -215,7 +222,7 @@ class Training:
         every = self._config.checkpoint.every_updates
         again, self._next_save = number + 1, (number // every + 1) * every
         try:
-            await self.save()
+            await self._save_and_copy()
         except NotSaved as error:
             self._journal.event("checkpoint_failed", version=self._progress.counts.version, why=str(error))
             log.warning("%s", error)

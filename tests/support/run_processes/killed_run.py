@@ -28,7 +28,6 @@ from dart.coordinator.start import Start, starting_point
 from dart.core.types import Image, Trajectory
 from dart.failpoints import VARIABLE
 from dart.rundir import Guard, RunDirectory
-from dart.screenshots.directory import ScreenshotDirectory
 from dart.screenshots.shared import SharedScreenshots
 from dart.store.database import Database
 from dart.v1 import session_pb2 as pb
@@ -76,12 +75,12 @@ class Ledger:
 
 
 class Envs(SimulatedEnvs):
-    """Each screenshot is another one, and is written into the run's directory, as real env workers do."""
+    """Each screenshot is another one, and is written into the run's directory, if it has one, as real env workers
+    do."""
 
     def __init__(self, run: Run, name: str, seed: int) -> None:
-        directory = ScreenshotDirectory(run.directory.blobs)
-        directory.prepare()
-        self._screenshots = SharedScreenshots(directory)
+        directory = run.database.blobs.directory
+        self._screenshots = SharedScreenshots(directory) if directory else None
         super().__init__(run.fleet, name, 8, TIMINGS, TASKS, seed)
 
     def answer(self, command: Any, seconds: float, **reply: Any) -> None:
@@ -95,7 +94,8 @@ class Envs(SimulatedEnvs):
         super().send(message, command, seconds)
 
     def _picture(self) -> Any:
-        return image_to_proto(self._screenshots.put(Image.of(os.urandom(PICTURE_BYTES), "image/png", 1920, 1080)))
+        image = Image.of(os.urandom(PICTURE_BYTES), "image/png", 1920, 1080)
+        return image_to_proto(self._screenshots.put(image) if self._screenshots else image)
 
 
 class Trainer(SimulatedTrainer):

@@ -26,8 +26,9 @@ def upgrade() -> None:
     )
     op.create_index("screenshots_by_trajectory", "screenshots", ["trajectory_id"])
     connection = op.get_bind()
-    steps = connection.execution_options(yield_per=_STEPS_AT_ONCE).execute(
-        sa.text("SELECT trajectory_id, images_json FROM steps ORDER BY trajectory_id")
+    steps = connection.execute(
+        sa.text("SELECT trajectory_id, images_json FROM steps ORDER BY trajectory_id"),
+        execution_options={"yield_per": _STEPS_AT_ONCE},
     )
     for trajectory, rows in groupby(steps, key=lambda row: row[0]):
         digests = {image[0] for row in rows for image in json.loads(row[1])}

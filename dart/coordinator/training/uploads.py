@@ -1,0 +1,58 @@
+"""Copies each new checkpoint to `checkpoint.upload`, in the background, and removes the copies that are too many.
+
+One copy at a time, and nothing waits for one but the end of the phase. A copy that fails is an event, and the run
+continues: the next checkpoint is copied all the same. After an interruption, the copy under way ends within a block,
+and is incomplete (`dart.store.elsewhere.copies`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from pathlib import Path
+
+from dart.coordinator.service.journal import Journal
+from dart.errors import UserError
+from dart.store.elsewhere.copies import Stopped, copies, copy_out, remove_copy
+
+log = logging.getLogger(__name__)
+
+
+class Uploads:
+    """`url`: the run's own folder; None: nothing is copied. `keep`: how many of the newest stay."""
+
+    def __init__(self, url: str | None, keep: int, journal: Journal) -> None:
+        self._url, self._keep, self._journal = url, keep, journal
+        self._one = asyncio.Lock()
+        self._newest = ""
+
+    async def copy(self, folder: Path) -> None:
+        """Copy a sealed folder, unless a newer one waits for its turn by then."""
+        if self._url is None:
+            return
+        self._newest = max(self._newest, folder.name)
+        async with self._one:
+            if folder.name == self._newest:
+                await self._copy(folder, self._url)
+
+    async def _copy(self, folder: Path, url: str) -> None:
+        began, stop = time.monotonic(), threading.Event()
+        try:
+            size = await asyncio.to_thread(copy_out, folder, url, stop)
+            self._journal.event(
+                "checkpoint_uploaded",
+                path=f"{url}/{folder.name}",
+                bytes=size,
+                seconds=round(time.monotonic() - began, 2),
+            )
+            for old in (await asyncio.to_thread(copies, url))[: -self._keep]:
+                await asyncio.to_thread(remove_copy, f"{url}/{old}")
+        except (OSError, UserError) as error:
+            self._journal.event("checkpoint_upload_failed", path=f"{url}/{folder.name}", why=str(error))
+            log.warning("%s could not be copied to %s: %s", folder, url, error)
+        except Stopped:
+            log.info("the copy of %s was interrupted", folder)
+        finally:
+            stop.set()
