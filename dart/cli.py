@@ -4,79 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from dart import __version__
+from dart.cli_options import (
+    CONFIG,
+    ENDPOINT,
+    EXTERNAL_WORKERS,
+    INITIAL_WEIGHTS,
+    RESUME,
+    SET,
+    endpoint_options,
+    run_options,
+    take,
+)
 from dart.errors import UserError
 from dart.launch.command import launch
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-
-CONFIG = click.argument("config", type=click.Path(path_type=Path))
-SET = click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
-)
-RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run.")
-INITIAL_WEIGHTS = click.option(
-    "--initial-weights",
-    is_flag=True,
-    help="With --resume: start from the weights of model.path, when no checkpoint can be used.",
-)
-EXTERNAL_WORKERS = click.option(
-    "--external-workers",
-    is_flag=True,
-    help="Start no workers on this machine; start them elsewhere with `dart worker`, as for `dart coordinator`.",
-)
-
-
-def _endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The address of a model behind an OpenAI-compatible chat endpoint (`dart.commands.endpoint`)."""
-    options = (
-        click.option(
-            "--endpoint",
-            metavar="URL",
-            help="Base URL of an OpenAI-compatible chat endpoint, for example http://127.0.0.1:8000/v1.",
-        ),
-        click.option("--endpoint-model", metavar="NAME", help="The endpoint's model, as its /models lists it."),
-        click.option("--endpoint-key", metavar="SOURCE", help="The endpoint's key, as env:NAME or file:PATH."),
-        click.option(
-            "--endpoint-system",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Text sent to the endpoint first, when agent.prompt does not say how actions are written.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-ENDPOINT = ("endpoint", "endpoint_model", "endpoint_key", "endpoint_system")
-
-
-def _take(choices: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Remove the named options from `choices` and return them."""
-    return {name: choices.pop(name) for name in names}
-
-
-def _run_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Options that name a run, live or past, and say how to reach its coordinator."""
-    options = (
-        click.argument("run", required=False, type=click.Path(path_type=Path)),
-        click.option("--address", metavar="HOST:PORT", help="Ask this coordinator. [default: the newest run's]"),
-        click.option(
-            "--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS."
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 class _Group(click.Group):
@@ -208,7 +157,7 @@ main.add_command(launch)
 @click.option(
     "--checkpoint", metavar="FOLDER", help="A checkpoint, or builtin:NAME. [default: the config's model.path]"
 )
-@_endpoint_options
+@endpoint_options
 @click.option(
     "--against",
     metavar="FOLDER",
@@ -252,7 +201,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     from dart.commands.evaluate import EvaluateOptions
     from dart.commands.evaluate import evaluate as run
 
-    endpoint = EndpointOptions(**_take(choices, ENDPOINT))
+    endpoint = EndpointOptions(**take(choices, ENDPOINT))
     run(EvaluateOptions(config, overrides, endpoint=endpoint, **choices))
 
 
@@ -270,7 +219,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 @click.option(
     "--checkpoint", metavar="FOLDER", help="With policy: use these weights. [default: the config's model.path]"
 )
-@_endpoint_options
+@endpoint_options
 @click.option(
     "--per-task",
     type=click.IntRange(min=1),
@@ -310,12 +259,12 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
     from dart.commands.collect import collect as run
     from dart.commands.endpoint import EndpointOptions
 
-    endpoint = EndpointOptions(**_take(choices, ENDPOINT))
+    endpoint = EndpointOptions(**take(choices, ENDPOINT))
     run(CollectOptions(config, overrides=overrides, endpoint=endpoint, **choices))
 
 
 @main.command()
-@_run_options
+@run_options
 @click.option("--watch", is_flag=True, help="Keep showing it until the run ends or Ctrl-C.")
 def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool, watch: bool) -> None:
     """Show what a running run is doing, or how a past one ended. RUN defaults to the newest under runs/.
@@ -331,7 +280,7 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 
 
 @main.command()
-@_run_options
+@run_options
 def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
     """Explain why a run makes no progress and what causes it, or why it ended. RUN defaults to the newest under runs/.
 

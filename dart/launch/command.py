@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-CONFIG = click.argument("config", type=click.Path(path_type=Path))
-SET = click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Change a field of the config."
-)
+from dart.cli_options import CONFIG, SET
+
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 
 
