@@ -38,6 +38,8 @@ def wrong(command: str) -> str:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return next((f"no target {word}" for word in words[1:] if word not in targets and "=" not in word), "")
     known = main.get_command(click.Context(main), words[1])
+    if isinstance(known, click.Group) and len(words) > 2:
+        known, words = known.get_command(click.Context(known), words[2]), words[1:]
     if known is None:
         return f"no command {words[1]}"
     options = {name for parameter in known.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
