@@ -22,7 +22,7 @@ from dart.cli_options import (
     take,
 )
 from dart.errors import UserError
-from dart.launch.command import launch
+from dart.launch.command import health, launch
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -121,11 +121,7 @@ def coordinator(
 @click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="This worker's certificate, for mTLS.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of --tls-certificate.")
-@click.option(
-    "--until-finished",
-    is_flag=True,
-    help="Exit with 0 only when the run is finished, for a cluster that starts again what failed; else with 75.",
-)
+@click.option("--until-finished", is_flag=True, help="Exit with 0 only when the run is finished, else with 75.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def worker(
     role: str,
@@ -149,6 +145,7 @@ def worker(
 
 
 main.add_command(launch)
+main.add_command(health)
 
 
 @main.command("eval")
@@ -290,19 +287,6 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
     from dart.commands.look.why import why as explain
 
     explain(StatusOptions(run, address, tls_ca, as_json))
-
-
-@main.command()
-@click.argument("address", metavar="HOST:PORT")
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
-def health(address: str, tls_ca: Path | None) -> None:
-    """Ask the coordinator at HOST:PORT whether it is there, as a cluster's probe. It prints what the coordinator says.
-
-    SERVING, or NOT_SERVING while the run makes no progress: the exit code is 0 for both, and 2 if nothing answers.
-    """
-    from dart.commands.look.health import health as check
-
-    check(address, tls_ca)
 
 
 @main.command()
