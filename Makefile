@@ -78,7 +78,7 @@ build/swanlab/installed: pyproject.toml
 
 swanlab: build/swanlab/installed ## Install SwanLab, in an environment of its own, for its test.
 
-# Two drivers and moto's server (60 MB), and Debian's PostgreSQL (60 MB), which needs root; the tests start it as nobody.
+# Two drivers, moto's server, and Debian's PostgreSQL, which needs root; the tests start it as nobody.
 stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for the tests and the benchmark of stores.
 	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql
