@@ -87,7 +87,7 @@ build/chart/installed:
 
 chart: build/chart/installed ## Install what the Helm chart and the container files are checked with.
 
-# Two drivers and moto's server (60 MB), and Debian's PostgreSQL (60 MB), which needs root; the tests start it as nobody.
+# Two drivers, moto's server, and Debian's PostgreSQL, which needs root; the tests start it as nobody.
 stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for the tests and the benchmark of stores.
 	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql

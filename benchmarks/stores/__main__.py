@@ -1,6 +1,6 @@
 """How many finished trajectories a second a run can store: SQLite and a directory beside PostgreSQL and S3.
 
-    python -m benchmarks.stores [--rounds 5] [--output benchmarks/results/stores.json]
+    python -m benchmarks.stores [--rounds 3] [--output benchmarks/results/stores.json]
 
 What is timed is `Database.add_trajectory`, the write that the coordinator waits for, with 1 and with 32 writers at
 once, for trajectories of 30 steps with a screenshot of 300 KB each, and for small ones. In a round each place has its
@@ -64,8 +64,8 @@ class Kind:
 
 
 KINDS = {
-    "30 steps, 300 KB": Kind(30, 300_000, 4_000, 200, (8, 32)),
-    "3 steps, 3 KB": Kind(3, 3_000, 200, 20, (100, 320)),
+    "30 steps, 300 KB": Kind(30, 300_000, 4_000, 200, (4, 32)),
+    "3 steps, 3 KB": Kind(3, 3_000, 200, 20, (60, 160)),
 }
 
 
@@ -121,18 +121,21 @@ def summary(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/stores.json"))
     options = parser.parse_args()
     if why := no_postgresql() or no_object_store():
         raise SystemExit(why)
-    rounds = []
-    with postgresql() as server:
+    rounds: list[dict[str, dict[str, float]]] = []
+    with postgresql() as server, object_store() as store:
+        os.environ.update(store.environment)
         for number in range(options.rounds):
-            with object_store() as store:  # a new one for each round, because moto keeps everything in memory
-                os.environ.update(store.environment)
-                rounds.append(one_round(server.url, store.url, number))
-                print(json.dumps(rounds[-1]), flush=True)
+            rounds.append(one_round(server.url, store.url, number))
+            write(options.output, rounds)
+
+
+def write(output: Path, rounds: Sequence[dict[str, dict[str, float]]]) -> None:
+    """After each round, so that an interruption loses one round."""
     written = {
         "what": "trajectories stored per second; beside_sqlite: median of the ratios within a round",
         "real": "SQLite, directory, PostgreSQL (its default settings, fsync on, by its Unix socket). The object store "
@@ -142,8 +145,8 @@ def main() -> None:
         "cells": summary(rounds),
         "rounds": rounds,
     }
-    options.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(written["cells"], indent=1))
+    output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(written["cells"], indent=1), flush=True)
 
 
 if __name__ == "__main__":

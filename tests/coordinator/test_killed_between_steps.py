@@ -21,6 +21,7 @@ from dart.rundir import RunDirectory
 from dart.screenshots.directory import file_name
 from dart.store.blobs import files_at
 from dart.store.database import sqlite_url
+from dart.store.elsewhere.copies import copies
 
 FAILPOINTS = [
     "screenshots-put:20",
@@ -88,6 +89,8 @@ def test_killed_here_a_run_in_postgresql_and_s3_goes_on(
     assert killed_run.process(other, 1).returncode == 0
     before = query(other, "SELECT id, fate FROM trajectories ORDER BY id")
     killed_and_continued(run, failpoint)
+    kept = sorted(folder.name for folder in run.checkpoints.iterdir())
+    assert kept[-1] in copies(f"{s3_url}/{run.place.key}"), "the last checkpoint was copied before the run ended"
     assert query(other, "SELECT id, fate FROM trajectories ORDER BY id") == before != []
 
 

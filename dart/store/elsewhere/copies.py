@@ -7,6 +7,7 @@ is read whole and compared with its manifest before it is copied, and again afte
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,12 +63,16 @@ def copy_in(url: str, folder: Path) -> None:
 
 
 def copies(url: str) -> list[str]:
-    """The names of the folders below `url`, complete or not, in order. Raises OSError."""
+    """The names of the checkpoints below `url`, complete or not, in order. Raises OSError.
+
+    Anything else there is let be: the run's screenshots may be in the same folder.
+    """
     with _at(url) as (fs, root):
         try:
-            return sorted(str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(root, detail=False))
+            names = [str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(root, detail=False)]
         except FileNotFoundError:
             return []
+    return sorted(name for name in names if re.fullmatch(r"v\d{6,}", name))
 
 
 def remove_copy(url: str) -> None:

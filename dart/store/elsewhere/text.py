@@ -33,8 +33,7 @@ class Text(types.TypeDecorator[str]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> types.TypeEngine[Any]:
-        postgresql = dialect.name == "postgresql"
-        return dialect.type_descriptor(types.Text(collation="C" if postgresql else None))
+        return types.Text(collation="C") if dialect.name == "postgresql" else types.Text()
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
         return escaped if dialect.name == "postgresql" else None

@@ -47,7 +47,7 @@ TIMINGS = Timings(
 PICTURE_BYTES = 2_000
 
 
-def settings(updates: int) -> config.Config:
+def settings(updates: int, upload: str | None = None) -> config.Config:
     made = config.parse(
         {
             "model": {"path": "builtin:tiny-qwen3vl"},
@@ -56,7 +56,7 @@ def settings(updates: int) -> config.Config:
             "curation": {"rollouts": 4, "step_limit": 6, "max_staleness": 50},
             "trainer": {"trajectories_per_update": 8},
             "evaluation": {"episodes": 0},
-            "checkpoint": {"every_updates": 2, "keep": 2},
+            "checkpoint": {"every_updates": 2, "keep": 2, "upload": upload},
             "stop": {"updates": updates},
             "server": {"lost_after_seconds": 1e9},
         }
@@ -132,7 +132,10 @@ async def work(directory: RunDirectory, updates: int) -> dict[str, Any]:
             else:
                 start = Start()
                 await database.start_run(directory.name, "killed", {}, started=time.time())
-            run = Run(settings(updates), directory, database, Train(), start, Guard(directory, hold))
+            # Where screenshots are in an object store, checkpoints are copied there, too.
+            run = Run(
+                settings(updates, directory.place.blobs), directory, database, Train(), start, Guard(directory, hold)
+            )
             Trainer(run, start.version, ledger)
             for number in range(2):
                 SimulatedReplica(run.fleet, f"rollout-{number}", TIMINGS, 0, start.version)
