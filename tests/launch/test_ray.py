@@ -131,9 +131,10 @@ def processes_of(run: RunDirectory) -> list[str]:
     return found
 
 
-def is_worker(process: psutil.Process, name: str, run: RunDirectory) -> bool:
+def has(process: psutil.Process, words: set[str]) -> bool:
+    """Whether its command has all these words."""
     with contextlib.suppress(psutil.Error):
-        return {"worker", name, run.address.read_text()} <= set(process.cmdline())
+        return words <= set(process.cmdline())
     return False
 
 
@@ -214,10 +215,15 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
         one.process.send_signal(signal.SIGINT)
         assert one.process.wait(RUN_SECONDS) == 130, one.said
         assert not processes_of(one.run) and processes_of(other.run)
-        [env] = [process for process in psutil.process_iter() if is_worker(process, "env-0", other.run)]
-        env.kill()
+        run = other.run
+        for words in ({"worker", "env-0", run.address.read_text()}, {"coordinator", str(run.path)}):
+            [process] = [process for process in psutil.process_iter() if has(process, words)]
+            process.kill()
         other.wait_until(lambda: other.said.count("env-0: on") == 2)
         assert "env-0 was killed by signal 9: it is started again" in other.said
+        other.wait_until(lambda: other.said.count("train: on") == 2)
+        assert re.search("coordinator was killed by signal 9.*: the coordinator is started again with", other.said)
+        assert other.said.count(f"the coordinator listens on {run.address.read_text()}") == 2
         other.process.kill()
         until = time.monotonic() + HANG_SECONDS
         while processes_of(other.run):
