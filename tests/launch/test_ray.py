@@ -131,11 +131,15 @@ def processes_of(run: RunDirectory) -> list[str]:
     return found
 
 
-def has(process: psutil.Process, words: set[str]) -> bool:
-    """Whether its command has all these words."""
-    with contextlib.suppress(psutil.Error):
-        return words <= set(process.cmdline())
-    return False
+def kill(launched: Launched, words: set[str]) -> None:
+    """The one process, which is waited for, whose command has all these words."""
+
+    def found() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter(["cmdline"]) if words <= set(process.info["cmdline"] or ())]
+
+    launched.wait_until(found)
+    [process] = found()
+    process.kill()
 
 
 def nothing_is_left(cluster: Any, launched: Launched) -> None:
@@ -216,11 +220,10 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
         assert one.process.wait(RUN_SECONDS) == 130, one.said
         assert not processes_of(one.run) and processes_of(other.run)
         run = other.run
-        for words in ({"worker", "env-0", run.address.read_text()}, {"coordinator", str(run.path)}):
-            [process] = [process for process in psutil.process_iter() if has(process, words)]
-            process.kill()
+        kill(other, {"worker", "env-0", run.address.read_text()})
         other.wait_until(lambda: other.said.count("env-0: on") == 2)
         assert "env-0 was killed by signal 9: it is started again" in other.said
+        kill(other, {"coordinator", str(run.path)})
         other.wait_until(lambda: other.said.count("train: on") == 2)
         assert re.search("coordinator was killed by signal 9.*: the coordinator is started again with", other.said)
         assert other.said.count(f"the coordinator listens on {run.address.read_text()}") == 2
