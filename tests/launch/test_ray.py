@@ -23,6 +23,9 @@ import yaml
 from click.testing import CliRunner
 
 from dart.cli import main
+from dart.config.cluster import Needs, Ray
+from dart.launch.plan import Group
+from dart.launch.supervisor import Order
 from dart.rundir import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -128,10 +131,15 @@ def processes_of(run: RunDirectory) -> list[str]:
     return found
 
 
-def is_worker(process: psutil.Process, name: str, run: RunDirectory) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return {"worker", name, run.address.read_text()} <= set(process.cmdline())
-    return False
+def kill(launched: Launched, words: set[str]) -> None:
+    """The one process, which is waited for, whose command has all these words."""
+
+    def found() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter(["cmdline"]) if words <= set(process.info["cmdline"] or ())]
+
+    launched.wait_until(found)
+    [process] = found()
+    process.kill()
 
 
 def nothing_is_left(cluster: Any, launched: Launched) -> None:
@@ -211,10 +219,14 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
         one.process.send_signal(signal.SIGINT)
         assert one.process.wait(RUN_SECONDS) == 130, one.said
         assert not processes_of(one.run) and processes_of(other.run)
-        [env] = [process for process in psutil.process_iter() if is_worker(process, "env-0", other.run)]
-        env.kill()
+        run = other.run
+        kill(other, {"worker", "env-0", run.address.read_text()})
         other.wait_until(lambda: other.said.count("env-0: on") == 2)
         assert "env-0 was killed by signal 9: it is started again" in other.said
+        kill(other, {"coordinator", str(run.path)})
+        other.wait_until(lambda: other.said.count("train: on") == 2)
+        assert re.search("coordinator was killed by signal 9.*: the coordinator is started again with", other.said)
+        assert other.said.count(f"the coordinator listens on {run.address.read_text()}") == 2
         other.process.kill()
         until = time.monotonic() + HANG_SECONDS
         while processes_of(other.run):
@@ -222,6 +234,37 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
             time.sleep(0.2)
     assert f"--run {one.run.path}" in one.said
     nothing_is_left(cluster, other)
+
+
+@needs_ray
+def test_each_replica_and_rank_gets_gpus_of_its_own_from_ray(cluster: Any, tmp_path: Path) -> None:
+    """Nodes that claim to have GPUs: what Ray assigns, as the processes see it."""
+    from dart.launch.ray_cluster import RayCluster
+
+    cluster.add_node(num_cpus=8, num_gpus=4)
+    cluster.add_node(num_cpus=8, num_gpus=4)
+    groups = (
+        Group("coordinator", 1, Needs()),
+        Group("rollout", 2, Needs(memory_gb=0.1), gpus=2),
+        Group("train", 4, Needs(), gpus=1),
+    )
+    with RayCluster.joined(Ray(address=cluster.address), groups) as joined:
+        joined.reserve(print, lambda: False)
+        actors = [joined.actor(group, n, group.name(n)) for group in groups for n in range(group.count)]
+        for number, actor in enumerate(actors):
+            words = ("worker", "--role", "env", "--run", str(tmp_path), "--id", f"worker-{number}")
+            actor.run.remote(1, Order(str(number), words, str(tmp_path), str(tmp_path), 1 << 20))
+        seen: dict[int, list[str]] = {}
+        until = time.monotonic() + HANG_SECONDS
+        while len(seen) < len(actors):
+            assert time.monotonic() < until
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if str(tmp_path) in process.cmdline() and "worker" in process.cmdline():
+                        number = int(process.cmdline()[-2].rpartition("-")[2])
+                        seen[number] = process.environ().get("CUDA_VISIBLE_DEVICES", "").split(",")
+    assert len(seen[1]) == len(seen[2]) == 2 and [len(seen[number]) for number in (3, 4, 5, 6)] == [1] * 4
+    assert sorted(gpu for number in range(1, 7) for gpu in seen[number]) == sorted("01230123")
 
 
 @needs_ray
