@@ -222,6 +222,18 @@ def test_each_replica_and_each_rank_has_its_own_gpu(cluster: SlurmCluster, tmp_p
     assert ranks[0][3:5] == ranks[1][3:5] and ranks[0][3].startswith("127.0.0.")
 
 
+def test_two_runs_share_a_cluster(cluster: SlurmCluster, tmp_path: Path) -> None:
+    runs = [tmp_path / "one" / "run", tmp_path / "two" / "run"]
+    jobs = []
+    for run, other in zip(runs, reversed(runs), strict=True):
+        run.parent.mkdir()
+        both = f'until [ -e "$run/ranks" ] && [ -e {other}/ranks ]; do sleep 0.2; done; touch "$run/summary.json"'
+        jobs.append(with_stand_in(cluster, run, "trainer.ranks=2", coordinator=both, env="sleep 600"))
+    for run, job in zip(runs, jobs, strict=True):
+        wait(run, lambda job=job: cluster.state(job) == "COMPLETED")  # type: ignore[misc]
+    assert len({(run / "ranks").read_text().split()[4] for run in runs}) == 2, "each has a port of its own"
+
+
 def test_a_worker_that_keeps_failing_ends_the_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = with_stand_in(cluster, run, coordinator="exec sleep 600", env="exit 3")
