@@ -169,6 +169,12 @@ def wait(run: Path, holds: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
+def started_again(cluster: SlurmCluster, job: str) -> bool:
+    if cluster.state(job) == "PENDING":
+        cluster.stir(job)
+    return cluster.state(job) != "PENDING"
+
+
 def test_what_sbatch_refuses_is_said(cluster: SlurmCluster, tmp_path: Path) -> None:
     refused = launch(cluster, tmp_path / "run", "cluster.slurm.partition=nowhere")
     assert refused.returncode == 2 and "sbatch refuses the job" in refused.stderr and "partition" in refused.stderr
@@ -297,6 +303,8 @@ def test_a_run_is_signalled_saves_queues_again_and_finishes(cluster: SlurmCluste
     (saved,) = events(run, "checkpoint")
     assert saved["version"] >= 2
 
+    wait(run, lambda: cluster.state(job) == "PENDING")
+    wait(run, lambda: started_again(cluster, job))
     wait(run, (run / "summary.json").is_file)
     wait(run, lambda: cluster.state(job) == "COMPLETED")
     assert cluster.field(job, "Restarts") == "1" and cluster.field(job, "ExitCode") == "0:0"

@@ -85,6 +85,11 @@ class SlurmCluster:
         """Of a job, in a word: PENDING, RUNNING, COMPLETING, COMPLETED, ..."""
         return self.field(job, "JobState")
 
+    def stir(self, job: str) -> None:
+        """Change something: Slurm's backfill looks again only then, and here nothing else happens when a job that was
+        requeued may start again."""
+        self.command("scontrol", "update", f"jobid={job}", f"comment={time.monotonic()}")
+
     def field(self, job: str, name: str) -> str:
         """One that `scontrol show job` prints, of the job or of its first component."""
         words = self.command("scontrol", "show", "job", job).split()
