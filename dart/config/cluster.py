@@ -62,11 +62,7 @@ class Slurm(Section):
     partition: Word | None = Field(None, description="none: the cluster's default; so for the next two.")
     account: Word | None = Field(None, description="Who is charged.")
     qos: Word | None = Field(None, description="Quality of service.")
-    time_limit: str | None = Field(
-        None,
-        pattern=r"^(\d+-)?\d+(:\d+){0,2}$",
-        description="As Slurm writes it: minutes, H:M:S or D-H:M:S. none: the partition's.",
-    )
+    time_limit_hours: float | None = Field(None, gt=0.0, description="Of the job. none: the partition's.")
     signal_seconds: int = Field(
         300,
         ge=60,

@@ -56,13 +56,13 @@ def slurm(options: SlurmOptions) -> None:
             "there is no sbatch here: run this where jobs are submitted, or add --dry-run to see the script"
         )
     if options.run is not None:
-        _not_submitted(options.run)
         directory = RunDirectory.at(options.run.absolute())
     else:
         directory = RunDirectory.make(config.run.directory.absolute(), config.run.name)
     if directory.summary.is_file():
         click.echo(f"run {directory.path} is finished: {directory.summary} has what it came to")
         return
+    _not_submitted(directory.path)
     written = script(config, directory.path)
     directory.logs.mkdir(exist_ok=True)
     _config(directory.path).write_text(
@@ -112,7 +112,7 @@ def _directives(settings: Slurm, group: Group, run: Path) -> Iterator[str]:
         ("partition", settings.partition),
         ("account", settings.account),
         ("qos", settings.qos),
-        ("time", settings.time_limit),
+        ("time", math.ceil(settings.time_limit_hours * 60) if settings.time_limit_hours else None),
     ):
         if value is not None:
             yield f"--{name}={value}"

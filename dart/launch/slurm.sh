@@ -14,10 +14,12 @@ finished() { [ -e "$run/summary.json" ]; }
 
 begun() { [ -e "$run/run.db" ]; }
 
-# Run COMMAND again and again, until the run is finished, this shell is told to stop, or the command keeps failing.
-# The coordinator says goodbye to its workers before it is started again: they end with 0, and are started again as well.
+# keep NAME COMMAND...: run it again and again, until the run is finished, this shell is told to stop, or it has failed
+# too often.
+# A coordinator that is to be started again says goodbye to its workers: they end with 0, and are started again as well.
 keep() {
-    local failures=0 code started
+    local name=$1 failures=0 code started
+    shift
     until finished || [ -n "$stopping" ]; do
         started=$SECONDS
         "$@" &
@@ -34,7 +36,7 @@ keep() {
         if finished || [ -n "$stopping" ]; then break; fi
         if [ $((SECONDS - started)) -gt "$lasting_seconds" ]; then failures=0; fi
         if [ "$code" -ne 0 ]; then failures=$((failures + 1)); fi
-        echo "$(date +%FT%T) ${1##*/} ended with code $code ($failures failures in a row)"
+        echo "$(date +%FT%T) $name ended with code $code; failures in a row: $failures"
         if [ "$failures" -gt "$most_restarts" ]; then return "$code"; fi
         sleep "$pause_seconds"
     done
@@ -53,7 +55,7 @@ process() {
     case $part in
     coordinator)
         trap pass_on TERM
-        keep "$python" -m dart coordinator "$config" --run "$run" --host "$host" --quiet \
+        keep "$part" "$python" -m dart coordinator "$config" --run "$run" --host "$host" --quiet \
             --set "checkpoint.interrupt_seconds=$save_seconds"
         ;;
     train)
@@ -72,7 +74,7 @@ process() {
         ;;
     *)
         trap pass_on TERM
-        keep "$python" -m dart worker --role "$part" --run "$run" --id "$part-$SLURM_PROCID"
+        keep "$part-$SLURM_PROCID" "$python" -m dart worker --role "$part" --run "$run" --id "$part-$SLURM_PROCID"
         ;;
     esac
 }
@@ -89,7 +91,7 @@ workers() {
     trap '' TERM USR1 USR2
     if [ "$1" = train ]; then
         output=(--output="$logs/train-%t.log" --open-mode=append --wait=60)
-        keep step train
+        keep train step train
     else
         output=(--output="$logs/$1-%t.log" --open-mode=append)
         (step "$1")

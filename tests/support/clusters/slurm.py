@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
 HANG_SECONDS = 240
-NODES, CPUS, GPUS = "127.0.0.[11-15]", 16, 4
+NETWORK, FIRST, LAST, CPUS, GPUS = "127.0.0", 11, 15, 16, 4
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}
@@ -86,6 +85,11 @@ class SlurmCluster:
         """Of a job, in a word: PENDING, RUNNING, COMPLETING, COMPLETED, ..."""
         return self.field(job, "JobState")
 
+    def stir(self, job: str) -> None:
+        """Change something: Slurm's backfill looks again only then, and here nothing else happens when a job that was
+        requeued may start again."""
+        self.command("scontrol", "update", f"jobid={job}", f"comment={time.monotonic()}")
+
     def field(self, job: str, name: str) -> str:
         """One that `scontrol show job` prints, of the job or of its first component."""
         words = self.command("scontrol", "show", "job", job).split()
@@ -99,7 +103,13 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
         (folder / name).mkdir()
     cluster = SlurmCluster(folder)
     conf = CONF.format(
-        folder=folder, host=socket.gethostname(), controller=_port(), ports=_ports(), nodes=NODES, cpus=CPUS, gpus=GPUS
+        folder=folder,
+        host=socket.gethostname(),
+        controller=_port(),
+        ports=_ports(),
+        nodes=f"{NETWORK}.[{FIRST}-{LAST}]",
+        cpus=CPUS,
+        gpus=GPUS,
     )
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
@@ -156,9 +166,9 @@ def _wait_for_no_job(cluster: SlurmCluster) -> None:
     _wait_until(lambda: not cluster.command("squeue", "--noheader").strip(), "jobs do not end")
 
 
-def _wait_until(holds: object, otherwise: str) -> None:
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
     until = time.monotonic() + HANG_SECONDS
-    while not holds():  # type: ignore[operator]
+    while not holds():
         assert time.monotonic() < until, otherwise
         time.sleep(0.2)
 
@@ -170,8 +180,7 @@ def _port() -> int:
 
 
 def _names() -> list[str]:
-    base, first, last = re.fullmatch(r"(.*)\[(\d+)-(\d+)\]", NODES).groups()  # type: ignore[union-attr]
-    return [f"{base}{number}" for number in range(int(first), int(last) + 1)]
+    return [f"{NETWORK}.{number}" for number in range(FIRST, LAST + 1)]
 
 
 def _ports() -> str:
