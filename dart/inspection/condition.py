@@ -26,7 +26,7 @@ from dart.store import tables as t
 from dart.store.records import Event, RunKind, RunRecord, RunState
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
-from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
+from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
 from dart.wire.status import status_from_proto
 
 TIMEOUT_SECONDS = 5.0
@@ -38,9 +38,12 @@ MOST_EVENTS = 1000
 # ---- a live run ----
 
 
-async def ask(address: str, tls_ca: Path | None = None) -> cpb.GetStatusResponse | None:
-    """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token."""
-    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
+async def ask(address: str, tls_ca: Path | None = None, token: str | None = None) -> cpb.GetStatusResponse | None:
+    """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token.
+
+    DART_TOKEN goes before `token`.
+    """
+    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT, token), tls_ca)
     async with dial.channel() as channel:
         try:
             answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(
@@ -61,6 +64,17 @@ def own_certificate(record: RunRecord) -> Path | None:
     return Path(certificate) if certificate else None
 
 
+def own_token(record: RunRecord) -> str | None:
+    """The run's control token, if it is kept in a file that this user may read here."""
+    source = record.config.get("server", {}).get("tokens", {}).get("control", "")
+    if not source.startswith("file:"):
+        return None
+    try:
+        return read_token(source, "server.tokens.control")
+    except UserError:
+        return None
+
+
 async def condition(files: RunFiles) -> RunStatus:
     """What the run is doing, or how it ended. Never fails: what cannot be asked is said in `why`."""
     record = await files.record()
@@ -68,7 +82,7 @@ async def condition(files: RunFiles) -> RunStatus:
     refused: tuple[str, ...] = ()
     if state == RunState.RUNNING and record.control_address:
         try:
-            answer = await ask(record.control_address, own_certificate(record))
+            answer = await ask(record.control_address, own_certificate(record), own_token(record))
         except UserError as error:
             answer, refused = None, (str(error),)
         if answer is not None:

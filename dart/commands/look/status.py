@@ -23,7 +23,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
-from dart.inspection.condition import ask, go_on, own_certificate
+from dart.inspection.condition import ask, go_on, own_certificate, own_token
 from dart.inspection.pace import Pace
 from dart.inspection.runs import list_runs as read_runs
 from dart.inspection.wording import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
@@ -69,7 +69,8 @@ async def find(options: StatusOptions) -> Found:
     async with await directory.open() as database:
         record = await database.run()
     if directory.state(record) == RunState.RUNNING and record.control_address:
-        return Found(await ask(record.control_address, options.tls_ca or own_certificate(record)), directory)
+        certificate = options.tls_ca or own_certificate(record)
+        return Found(await ask(record.control_address, certificate, own_token(record)), directory)
     return Found(None, directory)
 
 
