@@ -275,7 +275,7 @@ def test_a_pre_empted_run_saves_and_queues_again(cluster: SlurmCluster, tmp_path
     job = with_stand_in(cluster, run, coordinator=SAVES_AND_THEN_FINISHES, env="sleep 600")
     wait(run, (run / "ranks").is_file)
     cluster.command("sbatch", "--partition=high", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-    wait(run, lambda: cluster.state(job) == "COMPLETED")
+    wait(run, lambda: started_again(cluster, job) and cluster.state(job) == "COMPLETED")
     assert cluster.field(job, "Restarts") == "1" and started(run, "coordinator") == 2
 
 
@@ -283,7 +283,7 @@ def test_a_run_whose_time_is_nearly_up_saves_and_queues_again(cluster: SlurmClus
     run = tmp_path / "run"
     limits = ("cluster.slurm.time_limit_hours=0.03", "cluster.slurm.signal_seconds=60")
     job = with_stand_in(cluster, run, *limits, coordinator=SAVES_AND_THEN_FINISHES, env="sleep 600")
-    wait(run, lambda: cluster.state(job) in ("COMPLETED", "TIMEOUT"))
+    wait(run, lambda: started_again(cluster, job) and cluster.state(job) in ("COMPLETED", "TIMEOUT"))
     assert cluster.state(job) == "COMPLETED" and cluster.field(job, "Restarts") == "1"
 
 

@@ -88,7 +88,8 @@ class SlurmCluster:
     def stir(self, job: str) -> None:
         """Change something: Slurm's backfill looks again only then, and here nothing else happens when a job that was
         requeued may start again."""
-        self.command("scontrol", "update", f"jobid={job}", f"comment={time.monotonic()}")
+        words = ["scontrol", "update", f"jobid={job}", f"comment={time.monotonic()}"]
+        subprocess.run(words, env=self.environment, capture_output=True, check=False)  # refused while the job ends
 
     def field(self, job: str, name: str) -> str:
         """One that `scontrol show job` prints, of the job or of its first component."""
