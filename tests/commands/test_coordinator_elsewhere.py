@@ -162,6 +162,10 @@ async def test_a_killed_coordinator_continues_and_its_worker_finds_it_again(tmp_
             await readied(run, "env-0", 2)
             assert run.address.read_text() == address
             assert env.returncode is None, "it redialled, and was not started again"
+            # Whoever may read the run's directory needs to name no token.
+            async with started(["status", str(run.path), "--json"], tmp_path / "status.json") as status:
+                assert await status.wait() == 0
+            assert "env-0" in (tmp_path / "status.json").read_text()
     async with await run.open() as database:
         assert len(await database.runs()) == 1
 
