@@ -292,11 +292,12 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 @main.command()
 @click.argument("directory", default="runs", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def runs(directory: Path, as_json: bool) -> None:
+@click.option("--all", "below", is_flag=True, help="Every run below DIRECTORY, and where its coordinator listens.")
+def runs(directory: Path, as_json: bool, below: bool) -> None:
     """List the runs in DIRECTORY, newest first, with their state and success. [default: runs]"""
     from dart.commands.look.status import list_runs
 
-    list_runs(directory, as_json)
+    list_runs(directory, as_json, below=below)
 
 
 @main.command()

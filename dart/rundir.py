@@ -13,6 +13,7 @@ What always holds: a directory is made once and never reused for another run; on
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -175,6 +176,19 @@ class RunDirectory:
     def chosen(cls, path: Path | None) -> RunDirectory:
         """The run directory at `path`, or the newest under runs/. Raises UserError when there is none."""
         return cls.existing(path) if path is not None else cls.all_under(Path("runs"))[0]
+
+    @classmethod
+    def all_below(cls, parent: Path) -> list[RunDirectory]:
+        """Every run directory at any depth below `parent`, newest first. Raises UserError when there is none."""
+        parents = set()
+        for folder, names, _ in os.walk(parent):
+            if cls(Path(folder)).is_run:
+                names.clear()  # a run has thousands of folders, and no run in it
+                parents.add(Path(folder).parent)
+        runs = [run for found in parents for run in cls.all_under(found)]
+        if not runs:
+            raise UserError(f"no run below {parent}: name a folder with runs, or start one with `dart train`")
+        return sorted(runs, key=lambda run: run.path.stat().st_ctime, reverse=True)
 
     @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:

@@ -42,7 +42,11 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
 
 async def list_runs(paths: Sequence[Path]) -> list[RunRow]:
     """One row for each run, newest first. One that cannot be read has its `problem`."""
-    rows = [await _row(directory) for directory in run_directories(paths)]
+    return await rows_of(run_directories(paths))
+
+
+async def rows_of(directories: Sequence[RunDirectory]) -> list[RunRow]:
+    rows = [await _row(directory) for directory in directories]
     return sorted(rows, key=lambda row: row.started, reverse=True)
 
 

@@ -177,3 +177,26 @@ def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
     (run / "summary.json").write_text("{}")
     result = CliRunner().invoke(main, ["coordinator", str(file), "--run", str(run), "--quiet"])
     assert result.exit_code == 0 and "is finished" in result.output
+
+
+async def test_runs_that_begin_at_the_same_moment_do_not_meet(tmp_path: Path) -> None:
+    file, folder = tmp_path / "config.yaml", tmp_path / "lab" / "ours"
+    file.write_text(yaml.safe_dump(SETTINGS | {"run": {"directory": str(folder)}, "dashboard": {"enabled": False}}))
+    given = RunDirectory(tmp_path / "lab" / "theirs" / "deep" / "run")
+    same = ["coordinator", str(file), "--quiet"]
+    async with (
+        started(same, tmp_path / "1.log"), started(same, tmp_path / "2.log"),
+        started([*same, "--run", str(given.path), "--host", "127.0.0.1"], tmp_path / "3.log"),
+    ):  # fmt: skip
+        async with asyncio.timeout(HANG_SECONDS):
+            while len(found := [given, *map(RunDirectory, folder.glob("*"))]) < 3 or not all(
+                run.address.is_file() for run in found
+            ):
+                await asyncio.sleep(0.1)
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["runs", str(tmp_path), "--all"])
+        lines = [line for line in result.output.splitlines() if "127.0.0.1:" in line]
+        assert result.exit_code == 0 and len(lines) == 3, result.output
+        assert len({run.address.read_text() for run in found}) == 3
+        assert all(any(str(run.path) in line and run.address.read_text() in line for line in lines) for run in found)
+    few = CliRunner().invoke(main, ["runs", str(tmp_path / "lab"), "--json"])
+    assert few.exit_code == 2 and "no run under" in few.output

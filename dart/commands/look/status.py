@@ -25,7 +25,8 @@ from dart.core.status import Figures, Status
 from dart.errors import UserError
 from dart.inspection.condition import ask, go_on, own_certificate, own_token
 from dart.inspection.pace import Pace
-from dart.inspection.runs import list_runs as read_runs
+from dart.inspection.records import RunRow
+from dart.inspection.runs import rows_of, run_directories
 from dart.inspection.wording import details, elapsed, headline, plain, quarantine_lines, stall_lines, worker_lines
 from dart.rundir import RunDirectory
 from dart.store.records import RunRecord, RunState
@@ -189,9 +190,19 @@ def _rises(before: ByDecoding, after: ByDecoding) -> str:
     return ", ".join(f"{name} {then.get(name, '')}{result['mean']:.1%}" for name, result in after.items())
 
 
-def list_runs(directory: Path, as_json: bool) -> None:
-    """One line for each run, newest first. Raises UserError when there is none."""
-    rows = asyncio.run(read_runs([directory]))
+def _where(row: RunRow) -> str:
+    """The address of a running run's coordinator, if it has left it in its directory."""
+    file = RunDirectory(Path(row.directory)).address
+    return file.read_text(encoding="ascii").strip() if row.state == RunState.RUNNING and file.is_file() else ""
+
+
+def list_runs(directory: Path, as_json: bool, *, below: bool = False) -> None:
+    """One line for each run, newest first. Raises UserError when there is none.
+
+    `below`: at any depth, and with the address of each coordinator that other machines may dial.
+    """
+    found = RunDirectory.all_below(directory) if below else run_directories([directory])
+    rows = asyncio.run(rows_of(found))
     if as_json:
         click.echo(to_json([asdict(row) for row in rows]))
         return
@@ -200,6 +211,8 @@ def list_runs(directory: Path, as_json: bool) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("updates", "trajectories", "success"):
         table.add_column(name, justify="right", no_wrap=True)
+    if below:
+        table.add_column("coordinator", no_wrap=True)
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started)) if row.started else ""
         success = "" if row.success_rate is None else f"{row.success_rate:.1%}"
@@ -210,6 +223,7 @@ def list_runs(directory: Path, as_json: bool) -> None:
             f"{row.updates}",
             f"{row.trajectories}",
             success,
+            *([_where(row)] if below else ()),
         )
         table.add_row(*map(Text, map(plain, cells)))
     Console(width=None if sys.stdout.isatty() else WIDEST).print(table)
