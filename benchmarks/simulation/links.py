@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.simulation.workers import SimulatedWorker
 from dart.coordinator.fleet.sessions import Fleet, Rejected, Worker
 from dart.v1 import session_pb2 as pb
+from dart.wire.outbox import whole
 from dart.wire.session import WorkerEnd, assignment_of
 
 HEARTBEAT_SECONDS = 5.0
@@ -182,8 +183,9 @@ class Link:
         """Send a message from the coordinator on its way."""
         self._travel(stream, self._arrived, message)
 
-    def put(self, message: pb.SessionRequest, /) -> None:
+    def put(self, message: pb.SessionRequest, rest: Sequence[bytes] = (), /) -> None:
         """Send a reply on its way (`WorkerEnd.outbox`)."""
+        message = whole(message, rest)
         if (mutate := self.trouble.garbled) is not None:
             self.trouble.garbled, message = None, mutate(message, self._chance)
         self._tell(message)
@@ -263,5 +265,5 @@ class _Down:
     link: Link
     stream: int
 
-    def put(self, message: pb.SessionResponse, /) -> None:
+    def put(self, message: pb.SessionResponse, rest: Sequence[bytes] = (), /) -> None:  # nobody reads the prompt
         self.link.down(message, self.stream)

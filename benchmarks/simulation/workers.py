@@ -73,7 +73,7 @@ class SimulatedWorker:
         fleet.became_ready(self.worker, ready)
         self.said_ready()
 
-    def put(self, message: pb.SessionResponse, /) -> None:
+    def put(self, message: pb.SessionResponse, rest: Sequence[bytes] = (), /) -> None:
         # It lives as long as the simulation, so heartbeats would only cost a timer per worker and second.
         kind = message.WhichOneof("body")
         if kind == "bye":

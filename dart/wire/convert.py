@@ -5,7 +5,8 @@ needs no edit here.
 
 Python's protobuf copies a message into another one by serialising and parsing it, which takes 70 times as long as
 setting the same bytes in place (170 µs against 2.4 µs for 200 KB). So messages with screenshots are filled in place
-(`write_image`, `write_sample`), and so are the parts of every step's messages.
+(`write_image`, `write_sample`), and so are the parts of every step's messages. A prompt is never a message here: its
+parts are encoded one by one and sent as they are (`encoded_blocks`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dart.v1 import action_pb2 as apb
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as spb
 from dart.v1 import trajectory_pb2 as tpb
-from dart.wire.encoding import list_entry, tag_of
+from dart.wire.encoding import field_of, tag_of, varint
 
 _BUTTONS: dict[a.MouseButton, Any] = {
     "left": apb.MOUSE_BUTTON_LEFT, "middle": apb.MOUSE_BUTTON_MIDDLE, "right": apb.MOUSE_BUTTON_RIGHT,
@@ -61,7 +62,8 @@ MOST_TOLD_STEPS = 4_000
 MOST_TOLD_BYTES = 8 << 20
 """Of tokens' entropies in one message, which may have 16 MiB."""
 _ENTROPY = _same(t.StepEntropy, spb.StepEntropy)
-_PROMPT = tag_of(spb.Generate, "prompt")
+_PROMPT, _PART_IMAGE = tag_of(spb.Generate, "prompt"), tag_of(spb.PromptPart, "image")
+_IMAGE_DATA = tag_of(ipb.Image, "data")
 _OBSERVED = _same(t.Observation, spb.Observed)
 _GENERATED = _same(t.Generation, spb.Generated)
 _TRAJECTORY = _same(t.Trajectory, tpb.Trajectory)
@@ -218,15 +220,27 @@ def task_from_proto(message: tpb.Task) -> t.Task:
     return t.Task(message.suite, message.name, message.seed)
 
 
-def write_prompt(into: spb.Generate, prompt: t.Prompt) -> int:
-    """All parts, with screenshots without their bytes. Returns their size in bytes.
+def encoded_blocks(prompt: t.Prompt) -> list[bytes]:
+    """For each block, the bytes of a Generate whose prompt is this block, with screenshots without their bytes.
 
-    A block is encoded once, and a template's texts once per process: a prompt of many turns takes one join and one
-    parse.
+    A block is encoded once, and a template's texts once per process: a prompt of many turns takes one join.
     """
-    encoded = b"".join([block.encoded or _encode(block) for block in prompt.blocks])
-    into.MergeFromString(encoded)
-    return len(encoded)
+    return [block.encoded or _encode(block) for block in prompt.blocks]
+
+
+def encoded_with_data(block: t.Block, data: Mapping[int, bytes]) -> list[bytes]:
+    """The same for one block, in pieces. `data`: by their places in the block, the screenshots' bytes to send."""
+    pieces: list[bytes] = []
+    for place, part in enumerate(block.parts):
+        if isinstance(part, t.Image) and place in data:
+            head = image_to_proto(part, with_data=False).SerializeToString()
+            inside = b"".join((head, _IMAGE_DATA, varint(len(data[place]))))
+            size = len(inside) + len(data[place])
+            image = _PART_IMAGE + varint(size)
+            pieces += (_PROMPT, varint(len(image) + size), image, inside, data[place])
+        else:
+            pieces.append(_encoded(part))
+    return pieces
 
 
 def _encode(block: t.Block) -> bytes:
@@ -243,7 +257,7 @@ def _encoded_markup(text: str) -> bytes:
 
 def _encoded(part: t.PromptPart) -> bytes:
     """The bytes of a Generate whose prompt is this part alone."""
-    return list_entry(_PROMPT, part_to_proto(part, with_data=False).SerializeToString())
+    return field_of(_PROMPT, part_to_proto(part, with_data=False).SerializeToString())
 
 
 def part_to_proto(part: t.PromptPart, with_data: bool = True) -> spb.PromptPart:

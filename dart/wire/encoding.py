@@ -1,4 +1,4 @@
-"""Protobuf's encoding of one list entry, for messages that are put together from parts encoded before.
+"""Protobuf's encoding of one field, for messages that are put together from parts encoded before.
 
 By definition of the encoding, concatenated messages parse as one, with their lists concatenated. Protobuf itself would
 copy each part when it is added to a message, and once more when that is encoded.
@@ -14,12 +14,12 @@ _LENGTH_DELIMITED = 2
 
 
 def tag_of(message: type[Message], field: str) -> bytes:
-    """What stands before each entry of a list of messages."""
+    """What stands before a field that is a message or bytes, and before each entry of a list of them."""
     return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED)
 
 
-def list_entry(tag: bytes, encoded: bytes) -> bytes:
-    """A message that has this one entry in the list of `tag_of`, and nothing else."""
+def field_of(tag: bytes, encoded: bytes) -> bytes:
+    """A message that has only the field of `tag_of`: this message, or a list with it as the only entry."""
     return b"".join((tag, varint(len(encoded)), encoded))
 
 

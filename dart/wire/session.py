@@ -47,9 +47,12 @@ Sent_contra = TypeVar("Sent_contra", contravariant=True)
 
 
 class Sink(Protocol[Sent_contra]):
-    """Takes the messages for the other end, which are written in this order."""
+    """Takes the messages for the other end, which are written in this order.
 
-    def put(self, message: Sent_contra, /) -> None: ...
+    `rest`: further fields of the message's body, encoded (see `dart.wire.outbox`).
+    """
+
+    def put(self, message: Sent_contra, rest: Sequence[bytes] = (), /) -> None: ...
 
 
 def _field_names(message: type[pb.SessionRequest] | type[pb.SessionResponse]) -> dict[str, str]:
@@ -92,6 +95,8 @@ class _Command:
     key: Key
     kind: str
     messages: Sequence[pb.SessionResponse]
+    rest: Sequence[bytes]
+    """Further fields of the last page's body, encoded."""
     since: float
     """When it was issued, or sent after waiting here (monotonic seconds)."""
     awaited: bool
@@ -150,10 +155,17 @@ class CoordinatorEnd:
         """Commands that the worker owes an answer to."""
         return sum(state.open is not None for state in self._work.values())
 
-    def issue(self, commands: Sequence[Command | pb.SessionResponse], now: float, awaited: bool = True) -> Key:
+    def issue(
+        self,
+        commands: Sequence[Command | pb.SessionResponse],
+        now: float,
+        awaited: bool = True,
+        rest: Sequence[bytes] = (),
+    ) -> Key:
         """Number a command, or the pages of one, and send it as soon as its work allows. Returns the key of its reply.
 
-        A command may already be wrapped in its message, which saves copying the body.
+        A command may already be wrapped in its message, which saves copying the body. `rest`: further fields of the
+        last one, encoded.
         """
         messages: list[pb.SessionResponse] = []
         for one in commands:
@@ -170,7 +182,7 @@ class CoordinatorEnd:
         if kind == "abort":
             self.outbox.put(messages[0])  # no reply, and it concerns the command it would have to wait for
             return key
-        command = _Command(key, kind, messages, now, awaited)
+        command = _Command(key, kind, messages, rest, now, awaited)
         if state.open is None:
             self._send(state, command)
         else:
@@ -229,7 +241,7 @@ class CoordinatorEnd:
         if one is None or one.asked_again >= most:
             return False
         one.asked_again += 1
-        self.outbox.put(command)
+        self.outbox.put(command, one.rest)
         return True
 
     def remind(self, most: int) -> None:
@@ -237,7 +249,7 @@ class CoordinatorEnd:
         for one in self._open():
             if one.reminded < most:
                 one.reminded += 1
-                self.outbox.put(one.messages[-1])
+                self.outbox.put(one.messages[-1], one.rest)
 
     def refused(self, message: pb.SessionResponse) -> Key | None:
         """The stream cannot carry this message: close its command, and return it; None if it is not open."""
@@ -259,8 +271,7 @@ class CoordinatorEnd:
             work = command.key[:2]
             state = self._work[work]
             if state.wanted:
-                for message in command.messages:
-                    outbox.put(message)
+                self._put(command)
             else:
                 self._close(work, state)
 
@@ -318,8 +329,12 @@ class CoordinatorEnd:
         self._sent += 1
         command.place = self._sent
         state.open = command
-        for message in command.messages:
+        self._put(command)
+
+    def _put(self, command: _Command) -> None:
+        for message in command.messages[:-1]:
             self.outbox.put(message)
+        self.outbox.put(command.messages[-1], command.rest)
 
     def _close(self, work: Work, state: _Work, now: float = 0.0) -> None:
         """The worker owes no answer to the open command any more: send the next one of this work."""
@@ -352,6 +367,8 @@ class _Done:
     sequence: int
     running: bool = True
     reply: pb.SessionRequest | None = None
+    rest: Sequence[bytes] = ()
+    """Further fields of the reply's body, encoded."""
 
 
 @dataclass(slots=True)
@@ -383,22 +400,23 @@ class WorkerEnd:
         if done is None or assignment.sequence > done.sequence:
             self._work[work] = _Done(assignment.sequence)
             self._work.move_to_end(work)
-            self._forget()
+            if len(self._work) > self.kept:
+                self._forget()
             return True
         if assignment.sequence == done.sequence and done.reply is not None:
-            self.outbox.put(done.reply)
+            self.outbox.put(done.reply, done.rest)
         return False
 
     def reply(self, assignment: pb.Assignment, reply: Reply | pb.Failure | None) -> None:
         """The command was carried out. `reply` is None if it has none (an Abort, a page that is not the last)."""
-        message = None if reply is None else _wrapped_reply(reply, assignment)
+        message, rest = (None, ()) if reply is None else _wrapped_reply(reply, assignment)
         if assignment.epoch != self.epoch:
             return
         done = self._work.get((assignment.assignment_id, assignment.attempt))
         if done is not None and done.sequence == assignment.sequence:
-            done.running, done.reply = False, message
+            done.running, done.reply, done.rest = False, message, rest
         if message is not None:
-            self.outbox.put(message)
+            self.outbox.put(message, rest)
 
     def refused(self, message: pb.SessionRequest, why: str) -> None:
         """The stream cannot carry this reply: answer that the command failed."""
@@ -407,21 +425,16 @@ class WorkerEnd:
             self.reply(assignment, pb.Failure(code=pb.FAILURE_CODE_INVALID, message=why))
 
     def _forget(self) -> None:
-        """Forget the oldest work that is not under way, if there is too much of it."""
+        """Forget the oldest work that is not under way: there is too much of it."""
         spare = len(self._work) - self.kept
         oldest: Iterable[Work] = (work for work, done in self._work.items() if not done.running)
         for work in [work for work, _ in zip(oldest, range(spare), strict=False)]:
             del self._work[work]
 
 
-def _wrapped_reply(reply: Reply | pb.Failure, assignment: pb.Assignment) -> pb.SessionRequest:
-    """The reply in its message. A screenshot's bytes are set in place (see `dart.wire.convert`)."""
-    data = b""
-    if isinstance(reply, pb.Observed) and (data := reply.image.data):  # each look at the bytes copies them
-        reply.image.data = b""
-    reply.assignment.CopyFrom(assignment)
+def _wrapped_reply(reply: Reply | pb.Failure, assignment: pb.Assignment) -> tuple[pb.SessionRequest, Sequence[bytes]]:
+    """(a message with the assignment, the encoded reply): a screenshot in it is copied only once."""
     message = pb.SessionRequest()
-    getattr(message, _REPLY_FIELDS[reply.DESCRIPTOR.name]).CopyFrom(reply)
-    if data:
-        message.observed.image.data = data
-    return message
+    getattr(message, _REPLY_FIELDS[reply.DESCRIPTOR.name]).assignment.CopyFrom(assignment)
+    reply.ClearField("assignment")
+    return message, (reply.SerializeToString(),)

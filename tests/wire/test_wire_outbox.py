@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dart.v1 import session_pb2 as pb
 from dart.wire.encoding import varint
-from dart.wire.outbox import FULL_BYTES, FULL_ENTRIES, MOST_ENTRIES, MalformedError, Outbox, messages
+from dart.wire.outbox import FULL_BYTES, FULL_ENTRIES, MOST_ENTRIES, MalformedError, Outbox, messages, whole
 from dart.wire.rules.table import MOST_BATCH
 
 
@@ -62,6 +62,36 @@ async def test_a_batch_is_what_protobuf_would_have_written() -> None:
         box.put(message)
     encoded, _ = await box.take()
     assert encoded == pb.SessionRequest(batch=sent).SerializeToString()
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+async def test_the_rest_of_a_body_is_sent_as_if_it_had_been_in_the_message(beside: int) -> None:
+    box: Outbox[pb.SessionRequest] = Outbox(batches=True)
+    reply = pb.Observed(instruction="buy milk", seconds=1.5)
+    reply.image.data = bytes(300)
+    message = pb.SessionRequest(observed=pb.Observed(assignment=pb.Assignment(assignment_id="a", sequence=3)))
+    encoded = reply.SerializeToString()
+    box.put(message, (encoded[:10], encoded[10:]))
+    for number in range(beside):
+        box.put(observed(number))
+    data, _ = await box.take()
+    expected = pb.SessionRequest(observed=reply)
+    expected.observed.assignment.CopyFrom(message.observed.assignment)
+    first, *others = messages(data, pb.SessionRequest)
+    assert first == expected == whole(message, (encoded,))
+    assert others == [observed(number) for number in range(beside)]
+
+
+async def test_the_rest_of_a_body_counts_for_the_limit() -> None:
+    refused: list[tuple[pb.SessionRequest, int]] = []
+    box: Outbox[pb.SessionRequest] = Outbox(True, lambda message, size: refused.append((message, size)), limit=1000)
+    message = observed(1)
+    box.put(message, (pb.Observed(instruction="x" * 990).SerializeToString(),))
+    box.put(observed(2))
+    assert await box.take() == (observed(2).SerializeToString(), False)
+    ((said, size),) = refused
+    assert said is message
+    assert size > 1000
 
 
 async def test_one_message_is_no_batch() -> None:

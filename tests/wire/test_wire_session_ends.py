@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.v1 import session_pb2 as pb
-from dart.wire.outbox import too_large
+from dart.wire.outbox import too_large, whole
 from dart.wire.session import LEAST_KEPT, CoordinatorEnd, Key, Overdue, WorkerEnd, assignment_of
 
-Message = TypeVar("Message")
+Message = TypeVar("Message", pb.SessionRequest, pb.SessionResponse)
 
 
 class Wire(Generic[Message]):
@@ -23,8 +24,8 @@ class Wire(Generic[Message]):
     def __init__(self) -> None:
         self.sent: list[Message] = []
 
-    def put(self, message: Message, /) -> None:
-        self.sent.append(message)
+    def put(self, message: Message, rest: Sequence[bytes] = (), /) -> None:
+        self.sent.append(whole(message, rest))
 
 
 def work(name: str = "a", attempt: int = 1) -> pb.Assignment:

@@ -6,7 +6,7 @@ one step, because every request changes the former in the order of sending; and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dart.coordinator.fleet.sessions import Worker
 from dart.core.types import Image, Prompt
@@ -14,7 +14,7 @@ from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import HOLD_SCREENSHOTS, has
 from dart.wire.channel import MAX_MESSAGE_BYTES
-from dart.wire.convert import write_image
+from dart.wire.convert import encoded_blocks, encoded_with_data, write_image
 
 MOST_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 """The most that a message's prompt and screenshots may take; the rest is for what goes around them."""
@@ -28,24 +28,24 @@ class PromptTooLarge(Exception):
     """No message can carry the prompt, and this replica cannot take it in parts. The replica is not to blame."""
 
 
-async def fill_screenshots(
-    request: pb.Generate, prompt: Prompt, words: int, worker: Worker, screenshots: StoredScreenshots, with_data: bool
-) -> None:
-    """Add the bytes of the screenshots that the replica does not hold; with `with_data`, of all.
+async def encoded_prompt(
+    request: pb.Generate, prompt: Prompt, worker: Worker, screenshots: StoredScreenshots, with_data: bool
+) -> Sequence[bytes]:
+    """The encoded prompt of this request, with the bytes of the screenshots that the replica does not hold; with
+    `with_data`, of all.
 
-    The request has its prompt, of `words` bytes, and its assignment already, and must then be sent without an await in
-    between. Raises ScreenshotLost, PromptTooLarge, and what `Worker.call` raises when screenshots are sent ahead.
+    The request has everything else already, and must then be sent without an await in between. Raises ScreenshotLost,
+    PromptTooLarge, and what `Worker.call` raises when screenshots are sent ahead.
     """
     stored: dict[bytes, bytes] = {}
-    words += len(request.forced_text)
+    blocks = encoded_blocks(prompt)
+    words = len(request.forced_text) + sum(map(len, blocks))
     if _needs_no_care(prompt, words, worker, with_data):
-        _write(request, prompt, worker, stored, with_data)
-        return
+        return _with_screenshots(blocks, prompt, worker, stored, with_data)
     for _ in range(ROUNDS):
         lacking = await _lacking(stored, prompt, worker, screenshots, with_data)
         if words + sum(map(len, lacking.values())) <= MOST_BYTES:
-            _write(request, prompt, worker, stored, with_data)
-            return
+            return _with_screenshots(blocks, prompt, worker, stored, with_data)
         await _send_ahead(request.assignment, prompt, words, worker, lacking)
         with_data = False
     raise PromptTooLarge(
@@ -86,8 +86,10 @@ async def _lacking(
     }
 
 
-def _write(request: pb.Generate, prompt: Prompt, worker: Worker, stored: dict[bytes, bytes], with_data: bool) -> None:
-    """The bytes that the replica lacks, each where it comes to it. `with_data`: of all."""
+def _with_screenshots(
+    blocks: list[bytes], prompt: Prompt, worker: Worker, stored: dict[bytes, bytes], with_data: bool
+) -> Sequence[bytes]:
+    """The encoded blocks with the bytes that the replica lacks, each where it comes to it. `with_data`: of all."""
     held = worker.screenshots
     sent: set[bytes] = set()
     occurrences = []
@@ -98,27 +100,19 @@ def _write(request: pb.Generate, prompt: Prompt, worker: Worker, stored: dict[by
             occurrences.append(occurrence)
         # A worker that shares the store keeps what it reads there, as if it had been sent.
         held.note(digest, True)
-    if not occurrences:
-        return
-    places = _places(prompt, len(request.prompt), occurrences[0])
-    for occurrence in occurrences:
-        image = prompt.images[occurrence]
-        if data := image.data or stored.get(image.sha256):
-            request.prompt[places[occurrence]].image.data = data
-
-
-def _places(prompt: Prompt, parts: int, first: int) -> dict[int, int]:
-    """Where the prompt's screenshots from the `first` on are among its `parts`. What must be sent is mostly the last
-    one, so the blocks are searched from the end."""
-    places, occurrence = {}, len(prompt.images)
-    for block in reversed(prompt.blocks):
-        parts -= len(block.parts)
-        for place, _ in reversed(block.images):
-            occurrence -= 1
-            places[occurrence] = parts + place
-        if occurrence <= first:
+    occurrence = len(prompt.images)
+    for number in range(len(blocks) - 1, -1, -1):  # from the end: it is mostly the last one that must be sent
+        if not occurrences or occurrence <= occurrences[0]:
             break
-    return places
+        block = prompt.blocks[number]
+        data = {}
+        for place, image in reversed(block.images):
+            occurrence -= 1
+            if occurrence in occurrences and (found := image.data or stored.get(image.sha256)):
+                data[place] = found
+        if data:
+            blocks[number : number + 1] = encoded_with_data(block, data)
+    return blocks
 
 
 async def _send_ahead(

@@ -11,11 +11,11 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dart.agent.episode import ContextFull
-from dart.coordinator.fleet.prompts import PromptTooLarge, fill_screenshots
+from dart.coordinator.fleet.prompts import PromptTooLarge, encoded_prompt
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, InfrastructureError, Worker
 from dart.core.fleet.replica import Replica, Request
 from dart.core.fleet.replicas import Replicas
@@ -23,7 +23,6 @@ from dart.core.types import Generation, Prompt
 from dart.core.usage import EnvState
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
-from dart.wire.convert import write_prompt
 
 GENERATE_ATTEMPTS = 5
 OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
@@ -128,7 +127,8 @@ class RolloutPool:
         turn.attempt += 1
         blame, served, declined = "", False, False
         try:
-            generation: Generation = await worker.call(await self._message(turn, worker))
+            message, prompt = await self._message(turn, worker)
+            generation: Generation = await worker.call(message, rest=prompt)
             self.requests += 1
             served = True
             return generation
@@ -157,7 +157,8 @@ class RolloutPool:
             if self._waiting:
                 self._grant()
 
-    async def _message(self, turn: _Turn, worker: Worker) -> pb.SessionResponse:
+    async def _message(self, turn: _Turn, worker: Worker) -> tuple[pb.SessionResponse, Sequence[bytes]]:
+        """(a Generate without its prompt, the encoded prompt)."""
         message = pb.SessionResponse()
         request = message.generate  # filled in place, as for Act
         assignment, sampling = request.assignment, request.sampling
@@ -165,9 +166,8 @@ class RolloutPool:
         sampling.temperature, sampling.max_tokens = turn.temperature, turn.max_tokens
         if turn.forced_text is not None:
             request.forced_text = turn.forced_text
-        size = write_prompt(request, turn.prompt)
-        await fill_screenshots(request, turn.prompt, size, worker, self.screenshots, worker.id in turn.with_data)
-        return message
+        with_data = worker.id in turn.with_data
+        return message, await encoded_prompt(request, turn.prompt, worker, self.screenshots, with_data)
 
     # ---- the queue ----
 

@@ -136,17 +136,17 @@ class Worker:
         """Whether it can read the run's directory of screenshots."""
         return bool(self.ready.shares_blobs)
 
-    async def call(self, *commands: Command | pb.SessionResponse) -> Any:
+    async def call(self, *commands: Command | pb.SessionResponse, rest: Sequence[bytes] = ()) -> Any:
         """Send a command (or the pages of one) and return the reply to it, or to its last page: its message, or, to
         Generate, a `Generation`.
 
         The assignment's epoch and sequence are filled in. A command with screenshots must already be in its message
-        (`dart.wire.convert` says why). Raises CommandFailed when the worker answers with a Failure, WorkerLost when it
-        is lost. The reply to a cancelled call is ignored.
+        (`dart.wire.convert` says why). `rest`: further fields of the last command, encoded. Raises CommandFailed when
+        the worker answers with a Failure, WorkerLost when it is lost. The reply to a cancelled call is ignored.
         """
         if self.state == "lost":
             raise WorkerLost(f"worker {self.id} is lost", self.id)
-        key = self.end.issue(commands, time.monotonic())
+        key = self.end.issue(commands, time.monotonic(), rest=rest)
         reply = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             return await reply
