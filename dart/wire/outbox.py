@@ -8,8 +8,8 @@ waits alone is sent alone.
 A message over the limit would break the stream, again with every resumption, so it is never sent: `too_large` is called
 instead, and fails only the command that the message belongs to.
 
-A screenshot or a prompt is encoded already when it is put in, as the `rest` of its message's body, so that protobuf does
-not copy it into the message and out again.
+A screenshot or a prompt is encoded already when it is put in, as the `rest` of its message's body, so that protobuf
+does not copy it into the message and out again.
 
 Worked example: an Act, a Release and a Generate of 3 MB wait. The first `take` gives Act and Release as one batch; the
 Generate would make it larger than FULL_BYTES, so the second `take` gives it alone.
@@ -71,8 +71,8 @@ class Outbox(Generic[Message]):
             self._reader.set_result(None)
 
     async def get(self) -> Message:
-        """The next message, alone and without its `rest`. For a single reader, which must not call `take` as well."""
-        return (await self._next())[0]
+        """The next message, alone. For a single reader, which must not call `take` as well."""
+        return whole(*await self._next())
 
     async def take(self) -> tuple[bytes, bool]:
         """(the next messages, encoded as one, whether the last says goodbye)."""
