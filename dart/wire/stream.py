@@ -157,10 +157,14 @@ class Conversation(Generic[Sent, Received]):
         Other exceptions in `alongside` are raised in an exception group.
         """
         self.pulse.written = self.pulse.heard = time.monotonic()
-        parts: list[Coroutine[object, None, Goodbye | None]] = [self._read(), self._write(), self._beat(), *alongside]
+        parts: list[Coroutine[object, None, Goodbye | None]] = [self._read(), self._write(), *alongside]
         if self.pulse.silence < math.inf:
             parts.append(self._listen())
-        return await first_end(parts)
+        self._beat()
+        try:
+            return await first_end(parts)
+        finally:
+            self._next_beat.cancel()
 
     async def _read(self) -> Goodbye:
         while True:
@@ -199,12 +203,13 @@ class Conversation(Generic[Sent, Received]):
                 await asyncio.sleep(HANG_UP_SECONDS)
                 return Goodbye("", heard=False)
 
-    async def _beat(self) -> None:
-        """Send heartbeats, on one timer: a timer per message would cost more than the message."""
-        while True:
-            await asyncio.sleep(self.pulse.beat_in(time.monotonic()) or self.pulse.interval)
-            if not self.pulse.beat_in(time.monotonic()) and not self._outbox:
-                self._outbox.put(self._sends(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+    def _beat(self) -> None:
+        """Send a heartbeat if one is due. One timer for each stream: one for each message would cost more than the
+        message, and a task for each stream several times what a timer does."""
+        due_in = self.pulse.beat_in(time.monotonic())
+        if not due_in and not self._outbox:
+            self._outbox.put(self._sends(heartbeat=pb.Heartbeat(sent_unix_seconds=time.time())))
+        self._next_beat = asyncio.get_running_loop().call_later(due_in or self.pulse.interval, self._beat)
 
     async def _listen(self) -> None:
         while True:
