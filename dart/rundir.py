@@ -122,6 +122,11 @@ class RunDirectory:
         return self.path / "secrets"
 
     @property
+    def dashboard(self) -> Path:
+        """The address of the run's dashboard with its token in it, if it asks for one."""
+        return self.secrets / "dashboard"
+
+    @property
     def evaluation(self) -> Path:
         return self.path / "evaluation.json"
 

@@ -63,6 +63,7 @@ class Run:
 
     async def up(self, updates: int) -> dict[str, object]:
         """All workers come; returns when so many updates have been made with them."""
+        self.witness.look()
         began, before, had = time.monotonic(), self.witness.updates(), len(self.witness.trajectories)
         self.workers = [await self.worker(role, f"{role}-{number}") for number, role in enumerate(ELASTIC)]
         seconds: dict[str, float] = {}

@@ -135,11 +135,12 @@ async def _begun(wanted: JobRun, database: Database) -> Start:
 
 
 def _dashboard(wanted: JobRun) -> Beside | None:
-    """The dashboard beside a training run, whose address is printed. Raises UserError for a host that fails."""
+    """The dashboard beside a training run, whose address is printed. Raises UserError for a host that fails, and a run
+    directory that cannot be written to."""
     if not (isinstance(wanted.job, Train) and wanted.config.dashboard.enabled):
         return None
     beside = Beside.of(wanted.config, wanted.directory.path)
-    click.echo(f"dashboard {beside.address}")
+    click.echo(beside.told(to_terminal=sys.stdout.isatty()))
     return beside
 
 

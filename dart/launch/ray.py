@@ -29,7 +29,7 @@ from dart.errors import UserError
 from dart.launch.plan import Group, plan
 from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, INTERRUPTED, Action, End, Finish, Restarts, Say, Start, Stop
-from dart.launch.supervisor import DASHBOARD, FILES, Listening, Order, Place
+from dart.launch.supervisor import FILES, Listening, Order, Place
 from dart.processes.secrets import AUTHORITY
 from dart.wire.channel import TOKEN_ENVIRONMENT
 
@@ -224,9 +224,8 @@ class Driver:
                 moved = self.listening is not None and self.listening != value
                 self.listening = value
                 say(f"the coordinator listens on {value.address}")
-                dashboard = Path(self.run_directory) / "secrets" / DASHBOARD
                 if self.config.dashboard.enabled and process.starts == 1:
-                    say(f"the dashboard's address is in {dashboard}")
+                    say(f"the dashboard's address is in {RunDirectory(Path(self.run_directory)).dashboard}")
                 self._act(self.restarts.listening(time.monotonic(), moved=moved))
             case (str(directory), str(problem)):
                 if problem:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -33,12 +32,9 @@ from dart.rundir import RunDirectory
 
 FILES = "@files"
 """In an order's words: the private folder with its files."""
-DASHBOARD = "dashboard"
-"""Below RUN/secrets: the dashboard's address with its token."""
 LOOK_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
 """How long what a process wrote last is waited for: something that left its group may hold its output open."""
-_WITH_TOKEN = re.compile(r"(https?://\S*[?&]token=)[^\s&]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,30 +176,22 @@ class _Said:
 
     def __init__(self, order: Order) -> None:
         self.last = ""
-        self._run = RunDirectory(Path(order.run))
+        run = RunDirectory(Path(order.run))
         self._log = logging.Logger(order.name)  # of its own: a node may have processes of several runs
         with contextlib.suppress(OSError):  # the folder is not there, or not for this node to write
-            if self._run.path.is_dir():
-                self._run.logs.mkdir(exist_ok=True)
-                log = self._run.logs / f"{order.name}.log"
+            if run.path.is_dir():
+                run.logs.mkdir(exist_ok=True)
+                log = run.logs / f"{order.name}.log"
                 self._log.addHandler(RotatingFileHandler(log, maxBytes=order.log_bytes, backupCount=1))
 
     def read(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
-            shown = _WITH_TOKEN.sub(r"\1...", line.rstrip("\n"))
-            if shown != line.rstrip("\n"):
-                self._keep(line)
+            shown = line.rstrip("\n")
             print(shown, flush=True)
             self._log.info("%s", shown)
             self.last = shown.strip().removeprefix("error: ") or self.last
         for handler in self._log.handlers:
             handler.close()
-
-    def _keep(self, line: str) -> None:
-        """The dashboard's address, for the owner of the run alone."""
-        file = self._run.secrets / DASHBOARD
-        file.touch(mode=0o600)
-        file.write_text(line.rsplit(maxsplit=1)[-1] + "\n", encoding="utf-8")
 
 
 def _signal_group(group: int, number: int) -> None:

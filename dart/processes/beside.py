@@ -18,6 +18,8 @@ from dart.config import Config, Dashboard
 from dart.core.loopback import is_loopback
 from dart.errors import UserError
 from dart.processes.launcher import Child
+from dart.processes.secrets import write_private
+from dart.rundir import RunDirectory
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 VIEW_TOKEN_ENVIRONMENT = "DART_VIEW_TOKEN"
@@ -76,6 +78,20 @@ class Beside:
         """The run's page; with the token in it, if there is one."""
         query = f"?token={self.token}" if self.token else ""
         return f"{url(self.listening)}/runs/{self.directory.name}{query}"
+
+    def told(self, *, to_terminal: bool) -> str:
+        """The line that says where it is. Output that is kept gets no token: that is in the run's secrets, for the
+        owner of the run alone. Raises UserError where it cannot be written there."""
+        if self.token is None:
+            return f"dashboard {self.address}"
+        file = RunDirectory(self.directory).dashboard
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(file, f"{self.address}\n".encode())
+        except OSError as error:
+            raise UserError(f"{file}: {error.strerror}: choose a run directory that can be written to") from None
+        shown = self.address if to_terminal else self.address.partition("?")[0]
+        return f"dashboard {shown} (with its token in {file})"
 
     def child(self) -> Child:
         secret = {VIEW_TOKEN_ENVIRONMENT: self.token, TOKEN_ENVIRONMENT: self.control_token}

@@ -41,11 +41,11 @@ def prepare(folder: Path, host: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for role in get_args(TokenRole):
             if not token_file(folder, role).is_file():
-                _write(token_file(folder, role), secrets.token_urlsafe(_TOKEN_BYTES).encode())
+                write_private(token_file(folder, role), secrets.token_urlsafe(_TOKEN_BYTES).encode())
         if not _names(folder / CERTIFICATE, host):
             certificate, key = _self_signed(host)
             for name, content in ((KEY, key), (CERTIFICATE, certificate), (AUTHORITY, certificate)):
-                _write(folder / name, content)
+                write_private(folder / name, content)
     except OSError as error:
         raise UserError(f"{folder}: tokens cannot be kept there ({error.strerror}): choose a writable folder") from None
 
@@ -119,7 +119,7 @@ def _x509() -> ModuleType:
     return x509
 
 
-def _write(file: Path, content: bytes) -> None:
+def write_private(file: Path, content: bytes) -> None:
     """Whole or not at all, and only for the owner: workers on other machines look for it."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(descriptor, "wb") as stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import urllib.error
 import urllib.request
@@ -43,6 +44,10 @@ def test_the_token_is_not_left_to_the_workers(tmp_path: Path, monkeypatch: pytes
     beside = Beside.of(config(), tmp_path / "run")
     with beside.listening:
         assert beside.address.endswith("/runs/run?token=secret")
+        kept = tmp_path / "run" / "secrets" / "dashboard"
+        assert beside.told(to_terminal=True) == f"dashboard {beside.address} (with its token in {kept})"
+        assert "secret" not in beside.told(to_terminal=False).partition("(")[0]
+        assert kept.read_text() == f"{beside.address}\n" and stat.S_IMODE(kept.stat().st_mode) == 0o600
         assert "DART_VIEW_TOKEN" not in os.environ
         child = beside.child()
         assert child.environment == {"DART_VIEW_TOKEN": "secret"} and "secret" not in " ".join(child.command)
