@@ -31,6 +31,7 @@ from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, INTERRUPTED, Action, End, Finish, Restarts, Say, Start, Stop
 from dart.launch.supervisor import FILES, Listening, Order, Place
 from dart.processes.secrets import AUTHORITY
+from dart.rundir import RunDirectory
 from dart.wire.channel import TOKEN_ENVIRONMENT
 
 LOOK_SECONDS = 0.5
