@@ -10,7 +10,7 @@ DESKTOP := xvfb openbox dbus at-spi2-core yad xterm mousepad pcmanfm galculator
 LARGE  := chromium libreoffice-writer libreoffice-calc libreoffice-gtk3 gimp
 BUF    := npx --yes @bufbuild/buf@1.75.0
 
-.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-pods test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
+.PHONY: help install browser desktop android desktop-apps demo references gpu-files peers swanlab chart stores test test-pods test-ray test-slurm test-fast lint types imports web web-check docs proto proto-check bench bench-check clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,14 @@ test: install references gpu-files swanlab chart ## Run all tests, including the
 
 test-pods: install chart ## Run a training run from the Helm chart's manifests, each pod a process; needs root.
 	DART_TEST_PODS=1 $(PY) -m pytest tests/launch/test_k8s_run.py
+
+test-ray: install ## Run training runs on a Ray cluster of two nodes, one of which is killed.
+	$(PY) -m pip install --quiet -e '.[ray]'
+	DART_TEST_RAY=1 $(PY) -m pytest tests/launch/test_ray.py
+
+test-slurm: install ## Run training runs on a Slurm cluster of this machine alone; needs root.
+	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends slurm-wlm munge
+	DART_TEST_SLURM=1 $(PY) -m pytest tests/launch/test_slurm.py
 
 test-fast: install ## Run the tests that need no engine, torch, browser or desktop.
 	$(PY) -m pytest -m 'not engine and not torch and not browser and not desktop'

@@ -361,7 +361,9 @@ def faults() -> str | None:
         (fault, f"{row['faults']:,}", *_seconds(apart["by_class"][fault], "recovered", "p50_seconds", "p99_seconds"))
         for fault, row in dense["by_class"].items()
     ]
-    return table(("fault", "faults 20 s apart", "faults 4 min apart, n", "seconds to the next update, p50", "p99"), rows)
+    return table(
+        ("fault", "faults 20 s apart", "faults 4 min apart, n", "seconds to the next update, p50", "p99"), rows
+    )
 
 
 def fuzzed() -> str | None:

@@ -127,8 +127,13 @@ def test_without_slurm_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- a real cluster ----
 
 
+ASKED = "DART_TEST_SLURM"
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    if not os.environ.get(ASKED):
+        pytest.skip(f"`make test-slurm` runs it: it takes ten minutes ({ASKED}=1)")
     if why := missing():
         pytest.skip(why)
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
