@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from benchmarks.endurance.witness import Witness
 from dart.coordinator.summary import machine, software, write_json
+from dart.rundir import RunDirectory
 
 RESULT = Path(__file__).parents[1] / "results" / "to_zero.json"
 CONFIG = Path("configs/miniwob_cpu.yaml")
@@ -38,24 +38,30 @@ SETTLE_SECONDS = 3.0
 
 @dataclass
 class Run:
-    directory: Path
-    witness: Witness
+    directory: RunDirectory
     log: Path
+    witness: Witness = field(init=False)
+    started: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
+    """The env workers and replicas that came last."""
+
+    def __post_init__(self) -> None:
+        self.witness = Witness(self.directory.database)
 
     async def start(self, *words: str) -> Process:
         with self.log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "dart", *words,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ,
-            )  # fmt: skip
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "dart", *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.started.append(process)
+        return process
 
     async def worker(self, role: str, name: str) -> Process:
-        return await self.start("worker", "--role", role, "--run", str(self.directory), "--id", name)
+        return await self.start("worker", "--role", role, "--run", str(self.directory.path), "--id", name)
 
     async def status(self) -> dict[str, Any]:
         asking = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dart", "status", str(self.directory), "--json", stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "dart", "status", str(self.directory.path), "--json", stdout=asyncio.subprocess.PIPE
         )
         told, _ = await asking.communicate()
         status: dict[str, Any] = json.loads(told)
@@ -107,13 +113,13 @@ class Run:
 
 async def to_zero(times: int, updates: int, seconds: float, folder: Path) -> dict[str, object]:
     """Run it; returns the results as JSON."""
-    directory = folder / "run"
-    run = Run(directory, Witness(directory / "run.db"), folder / "processes.log")
+    directory = RunDirectory(folder / "run")
+    run = Run(directory, folder / "processes.log")
     choices = [part for override in OVERRIDES for part in ("--set", override)]
-    coordinator = await run.start("coordinator", str(CONFIG), "--run", str(directory), "--quiet", *choices)
+    coordinator = await run.start("coordinator", str(CONFIG), "--run", str(directory.path), "--quiet", *choices)
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            while not (directory / "address").is_file():  # noqa: ASYNC110 - another process makes it
+            while not directory.address.is_file():  # noqa: ASYNC110 - another process makes it
                 await asyncio.sleep(0.2)
         trainer = await run.worker("train", "train")
         phases: list[dict[str, object]] = []
@@ -125,7 +131,7 @@ async def to_zero(times: int, updates: int, seconds: float, folder: Path) -> dic
         coordinator.send_signal(signal.SIGINT)
         exits = {"coordinator": await coordinator.wait(), "trainer": await trainer.wait()}
     finally:
-        for process in (coordinator, *run.workers):
+        for process in run.started:
             if process.returncode is None:
                 process.kill()
     return {
@@ -144,7 +150,7 @@ async def to_zero(times: int, updates: int, seconds: float, folder: Path) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=2, help="how often everybody leaves")
-    parser.add_argument("--updates", type=int, default=3, help="updates before that, and after the last return")
+    parser.add_argument("--updates", type=int, default=4, help="updates before that, and after the last return")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long nobody is there")
     parser.add_argument("--folder", type=Path, help="keep the run directory and the logs here")
     parser.add_argument("--out", type=Path, default=RESULT)
