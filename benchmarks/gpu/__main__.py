@@ -3,8 +3,8 @@
 Random weights of UI-TARS-1.5-7B's width and prompts of five full-HD screenshots; nothing is downloaded, and vLLM is not
 needed. The trainer's own forward pass, batches and head are measured, at a few layers, and extrapolated to the whole
 depth. Writes results/gpu/CARD.json after each measurement, so that a run that is cut off keeps what it has; a later run
-replaces only what it measures. `--only` names some; `--device cpu --tiny` shows that everything runs and measures
-nothing.
+replaces only what it measures. `--only` names some; `--unfused` measures without `trainer.fused_kernels`, and writes
+NAME_unfused; `--device cpu --tiny` shows that everything runs and measures nothing.
 
 `python -m benchmarks.gpu.pair` is for two or more GPUs and vLLM.
 """
@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="the smallest model and batches")
     parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=tuple(MEASUREMENTS))
+    parser.add_argument("--unfused", action="store_true", help="with trainer.fused_kernels: false")
     parser.add_argument("--seconds", type=float, default=560.0, help="begin no measurement after this time")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("this machine has no GPU that torch can use: --device cpu --tiny shows only that everything runs")
     if options.device == "cpu" and not options.tiny:
         sys.exit("a model of the full width is for GPUs: add --tiny")
-    bench = Bench(torch.device(options.device), tiny() if options.tiny else full(), repeats=0 if options.tiny else 3)
+    scale = tiny() if options.tiny else full()
+    bench = Bench(torch.device(options.device), scale, 0 if options.tiny else 3, fused=not options.unfused)
     began = time.monotonic()
     path = _path(bench, options.output, tiny=options.tiny)
     for name in MEASUREMENTS:
@@ -64,7 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         if time.monotonic() - began > options.seconds:
             print(f"{name}: left out, because {options.seconds:g} s are over")
             continue
-        _write(path, bench, name, _measured(bench, name), tiny=options.tiny)
+        result = _measured(bench, name)
+        _write(path, bench, f"{name}_unfused" if options.unfused else name, result, tiny=options.tiny)
     print(path)
 
 

@@ -21,6 +21,8 @@ class Bench:
     scale: Scale
     repeats: int = 3
     """Calls that are timed, after one that is not; 0: one call alone, to see that it runs."""
+    fused: bool = True
+    """`trainer.fused_kernels`."""
     peak: float | None = None
     """Measured bfloat16 operations per second of a large matrix product; None until it has been measured."""
 

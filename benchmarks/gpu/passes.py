@@ -13,7 +13,7 @@ from dart.core.capacity import memory, work
 
 def _subject(bench: Bench, layers: int, blocks: int) -> Subject:
     bench.clear()
-    return subjects.build(bench.scale, layers, blocks, bench.device)
+    return subjects.build(bench.scale, layers, blocks, bench.device, fuse=bench.fused)
 
 
 def trainer_memory(bench: Bench) -> Result:
@@ -53,7 +53,9 @@ def trainer_memory(bench: Bench) -> Result:
 def _estimate(bench: Bench, layers: int, blocks: int, batch: object) -> int:
     load = subjects.load_of(bench.scale, batch)  # type: ignore[arg-type]
     prompts = memory.Prompts(load.tokens, load.screenshots, load.patches // 4)
-    set_up = memory.TrainerSetUp(checkpointing=True, reference=False, microbatch_tokens=load.tokens, runtime=0)
+    set_up = memory.TrainerSetUp(
+        checkpointing=True, reference=False, microbatch_tokens=load.tokens, runtime=0, fused=bench.fused
+    )
     return memory.of_rank(subjects.shape_of(bench.scale, layers, blocks), set_up, prompts).total
 
 
@@ -69,7 +71,7 @@ def one_row(bench: Bench) -> Result:
         batch = subjects.micro_batch(scale, subject, subjects.steps(scale), bench.device)
         load, shape = subjects.load_of(scale, batch), subjects.shape_of(scale, layers, blocks)
         for frozen in (False, True):
-            subject.model.model.visual.requires_grad_(not frozen)
+            subject.freeze_vision(frozen)
             subject.zero_grad(set_to_none=True)
             work_done = work.update(
                 shape, load, work.Passes(score=False, reference=False, recompute=True, vision_trains=not frozen)

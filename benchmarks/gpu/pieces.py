@@ -75,7 +75,7 @@ def sharded(bench: Bench) -> Result:
     result: Result = {}
     for name in ("autocast", "fully_shard"):
         bench.clear()
-        subject = subjects.build(scale, scale.layers[0], scale.blocks[0], bench.device)
+        subject = subjects.build(scale, scale.layers[0], scale.blocks[0], bench.device, fuse=bench.fused)
         batch = subjects.micro_batch(scale, subject, subjects.steps(scale), bench.device)
         if name == "fully_shard":
             _start_group(bench)

@@ -25,6 +25,7 @@ from dart.core.types import Generation, Image, Sample, VersionSpan
 from dart.workers.train import batch as batches
 from dart.workers.train import model as train_model
 from dart.workers.train import policy, vision
+from dart.workers.train.kernels import fused
 from dart.workers.train.screenshots import Processed
 
 
@@ -94,17 +95,28 @@ class Subject(torch.nn.Module):  # type: ignore[misc]
     def model(self) -> PreTrainedModel:
         return self.policy.model
 
+    def freeze_vision(self, frozen: bool) -> None:
+        """A frozen tower runs without gradient, as the trainer runs it; here in every pass, because nothing is kept."""
+        visual = self.model.model.visual
+        visual.requires_grad_(not frozen)
+        forward = type(visual).forward.__get__(visual)
+        visual.forward = torch.no_grad()(forward) if frozen else forward
+
     def forward(self, batch: batches.MicroBatch) -> torch.Tensor:
         logprobs, _ = self.policy(batch)
         return logprobs.clone()  # FSDP2 warns of a view
 
 
-def build(scale: Scale, layers: int, blocks: int, device: torch.device, *, checkpointing: bool = True) -> Subject:
+def build(
+    scale: Scale, layers: int, blocks: int, device: torch.device, *, checkpointing: bool = True, fuse: bool = True
+) -> Subject:
     """Float32 weights at random, made on the device."""
     config = AutoConfig.for_model(**document_of(scale, layers, blocks))
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     vision.speed_up(model)
+    if fuse and device.type == "cuda":
+        fused.speed_up(model)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()

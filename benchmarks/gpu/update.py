@@ -49,7 +49,7 @@ def update(bench: Bench) -> Result:
         _write_model(bench, folder)
         bench.clear()
         began = time.monotonic()
-        trainer = Trainer(_config(scale, folder))
+        trainer = Trainer(_config(bench, folder))
         result: Result = {"load_seconds": round(time.monotonic() - began, 2)}
     bench.clear()
     episodes = [_episode(scale, number) for number in range(scale.episodes)]
@@ -121,13 +121,13 @@ def _patch(scale: Scale) -> int:
     return int(scale.document["vision_config"]["patch_size"])
 
 
-def _config(scale: Scale, folder: Path) -> TrainWorkerConfig:
+def _config(bench: Bench, folder: Path) -> TrainWorkerConfig:
     return TrainWorkerConfig.model_validate(
         {
             "model": {"path": str(folder), "dtype": "bfloat16"},
             "trainer": {
                 "lora": {}, "learning_rate": 1e-4, "gradient_checkpointing": True,
-                "microbatch_tokens": _row_tokens(scale),
+                "microbatch_tokens": _row_tokens(bench.scale), "fused_kernels": bench.fused,
             },
             "sync": {"transport": "gloo"}, "temperature": 1.0, "seed": 0, "total_updates": None,
         }
@@ -208,7 +208,7 @@ def _estimate(scale: Scale, trainer: Trainer) -> int:
     assert lora is not None
     set_up = memory.TrainerSetUp(
         checkpointing=True, microbatch_tokens=_row_tokens(scale), runtime=0, lora_rank=lora.rank,
-        lora_targets=lora.target_modules,
+        lora_targets=lora.target_modules, fused=trainer.config.trainer.fused_kernels,
     )  # fmt: skip
     prompts = memory.Prompts(_row_tokens(scale), scale.screenshots, scale.grid[1] * scale.grid[2] // 4)
     return memory.of_rank(subjects.shape_of(scale, scale.full_layers, scale.full_blocks), set_up, prompts).total

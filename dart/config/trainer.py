@@ -194,6 +194,11 @@ class Trainer(Section):
         "(FSDP2). Not set: `none` with one rank, `full` with several.",
     )
     gradient_checkpointing: bool = Field(False, description="Saves memory at the cost of a second forward pass.")
+    fused_kernels: bool = Field(
+        True,
+        description="On a GPU, norms, rotary embeddings and gated MLPs are compiled by torch.compile, which needs a C "
+        "compiler on the trainer's machine.",
+    )
     freeze_vision: bool = Field(
         False,
         description="The vision tower does not train. Each rank then encodes a screenshot once, without gradient, and "

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
-from dart.workers.train import linear
+from dart.workers.train.kernels import linear
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from PIL import Image, ImageDraw
 
 from dart.config import TrainWorkerConfig
@@ -19,6 +23,21 @@ from dart.wire.convert import sample_from_proto
 
 END, START, VISION_START, VISION_END, PAD = 2, 1, 3, 4, 6
 """Of the tiny model's tokenizer."""
+
+same_bits = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU adds gradients up in another order each time, so bits differ"
+)
+
+
+@pytest.fixture
+def unfused_again() -> Iterator[None]:
+    """What `fused.speed_up` switches over for a whole module of transformers is switched back."""
+    names = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
+    modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.qwen")]
+    before = [(module, name, getattr(module, name)) for module in modules for name in names if hasattr(module, name)]
+    yield
+    for module, name, function in before:
+        setattr(module, name, function)
 
 
 def settings(folder: Path, **trainer: Any) -> TrainWorkerConfig:

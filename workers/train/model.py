@@ -12,8 +12,9 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from dart.errors import UserError
 from dart.wire.tokens import vision_token_ids
-from dart.workers.train import linear, vision
+from dart.workers.train import vision
 from dart.workers.train.batch import Layout
+from dart.workers.train.kernels import linear
 from dart.workers.train.policy import ENCODED
 
 

@@ -38,6 +38,7 @@ from dart.workers.train import checkpoint, collectives, vision
 from dart.workers.train.adapters import lora as adapters
 from dart.workers.train.adapters.weights import copied, copied_adapter
 from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, SampleError, TrainError
+from dart.workers.train.kernels import fused
 from dart.workers.train.model import layout_of, load_banned_tokens, load_image_processor
 from dart.workers.train.passes import parts
 from dart.workers.train.passes.faults import Faults, MicroLoss, check_finite, micro_loss
@@ -142,7 +143,6 @@ class Trainer:
         totals = self._totals(minibatches, total_samples, total_tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.updates)
-
         faults = Faults()
         self.step_entropies = []
         scores: dict[int, Score] = {}
@@ -158,8 +158,7 @@ class Trainer:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
             scores = self._score(minibatches[1:], faults)
 
-        tallies = []
-        norms = []
+        tallies, norms = [], []
         for number, (rows, total) in enumerate(zip(minibatches, totals, strict=True)):
             try:
                 tally, norm = self._optimiser_step(rows, total, scores, faults, first=number == 0)
@@ -406,6 +405,8 @@ class Trainer:
         kept = self.encoded if any(parameter.requires_grad for parameter in model.parameters()) else None
         if self.config.trainer.freeze_vision and kept is not None:
             vision.freeze(model)
+        if self.config.trainer.fused_kernels and self.device.type == "cuda":
+            fused.speed_up(model)
         entropy_gradient = self.recipe.entropy_coefficient > 0
         return Policy(model, self.config.temperature, banned, entropy_gradient=entropy_gradient, blank=blank, kept=kept)
 

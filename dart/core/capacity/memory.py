@@ -1,9 +1,10 @@
 """Bytes that a trainer rank, a replica's GPU and the host need.
 
 What is kept between steps (weights, gradients, optimiser state) is exact. Activations are counted layer by layer: what
-autograd keeps for the backward pass of transformers' eager modules with fused attention. With an adapter on
-UI-TARS-1.5-7B the estimate is 9 % above what an H200 counted. What the CUDA runtime, NCCL and the allocator's
-fragmentation take is a constant of ours (`RUNTIME`), never measured here.
+autograd keeps for the backward pass of transformers' eager modules, or of our fused kernels, with fused attention. On
+UI-TARS-1.5-7B the estimate is 8 % above what an H200 counted with an adapter, and 2 % with all weights (extrapolated
+from four and eight layers). What the CUDA runtime, NCCL and the allocator's fragmentation take is a constant of ours
+(`RUNTIME`), never measured here.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class TrainerSetUp:
     """Of an adapter, which alone trains, and without which the policy is the reference; 0: there is none."""
     lora_targets: tuple[str, ...] = ()
     """The matrices of a decoder layer that have one."""
+    fused: bool = False
+    """`trainer.fused_kernels`, on a GPU."""
 
     @property
     def narrow(self) -> bool:
@@ -129,26 +132,30 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
 def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -> int:
     """Kept for the backward pass of `tokens` tokens and `patches` patches of screenshots.
 
-    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (float32, and bfloat16 where
-    the weights are), and one layer at a time is computed again. A tower that is frozen, as it is beside an adapter,
-    keeps nothing.
+    Without gradient checkpointing every layer keeps its own; with it, each keeps its input (in the decoder float32, and
+    bfloat16 where the weights are; in the tower the dtype of products), and one layer at a time is computed again. A
+    tower that is frozen, as it is beside an adapter, keeps nothing.
     """
     frozen = set_up.vision_frozen or set_up.lora_rank > 0
     of_layer = tokens * _layer_keeps(shape.text, set_up)
     of_block = 0 if frozen else patches * _block_keeps(shape.vision, set_up)
     if not set_up.checkpointing:
         return shape.text.layers * of_layer + shape.vision.depth * of_block
-    inputs = shape.text.layers * tokens * shape.text.hidden
-    inputs += 0 if frozen else shape.vision.depth * patches * shape.vision.hidden
-    return (HALF if set_up.narrow else SINGLE) * inputs + max(of_layer, of_block)
+    inputs = (HALF if set_up.narrow else SINGLE) * shape.text.layers * tokens * shape.text.hidden
+    if not frozen:
+        inputs += (HALF if set_up.mixed else SINGLE) * shape.vision.depth * patches * shape.vision.hidden
+    return inputs + max(of_layer, of_block)
 
 
 def _rms_norms_keep(set_up: TrainerSetUp, products: int) -> int:
     """Bytes per channel of a layer's two RMSNorms, whose outputs go into `products` matrix products.
 
     Float32: input, normalised input, output. Autocast: the first two in float32, and a bfloat16 cast of the output for
-    each product. Weights in bfloat16 (`narrow`): the input in float32, the other two in bfloat16.
+    each product. Weights in bfloat16 (`narrow`): the input in float32, the other two in bfloat16. Fused: the input and
+    one output.
     """
+    if set_up.fused:
+        return 2 * ((HALF if set_up.narrow else SINGLE) + (HALF if set_up.mixed else SINGLE))
     if not set_up.mixed:
         return 2 * 3 * SINGLE
     return 2 * (SINGLE + 2 * HALF) if set_up.narrow else 2 * 2 * SINGLE + products * HALF
@@ -159,14 +166,15 @@ def _layer_keeps(text: Text, set_up: TrainerSetUp) -> int:
 
     Norms, for q, k, v, gate and up. Attention: q, k and v after rotation and the output: e·(2·n + 2·m)·d; where heads
     are normalised, also their inputs in float32 and normalised: (4 + e)·(n + m)·d. MLP: gate, its activation, up, and
-    their product: 4·e·I. An adapter: what comes out of each A, e·rank. Frozen norms keep less than is counted here.
+    their product: 4·e·I. Fused kernels keep no activation of the gate and no normalised heads. An adapter: what comes
+    out of each A, e·rank. Frozen norms keep less than is counted here.
     """
     size = HALF if set_up.mixed else SINGLE
     channels = (text.heads + text.kv_heads) * text.head_size
     norms = _rms_norms_keep(set_up, 5) * text.hidden
-    attention = (2 * size + text.head_norms * (SINGLE + size)) * channels
+    attention = (2 * size + text.head_norms * (size if set_up.fused else SINGLE + size)) * channels
     adapter = size * set_up.lora_rank * len(set_up.lora_targets)
-    return norms + attention + 4 * size * text.intermediate + adapter
+    return norms + attention + (3 if set_up.fused else 4) * size * text.intermediate + adapter
 
 
 def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
@@ -177,7 +185,8 @@ def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
     size = HALF if set_up.mixed else SINGLE
     gated = vision.family == QWEN2_5
     norms = _rms_norms_keep(set_up, 3) if gated else 2 * (SINGLE + size)
-    return (norms + 7 * size) * vision.hidden + (4 if gated else 2) * size * vision.intermediate
+    of_mlp = (3 if set_up.fused else 4) if gated else 2
+    return (norms + 7 * size) * vision.hidden + of_mlp * size * vision.intermediate
 
 
 @dataclass(frozen=True, slots=True)

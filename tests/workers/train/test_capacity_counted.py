@@ -11,6 +11,7 @@ from capacity_samples import QWEN3_VL_8B, TINY_QWEN2_5
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from train_samples import unfused_again  # noqa: E402, F401
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
 from benchmarks.gpu.models import UI_TARS_7B  # noqa: E402
@@ -20,6 +21,7 @@ from dart.core.capacity.memory import Prompts, TrainerSetUp  # noqa: E402
 from dart.core.capacity.shape import read_shape  # noqa: E402
 from dart.workers.train import vision  # noqa: E402
 from dart.workers.train.adapters import lora as adapters  # noqa: E402
+from dart.workers.train.kernels import fused  # noqa: E402
 
 GRID = (1, 16, 18)
 PATCHES, TOKENS = 288, 450
@@ -29,10 +31,13 @@ _LARGE_QWEN3 = {**QWEN3_VL_8B, "text_config": {**QWEN3_VL_8B["text_config"], "mo
 TINY = {"qwen2_5": TINY_QWEN2_5, "qwen3": TINY_QWEN3}
 
 
-def _model(document: dict[str, Any]) -> Any:
+def _model(document: dict[str, Any], fuse: bool = False) -> Any:
     config = AutoConfig.for_model(**document)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     vision.speed_up(model)
+    if fuse:
+        # Keeps what the compiler for GPUs keeps, without building anything.
+        fused.speed_up(model, backend="aot_eager_decomp_partition")
     return model
 
 
@@ -104,15 +109,18 @@ def test_what_a_rank_keeps_between_steps_is_counted_exactly(family: str) -> None
     assert shape.vision.weights == sum(parameter.numel() for parameter in model.model.visual.parameters())
 
 
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
-def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str, mixed: bool) -> None:
+@pytest.mark.usefixtures("unfused_again")
+def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
     pytest.importorskip("peft")
-    model, lora = _model(TINY[family]), Lora(rank=24)
+    model, lora = _model(TINY[family], fuse), Lora(rank=24)
     adapters.attach(model, lora, seed=0)
     if mixed:
         adapters.hold_narrow(model, torch.bfloat16)
-    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, lora_rank=24, lora_targets=lora.target_modules)
+    shape = read_shape(TINY[family])
+    set_up = TrainerSetUp(mixed=mixed, lora_rank=24, lora_targets=lora.target_modules, fused=fuse)
     held = sum(parameter.nbytes for parameter in model.parameters())
     assert held == memory.of_rank(shape, set_up, Prompts(100, 0, 0)).parts["weights"]
     tower, decoder = _kept(model, mixed=mixed)
@@ -121,11 +129,13 @@ def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str,
     assert decoder == pytest.approx(memory.activations(shape, set_up, TOKENS, 0), rel=0.2)
 
 
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
-def test_what_autograd_keeps_is_what_is_estimated(family: str, mixed: bool) -> None:
-    tower, decoder = _kept(_model(TINY[family]), mixed=mixed)
-    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed)
+@pytest.mark.usefixtures("unfused_again")
+def test_what_autograd_keeps_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
+    tower, decoder = _kept(_model(TINY[family], fuse), mixed=mixed)
+    shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, fused=fuse)
     of_decoder = memory.activations(shape, set_up, TOKENS, 0)
     of_tower = memory.activations(shape, set_up, 0, PATCHES)
     assert decoder == pytest.approx(of_decoder, rel=0.08)

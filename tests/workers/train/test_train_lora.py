@@ -20,11 +20,12 @@ from pydantic import ValidationError  # noqa: E402
 from ranks import train_lora as cases  # noqa: E402
 from ranks.start import run_ranks  # noqa: E402
 from ranks.train_sharded import BOTH, batch  # noqa: E402
-from train_samples import alone, mixed, settings, totals  # noqa: E402
+from train_samples import alone, mixed, same_bits, settings, totals  # noqa: E402
 from transformers import AutoModelForImageTextToText  # noqa: E402
 
 from dart.errors import UserError  # noqa: E402
 from dart.workers.train.adapters.lora import is_adapter  # noqa: E402
+from dart.workers.train.adapters.pinned import Slabs  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 CLOSE = 2e-6
@@ -100,7 +101,7 @@ def test_an_adapted_layer_computes_what_peft_computes(folder: Path) -> None:
     trainer = Trainer(settings(folder, lora={}))
     _update(trainer)
     layer = trainer.model.get_submodule("model.language_model.layers.0.mlp.up_proj")
-    rows = torch.randn(2, 5, layer.in_features)
+    rows = torch.randn(2, 5, layer.in_features, device=trainer.device)
     found = []
     for forward in (layer.forward, type(layer).forward.__get__(layer)):
         layer.zero_grad()
@@ -122,6 +123,7 @@ def test_the_tower_encodes_a_screenshot_once_beside_an_adapter(folder: Path) -> 
     assert trainer.encoded.encoded == len({image.sha256 for one in mixed(groups=2) for image in one.images})
 
 
+@same_bits
 def test_a_resumed_trainer_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "down_proj"]}, "dtype": "bfloat16",
@@ -211,3 +213,31 @@ def test_two_ranks_that_share_the_weights_train_as_one_does(tmp_path: Path) -> N
     family = had("another_family")
     assert family["kl"][0] == 0 < family["kl"][1]
     assert {tensor.dtype for tensor in family["weights"].values()} == {torch.bfloat16}
+
+
+def test_pinned_copies_do_not_overlap_and_waste_little() -> None:
+    shapes = [(151, 100), (7,), (), (1000, 3), (40, 50), (1, 1), (300, 300)] * 3
+    sizes = [2 * torch.Size(shape).numel() for shape in shapes]
+    slabs = Slabs(sum(sizes), pinned=False)
+    tensors = [slabs.empty(torch.Size(shape), torch.bfloat16) for shape in shapes]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    for number, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+        assert tensor.shape == shape and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        assert bool((tensor == number).all())
+    assert sum(sizes) <= slabs.allocated_bytes < 2 * sum(sizes)
+
+
+def test_slabs_of_a_large_model_waste_a_tenth() -> None:
+    """Sizes of UI-TARS-1.5-7B, on a device without memory."""
+    with torch.device("meta"):
+        slabs = Slabs(16_584_333_312, pinned=False)
+        shapes = [(152064, 3584)] * 2
+        for _ in range(28):
+            shapes += [(3584, 3584), (512, 3584), (512, 3584), (3584, 3584), *[(18944, 3584)] * 3]
+        for _ in range(32):
+            shapes += [(3840, 1280), (1280, 1280), *[(3420, 1280)] * 3]
+        for shape in shapes:
+            slabs.empty(torch.Size(shape), torch.bfloat16)
+    needed = sum(2 * torch.Size(shape).numel() for shape in shapes)
+    assert needed > 16e9 and slabs.allocated_bytes < 1.12 * needed

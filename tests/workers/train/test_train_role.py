@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import mixed, settings, totals  # noqa: E402
+from train_samples import mixed, same_bits, settings, totals  # noqa: E402
 
 from dart.errors import UserError  # noqa: E402
 from dart.screenshots.stored import StoredScreenshots  # noqa: E402
@@ -163,6 +163,7 @@ async def test_the_former_group_of_a_replica_is_left(role: TrainRole, monkeypatc
     assert closed == ["gpu-0-1", "gpu-1-2"]
 
 
+@same_bits
 async def test_screenshots_that_come_by_digest_alone_are_read_from_the_runs_directory(
     folder: Path, tmp_path: Path
 ) -> None:

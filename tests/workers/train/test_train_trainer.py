@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import alone, mixed, read, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import alone, mixed, read, same_bits, sample, screenshot, settings, totals  # noqa: E402
 
 from dart import manifest  # noqa: E402
 from dart.errors import UserError  # noqa: E402
@@ -120,7 +120,7 @@ def test_metrics_compare_with_the_engine_where_versions_agree(folder: Path) -> N
         row = alone(one, trainer.layout)
         values, _ = trainer._forward(trainer.policy, trainer._collate([row]))
     del one.logprobs[:]
-    one.logprobs.extend((values + torch.tensor([0.0, -0.3, 0.0])).tolist())
+    one.logprobs.extend((values.cpu() + torch.tensor([0.0, -0.3, 0.0])).tolist())
     old = sample("old", "go", "1", 1.0, [screenshot(1)], version=0)
     trainer.version = 4
     one.versions[0].version = 4
@@ -139,7 +139,7 @@ def test_importance_weights_are_those_of_the_behaviour_logprobs(folder: Path) ->
         values, _ = trainer._forward(trainer.policy, trainer._collate([row]))
     # The engine thought twice as much of the first token, half as much of the second.
     del one.logprobs[:]
-    one.logprobs.extend((values + torch.tensor([2.0, 0.5, 1.0]).log()).tolist())
+    one.logprobs.extend((values.cpu() + torch.tensor([2.0, 0.5, 1.0]).log()).tolist())
     metrics = trainer.update([one], *totals([one]))
     assert metrics["importance_weight"] == pytest.approx((0.5 + 1 + 1) / 3, abs=1e-4)
     # The gradient of −J at ρ = 1 is −mean(w · A), so that is the loss.
@@ -289,6 +289,7 @@ def test_snapshots_do_not_change_with_training(folder: Path) -> None:
     assert not same_weights(snapshot, trainer.snapshot())
 
 
+@same_bits
 def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 

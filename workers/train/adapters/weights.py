@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from dart.config import Lora
 from dart.workers.train.adapters import lora as adapters
+from dart.workers.train.adapters.pinned import Slabs
 from dart.workers.train.passes import parts
 from dart.workers.weights.transfer import ADAPTER_PREFIX
 
@@ -33,25 +34,36 @@ def copied(
     Sharded weights are gathered one after the other: all ranks call this, and one of them wants the copy. `into`: an
     earlier copy that nobody needs any more, whose memory is used again.
     """
-    return _host_copy(_merged(model, dtype, here), dtype, here, into)
+    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    return _host_copy(_merged(model, dtype, here), dtype, here, into, size)
 
 
 def copied_adapter(
     model: PreTrainedModel, dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
     """The same of the adapter's weights alone, by PEFT's names."""
-    return _host_copy(_adapter(model), dtype, here, into)
+    size = sum(weight.numel() for name, weight in model.named_parameters() if adapters.is_adapter(name))
+    return _host_copy(_adapter(model), dtype, here, into, size * dtype.itemsize)
 
 
 def _host_copy(
-    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
+    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    here: bool,
+    into: dict[str, torch.Tensor] | None,
+    size: int,
 ) -> dict[str, torch.Tensor]:
+    """size: of the whole copy, in bytes."""
     copies: dict[str, torch.Tensor] = {}
+    slabs = Slabs(size)
     for name, value in weights:
         if here:
             former = into.get(name) if into else None
             pinned = value.device.type == "cuda"
-            copy = torch.empty(value.shape, dtype=dtype, pin_memory=pinned) if former is None else former
+            if former is not None:
+                copy = former
+            else:
+                copy = slabs.empty(value.shape, dtype) if pinned else torch.empty(value.shape, dtype=dtype)
             # Narrowed on the GPU, because a copy from there would send float32 and narrow it in one thread.
             copies[name] = copy.copy_(value.to(dtype) if pinned else value, non_blocking=pinned)
     if torch.cuda.is_available():
