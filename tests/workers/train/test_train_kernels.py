@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import alone, episodes, mixed, settings, unfused_again  # noqa: E402, F401
+from train_samples import alone, episodes, mixed, settings, totals, unfused_again  # noqa: E402, F401
 
 from dart.workers.train.kernels import fused  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
@@ -58,6 +58,25 @@ def test_it_rounds_where_transformers_does(folder: Path) -> None:
     fused.speed_up(trainer.model, backend="aot_eager")
     error, own = ((_computed(trainer, torch.bfloat16)[0] - exact).abs().mean(), (plain - exact).abs().mean())
     assert 0 < error < 1.5 * own
+
+
+@pytest.mark.usefixtures("unfused_again")
+def test_sharded_weights_and_an_adapter_train_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Trainer._make_policy
+
+    def fused_too(trainer: Trainer, model: Any, blank: Any) -> Any:
+        fused.speed_up(model, backend="aot_eager")
+        return plain(trainer, model, blank)
+
+    options = {"sharding": "full", "gradient_checkpointing": True, "loss": {"kl_coefficient": 0.1}}
+    for more in ({}, {"lora": {}}):
+        found = []
+        for make in (plain, fused_too):
+            monkeypatch.setattr(Trainer, "_make_policy", make)
+            trainer = Trainer(settings(folder, **options, **more, fused_kernels=False))
+            found.append([trainer.update(mixed(), *totals(mixed())) for _ in range(2)][-1])
+        for name in ("loss", "gradient_norm", "kl_reference"):
+            assert found[1][name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("width", [44, 48])
