@@ -64,11 +64,17 @@ class Elastic:
                 await asyncio.sleep(0.1)
 
     def events(self, kind: str) -> list[dict[str, object]]:
+        if not (self.run / "metrics.jsonl").is_file():
+            return []
         lines = (self.run / "metrics.jsonl").read_text().splitlines(keepends=True)
         return [e for line in lines if line.endswith("\n") and (e := json.loads(line))["event"] == kind]
 
     def count(self, what: str) -> int:
-        return len(self.events(what)) if (self.run / "metrics.jsonl").is_file() else 0
+        return len(self.events(what))
+
+    def came(self) -> int:
+        """How often an env worker has been ready."""
+        return sum(str(e["worker"]).startswith("env-") and e["state"] == "ready" for e in self.events("worker"))
 
     async def status(self) -> dict[str, dict[str, dict[str, float]]]:
         process = await asyncio.create_subprocess_exec(
@@ -82,6 +88,7 @@ class Elastic:
     async def workers(self) -> AsyncIterator[None]:
         """Two env workers and two replicas; afterwards the nodes of all of them are taken away."""
         address, stop = (self.run / "address").read_text(), asyncio.Event()
+        came = self.came()
         envs = [
             await self.started("worker", "--role", "env", "--run", str(self.run), "--id", f"env-{n}") for n in range(2)
         ]
@@ -89,6 +96,9 @@ class Elastic:
             for n in range(2):
                 tasks.create_task(served(ScriptedPolicy(CLICK), f"rollout-{n}", address, stop))
             yield
+            async with asyncio.timeout(HANG_SECONDS):
+                while self.came() < came + 2:  # a process that is still starting does not yet end in order
+                    await asyncio.sleep(0.1)
             stop.set()
             for process in envs:
                 process.send_signal(signal.SIGTERM)
