@@ -113,6 +113,7 @@ async def test_windows(machine: Machine, running: Desktop) -> None:
         await asyncio.sleep(0.2)
     else:
         raise AssertionError(f"the windows were not closed: {left}")
+    await machine.execute(["pkill", "xterm"])  # the one that was opened by name would take later tests' clicks
 
 
 async def test_the_pointer_goes_where_the_action_says(machine: Machine) -> None:
