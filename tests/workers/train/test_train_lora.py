@@ -218,7 +218,7 @@ def test_two_ranks_that_share_the_weights_train_as_one_does(tmp_path: Path) -> N
 def test_pinned_copies_do_not_overlap_and_waste_little() -> None:
     shapes = [(151, 100), (7,), (), (1000, 3), (40, 50), (1, 1), (300, 300)] * 3
     sizes = [2 * torch.Size(shape).numel() for shape in shapes]
-    slabs = Slabs(sum(sizes), pinned=False)
+    slabs = Slabs(pinned=False)
     tensors = [slabs.empty(torch.Size(shape), torch.bfloat16) for shape in shapes]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number)
@@ -231,7 +231,7 @@ def test_pinned_copies_do_not_overlap_and_waste_little() -> None:
 def test_slabs_of_a_large_model_waste_a_tenth() -> None:
     """Sizes of UI-TARS-1.5-7B, on a device without memory."""
     with torch.device("meta"):
-        slabs = Slabs(16_584_333_312, pinned=False)
+        slabs = Slabs(pinned=False)
         shapes = [(152064, 3584)] * 2
         for _ in range(28):
             shapes += [(3584, 3584), (512, 3584), (512, 3584), (3584, 3584), *[(18944, 3584)] * 3]

@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies into at full speed, without the half that torch would waste.
+"""Pinned host memory, which a GPU copies into at full speed, without most of what torch would waste of it.
 
 torch rounds every pinned tensor up to a power of two: 31.4 GB for the 16.6 GB of UI-TARS-1.5-7B. Here tensors are laid
 one after another into slabs whose own size is a power of two.
@@ -25,9 +25,9 @@ class _Slab:
 class Slabs:
     """Tensors in pinned host memory, which is given back when the last tensor of a slab is gone."""
 
-    def __init__(self, total_bytes: int, *, pinned: bool = True) -> None:
-        """total_bytes: about what all tensors together will take. `pinned`: needs a GPU."""
-        self._slab_bytes, self._pinned = min(SLAB_BYTES, _power_of_two(total_bytes)), pinned
+    def __init__(self, *, pinned: bool = True) -> None:
+        """`pinned`: needs a GPU."""
+        self._pinned = pinned
         self._slabs: list[_Slab] = []
 
     @property
@@ -35,12 +35,13 @@ class Slabs:
         return sum(slab.memory.nbytes for slab in self._slabs)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """In the first slab that has room; a tensor that is larger than a slab gets one of its own size, or more."""
+        """In the first slab that has room. A new slab holds the tensor, and is as large as all before it up to
+        SLAB_BYTES, so that a small model takes little."""
         size = shape.numel() * dtype.itemsize
         taken = -(-size // ALIGNMENT) * ALIGNMENT
         slab = next((slab for slab in self._slabs if slab.used + taken <= slab.memory.nbytes), None)
         if slab is None:
-            length = max(self._slab_bytes, _power_of_two(taken))
+            length = max(_power_of_two(taken), min(SLAB_BYTES, _power_of_two(self.allocated_bytes)))
             slab = _Slab(torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned))
             self._slabs.append(slab)
         start, slab.used = slab.used, slab.used + taken

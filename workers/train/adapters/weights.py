@@ -34,28 +34,21 @@ def copied(
     Sharded weights are gathered one after the other: all ranks call this, and one of them wants the copy. `into`: an
     earlier copy that nobody needs any more, whose memory is used again.
     """
-    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
-    return _host_copy(_merged(model, dtype, here), dtype, here, into, size)
+    return _host_copy(_merged(model, dtype, here), dtype, here, into)
 
 
 def copied_adapter(
     model: PreTrainedModel, dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
     """The same of the adapter's weights alone, by PEFT's names."""
-    size = sum(weight.numel() for name, weight in model.named_parameters() if adapters.is_adapter(name))
-    return _host_copy(_adapter(model), dtype, here, into, size * dtype.itemsize)
+    return _host_copy(_adapter(model), dtype, here, into)
 
 
 def _host_copy(
-    weights: Iterable[tuple[str, torch.Tensor]],
-    dtype: torch.dtype,
-    here: bool,
-    into: dict[str, torch.Tensor] | None,
-    size: int,
+    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, here: bool, into: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
-    """size: of the whole copy, in bytes."""
     copies: dict[str, torch.Tensor] = {}
-    slabs = Slabs(size)
+    slabs = Slabs()
     for name, value in weights:
         if here:
             former = into.get(name) if into else None

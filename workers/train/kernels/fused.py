@@ -25,6 +25,7 @@ from transformers.activations import SiLUActivation
 
 ALIGNED = 8
 """Channels: 16 bytes of bfloat16."""
+FAMILY = "transformers.models.qwen"
 RECOMPILED = 64
 """Times, at most."""
 KEPT_WIDE = ("q_norm", "k_norm")
@@ -32,7 +33,12 @@ KEPT_WIDE = ("q_norm", "k_norm")
 
 
 def speed_up(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Switch the model's layers over, if they are Qwen's. backend: of `torch.compile`."""
+    """Switch the model's layers over, if it is one of Qwen's: other families may mean something else by these names.
+
+    backend: of `torch.compile`.
+    """
+    if not type(model).__module__.startswith(FAMILY):
+        return
     kernels = Kernels(backend)
     last = model.get_decoder().norm  # the head computes in float32 from its result
     for name, module in model.named_modules():
