@@ -30,8 +30,10 @@ same_bits = pytest.mark.skipif(
 
 
 @pytest.fixture
-def unfused_again() -> Iterator[None]:
-    """What `fused.speed_up` switches over for a whole module of transformers is switched back."""
+def fusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch compiles, although an engine that another test started in this process may have forbidden it. Afterwards,
+    what `fused.speed_up` switches over for a whole module of transformers is switched back."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     names = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
     modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.qwen")]
     before = [(module, name, getattr(module, name)) for module in modules for name in names if hasattr(module, name)]

@@ -11,7 +11,7 @@ from capacity_samples import QWEN3_VL_8B, TINY_QWEN2_5
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from train_samples import unfused_again  # noqa: E402, F401
+from train_samples import fusing  # noqa: E402, F401
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
 from benchmarks.gpu.models import UI_TARS_7B  # noqa: E402
@@ -112,7 +112,7 @@ def test_what_a_rank_keeps_between_steps_is_counted_exactly(family: str) -> None
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
-@pytest.mark.usefixtures("unfused_again")
+@pytest.mark.usefixtures("fusing")
 def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
     pytest.importorskip("peft")
     model, lora = _model(TINY[family], fuse), Lora(rank=24)
@@ -132,7 +132,7 @@ def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str,
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
-@pytest.mark.usefixtures("unfused_again")
+@pytest.mark.usefixtures("fusing")
 def test_what_autograd_keeps_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
     tower, decoder = _kept(_model(TINY[family], fuse), mixed=mixed)
     shape, set_up = read_shape(TINY[family]), TrainerSetUp(mixed=mixed, fused=fuse)

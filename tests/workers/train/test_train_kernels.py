@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import alone, episodes, mixed, settings, totals, unfused_again  # noqa: E402, F401
+from train_samples import alone, episodes, fusing, mixed, settings, totals  # noqa: E402, F401
 
 from dart.workers.train.kernels import fused  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
@@ -36,7 +36,7 @@ def _computed(trainer: Trainer, dtype: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.usefixtures("unfused_again")
+@pytest.mark.usefixtures("fusing")
 def test_the_same_values_and_gradients(folder: Path, checkpointing: bool) -> None:
     trainer = Trainer(settings(folder, gradient_checkpointing=checkpointing, fused_kernels=False))
     before = _computed(trainer, torch.float32)
@@ -50,7 +50,7 @@ def test_the_same_values_and_gradients(folder: Path, checkpointing: bool) -> Non
         torch.testing.assert_close(other, one, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.usefixtures("unfused_again")
+@pytest.mark.usefixtures("fusing")
 def test_it_rounds_where_transformers_does(folder: Path) -> None:
     """Under autocast, against float32: the error is that of transformers' own way, not a larger one."""
     trainer = Trainer(settings(folder, fused_kernels=False))
@@ -60,7 +60,7 @@ def test_it_rounds_where_transformers_does(folder: Path) -> None:
     assert 0 < error < 1.5 * own
 
 
-@pytest.mark.usefixtures("unfused_again")
+@pytest.mark.usefixtures("fusing")
 def test_sharded_weights_and_an_adapter_train_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Trainer._make_policy
 
