@@ -19,7 +19,7 @@ _SPECULATION = (
     "a draft model would keep its first weights, and on a CPU vLLM 0.32 then samples from another distribution than "
     "the policy's (docs/decisions.md): leave it out"
 )
-_QUANTISED = _PARITY + "computed; it is untested how far, and whether weights can then be updated: leave it out"
+_QUANTISED = _PARITY + "computed; it is untested how far: leave it out"
 _TOKENS = "prompts reach the engine as tokens and whole screenshots, which the trainer has, too: leave it out"
 
 OWNED = {
@@ -51,7 +51,7 @@ OWNED = {
     "diffusion_config": _DISTRIBUTION,
     "hf_overrides": _PARITY + "loaded: change model.path's config.json",
     "hf_config_path": _PARITY + "loaded: change model.path's config.json",
-    "quantization*": _QUANTISED,
+    "quantization*": "set rollout.quantization instead",
     "kv_cache_dtype*": _QUANTISED,
     "mm_encoder_fp8*": _QUANTISED,
     "mm_encoder_attn_dtype": _QUANTISED,

@@ -183,6 +183,11 @@ class Rollout(Section):
         description="The least screenshot tokens whose encodings an engine keeps, for the next request with the same "
         "screenshots; none: on a GPU, those of four prompts; on a CPU, what vLLM chooses.",
     )
+    quantization: Literal["none", "fp8"] = Field(
+        "none",
+        description="fp8: vLLM multiplies the decoder's matrices in 8-bit floats, which it makes anew of each version "
+        "of the weights. The trainer goes on in `model.dtype`, and the importance weights correct for the difference.",
+    )
     enforce_eager: bool = Field(False, description="true: run vLLM without CUDA graphs.")
     image_cache_entries: Positive = Field(4096, description="Screenshots that a replica caches by digest.")
     environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")

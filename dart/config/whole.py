@@ -98,8 +98,23 @@ class Config(Section):
                 f"sync.transport is {self.sync.transport}, and an adapter goes to the replicas over gloo, while they "
                 "serve: set sync.transport: gloo, or trainer.lora.sync: merged to send whole weights"
             )
+        if self.rollout.quantization != "none":
+            self._quantised()
         self._enough_instances()
         return self
+
+    def _quantised(self) -> None:
+        quantization = self.rollout.quantization
+        if self.model.dtype != "bfloat16":
+            raise ValueError(
+                f"rollout.quantization is {quantization} and model.dtype {self.model.dtype}, which vLLM does not "
+                "quantise: set model.dtype: bfloat16, or leave rollout.quantization out"
+            )
+        if self.algorithm != "sft" and self.trainer.loss.importance == "none":
+            raise ValueError(
+                f"rollout.quantization is {quantization}, so that replicas sample from a policy slightly other than "
+                "the trainer's, and trainer.loss.importance none would not correct for it: set it to truncated"
+            )
 
     def _enough_instances(self) -> None:
         episodes, tasks = self.evaluation.episodes, self.environment.tasks

@@ -155,6 +155,7 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
     batched = chosen if isinstance(chosen, int) else BATCHED_TOKENS
     return ReplicaSetUp(
         size=memory.HALF if config.model.dtype == "bfloat16" else memory.SINGLE,
+        quantised=rollout.quantization != "none",
         tensor_parallel=rollout.tensor_parallel,
         pipeline_parallel=rollout.pipeline_parallel,
         slots=rollout.slots,

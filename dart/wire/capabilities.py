@@ -64,7 +64,11 @@ KNOWN = {
         ),
         Capability(SERVES_ADAPTER, ("rollout",), "understands `adapter` in its config, and takes adapters as weights"),
         Capability(NOTICES, ("env", "rollout", "train"), "logs what the coordinator says of its mistakes (Notice)"),
-        Capability(SLOTS, ("env",), "says Slots when its environments come or go after Ready"),
+        Capability(
+            SLOTS,
+            ("env", "rollout"),
+            "says Slots when its environments, or its room for requests, change after Ready",
+        ),
     )
 }
 

@@ -70,7 +70,7 @@ class WorkerRole(Protocol):
 
 @runtime_checkable
 class Offering(Protocol):
-    """A role whose slots come and go (`Slots`): env workers with the capability "slots" in Hello."""
+    """A role whose slots come and go (`Slots`): workers with the capability "slots" in Hello."""
 
     async def run(self, say: Callable[[pb.Slots], None]) -> None:
         """Called after each `prepare`, and cancelled before the next one and before `close`.

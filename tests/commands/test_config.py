@@ -84,6 +84,17 @@ def test_an_adapter_goes_to_the_replicas_over_gloo() -> None:
     assert not load(osworld, ["trainer.lora={}"]).trainer.serves_adapter
 
 
+def test_quantised_replicas_need_narrow_weights_and_the_importance_weight() -> None:
+    fp8 = "rollout.quantization=fp8"
+    with pytest.raises(ConfigError, match=r"fp8 and model\.dtype float32, .*: set model\.dtype: bfloat16"):
+        load(MINIWOB, [fp8])
+    with pytest.raises(ConfigError, match=r"importance none would not correct for it: set it to truncated"):
+        load(MINIWOB, [fp8, "model.dtype=bfloat16", "trainer.loss.importance=none"])
+    assert load(MINIWOB, [fp8, "model.dtype=bfloat16"]).rollout.quantization == "fp8"
+    with pytest.raises(ConfigError, match=r"quantization must be none or fp8|'none' or 'fp8'"):
+        load(MINIWOB, ["rollout.quantization=int4"])
+
+
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist: name a YAML file"):
         load(tmp_path / "none.yaml")

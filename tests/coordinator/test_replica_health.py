@@ -72,6 +72,19 @@ async def asked(pool: Any, times: int, at_once: int = 4) -> Counter[str]:
 # ---- requests ----
 
 
+async def test_a_replica_gets_no_more_requests_at_once_than_it_has_room_for() -> None:
+    async with fleet(rollout_a=replica, rollout_b=replica) as (_, pool):
+        one, other = (pool.replicas.get(name) for name in ("rollout_a", "rollout_b"))
+        small = pb.SessionRequest(slots=pb.Slots(count=1, reason="its KV cache is small"))
+        pool._fleet.receive(one.session, small)
+        assert (one.slots, one.session.slots, other.slots) == (1, 1, 4)
+        served = await asked(pool, 40, at_once=5)
+        assert served["rollout_a"] < served["rollout_b"]
+        # Nonsense ends its session, and the other one serves.
+        pool._fleet.receive(one.session, pb.SessionRequest(slots=pb.Slots(count=5)))
+        assert one.gone and await asked(pool, 8) == {"rollout_b": 8}
+
+
 async def test_one_failing_replica_of_two_gets_hardly_a_request() -> None:
     bad, good = Replica(always=pb.FAILURE_CODE_ENGINE), Replica()
     async with fleet(rollout_bad=bad, rollout_good=good) as (_, pool):

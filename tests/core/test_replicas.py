@@ -287,10 +287,27 @@ def test_old_weights_serve_nothing() -> None:
     assert not stale.serving and [take(replicas) for _ in range(5)] == ["a"] * 4 + [None]
 
 
+def test_a_replica_with_less_room_keeps_what_it_has() -> None:
+    replicas, waiting = made("a"), Request[None]()
+    taken = [Request[None]() for _ in range(4)]
+    assert all(replicas.take(request, 0.0) for request in taken) and not replicas.take(waiting, 0.0)
+    replicas.wait(waiting)
+    replicas.resize(the(replicas, "a"), 2, 0.0)
+    for request in taken[:2]:
+        replicas.served(request, 1.0)
+        assert not replicas.grants(1.0)
+    replicas.served(taken[2], 1.0)
+    assert replicas.grants(1.0) == [waiting]
+    assert take(replicas) is None
+    replicas.resize(the(replicas, "a"), 3, 2.0)
+    assert take(replicas) == "a"
+    replicas.validate()
+
+
 # ---- random histories ----
 
 EVENTS = ("ask", "ask", "ask", "serve", "serve", "fail", "end", "withdraw", "join", "leave", "publish",
-          "settle", "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
+          "resize", "settle", "begin", "pause", "update", "break", "exclude", "second", "minute")  # fmt: skip
 HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=80)
 
 
@@ -354,6 +371,8 @@ class Life:
                 replicas.join("abcd"[number], 2, max(0, replicas.version - number % 2), None, self.now)
             case "leave" if replica:
                 replicas.leave(replica, self.now, for_good=number % 2 == 0)
+            case "resize" if replica:
+                replicas.resize(replica, 1 + (replica.slots + number) % 3, self.now)
             case "publish":
                 replicas.staged(replicas.newest + 1, self.now)
             case "settle":

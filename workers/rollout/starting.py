@@ -23,6 +23,13 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and is imported when the engi
 
 _EXTENSION = "dart.workers.weights.vllm_extension.Extension"
 """The module that vLLM imports in its worker process."""
+_QUANTISED: dict[str, dict[str, object]] = {
+    "none": {},
+    # A scale for each output channel, and one for each token. The tower, small and with channels of other multiples
+    # than kernels like, stays as it is.
+    "fp8": {"quantization": "fp8_per_channel", "quantization_config": {"ignore": ["re:.*visual.*"]}},
+}
+"""The engine's arguments by `rollout.quantization`."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The widths of the room that vLLM makes for adapters."""
 ENCODED_PROMPTS = 4
@@ -82,7 +89,7 @@ def settings(config: RolloutWorkerConfig) -> dict[str, object]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    return replaceable | rollout.engine_args | _adapter(config.adapter) | {
+    return replaceable | rollout.engine_args | _adapter(config.adapter) | _QUANTISED[rollout.quantization] | {
         "model": str(config.model.folder),
         "dtype": config.model.dtype,
         # Not simply the config's seed: two replicas, or one before and after a restart, must not draw alike.

@@ -23,6 +23,7 @@ from dart.core.types import Generation, Prompt
 from dart.core.usage import EnvState
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.v1 import session_pb2 as pb
+from dart.wire.rules import Violation
 
 GENERATE_ATTEMPTS = 5
 OWN_FAULT = (pb.FAILURE_CODE_INVALID, pb.FAILURE_CODE_CONTEXT_FULL)
@@ -65,6 +66,8 @@ class RolloutPool:
         self.replicas.on_change.append(self._replicas_changed)
         fleet.on_ready.append(self._joined)
         fleet.on_lost.append(self._left)
+        fleet.on_slots.append(self._offered)
+        self._fleet = fleet
 
     @property
     def waiting(self) -> int:
@@ -224,6 +227,17 @@ class RolloutPool:
     def _joined(self, worker: Worker) -> None:
         if worker.role == pb.ROLE_ROLLOUT:
             self.replicas.join(worker.id, worker.slots, worker.ready.weight_version, worker, time.monotonic())
+
+    def _offered(self, worker: Worker, slots: pb.Slots) -> None:
+        """The replica's KV cache has room for another number of requests."""
+        replica = self.replicas.get(worker.id)
+        if replica is None or replica.session is not worker:
+            return
+        if not 1 <= slots.count <= worker.ready.slots:
+            rule = f"a replica takes from 1 to {worker.ready.slots} requests at once, the slots of its Ready"
+            self._fleet.broke(worker, Violation("Slots.count", f"{slots.count}", rule))
+        elif slots.count != replica.slots:
+            self.replicas.resize(replica, slots.count, time.monotonic())
 
     def _left(self, worker: Worker) -> None:
         replica = self.replicas.get(worker.id)

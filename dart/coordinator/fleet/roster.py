@@ -45,7 +45,9 @@ class Roster:
 
     def _slots(self, worker: Worker, slots: pb.Slots) -> None:
         """Environments come and go with every episode; only a new reason why some are missing is recorded, and not more
-        than one a minute: a worker could fill the disk with reasons."""
+        than one a minute: a worker could fill the disk with reasons. A replica's room for requests is no event."""
+        if worker.role != pb.ROLE_ENV:
+            return
         now = time.monotonic()
         if slots.reason and slots.reason != self._missing.get(worker.id) and now >= self._next.get(worker.id, 0.0):
             self._next[worker.id] = now + BETWEEN_REASONS

@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """The environments that an env worker last reported; for other workers, the slots of its Ready."""
+        """The environments, or the requests at once, that the worker last reported; else the slots of its Ready."""
         return self.ready.slots if self.offered is None else self.offered.count
 
     @property

@@ -193,6 +193,8 @@ def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
 class ReplicaSetUp:
     size: int = HALF
     """Bytes of a weight and of a number in the KV cache."""
+    quantised: bool = False
+    """The decoder's matrices have one byte a weight."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     slots: int = 32
@@ -212,18 +214,20 @@ def kv_bytes_per_token(text: Text, set_up: ReplicaSetUp) -> float:
 def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
     """One GPU of a replica whose KV cache holds `tokens` tokens.
 
-    Weights P·e / (TP · PP). Encoder's cache: `batched_tokens` tokens of the decoder's width, once more for each level
-    of deepstack. Activations of one pass of `batched_tokens`: eight of H and three of I numbers a token, and as many
-    patches as fill the encoder's cache, with eight of h and three of i; logits of every slot in float32.
+    Weights P·e / (TP · PP), with e = 1 for the decoder's matrices if they are quantised. Encoder's cache:
+    `batched_tokens` tokens of the decoder's width, once more for each level of deepstack. Activations of one pass of
+    `batched_tokens`: eight of H and three of I numbers a token, and as many patches as fill the encoder's cache, with
+    eight of h and three of i; logits of every slot in float32.
     """
     text, vision = shape.text, shape.vision
     spread = set_up.tensor_parallel * set_up.pipeline_parallel
     patches = set_up.batched_tokens * vision.merge**2
     numbers = set_up.batched_tokens * (8 * text.hidden + 3 * text.intermediate / set_up.tensor_parallel)
+    saved = (set_up.size - 1) * text.layers * text.layer_matrices if set_up.quantised else 0
     numbers = max(numbers, patches * (8 * vision.hidden + 3 * vision.intermediate / set_up.tensor_parallel))
     return Needs(
         {
-            "weights": set_up.size * shape.weights // spread,
+            "weights": (set_up.size * shape.weights - saved) // spread,
             "KV cache": round(tokens * kv_bytes_per_token(text, set_up)),
             "encoder cache": set_up.size * set_up.batched_tokens * vision.out * (1 + vision.deepstack),
             "activations": round(set_up.size * numbers) + SINGLE * set_up.slots * text.vocabulary,

@@ -115,6 +115,12 @@ class Replicas(Generic[S]):
         self._changed()
         return replica
 
+    def resize(self, replica: Replica[S], slots: int, now: float) -> None:
+        """It takes this many requests at once from now on. Those that it has, it keeps, even if they are more."""
+        replica.slots = slots
+        self._refresh(replica, now)
+        self._changed()
+
     def leave(self, replica: Replica[S], now: float, *, for_good: bool) -> None:
         """Remove a replica. `for_good`: it said goodbye; else it may come back, and its health is remembered."""
         if replica.gone:
@@ -427,7 +433,7 @@ class Replicas(Generic[S]):
             healthy = health.condition is Condition.HEALTHY
             probed = health.condition is Condition.PROBING and room and not replica.probes
             assert name == replica.name and not replica.gone
-            assert 0 <= replica.probes <= replica.busy <= replica.slots
+            assert 0 <= replica.probes <= replica.busy
             assert replica.target is None or replica.version < replica.target <= self.newest
             assert replica.capacity == (replica.slots if healthy and replica.serving else 0)
             assert replica.rank == (-replica.version, name, replica.number)

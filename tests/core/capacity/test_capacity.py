@@ -89,6 +89,9 @@ def test_a_replica_of_seven_billion_fits_one_card() -> None:
     assert one.parts["weights"] == 16_584_333_312
     assert 45e9 < one.total < 60e9
     assert memory.of_replica_gpu(UI_TARS, ReplicaSetUp(tensor_parallel=2), 32 * 16_000).total < one.total
+    # 28 layers · (2 · 3584 · 128 · (28 + 4) + 3 · 3584 · 18,944) weights of one byte instead of two.
+    quantised = memory.of_replica_gpu(UI_TARS, ReplicaSetUp(quantised=True), tokens=32 * 16_000)
+    assert one.parts["weights"] - quantised.parts["weights"] == 6_525_288_448
 
 
 def test_the_host_keeps_snapshots_and_what_loading_takes_beyond_them() -> None:

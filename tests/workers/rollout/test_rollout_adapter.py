@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,10 +13,10 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from adapter_samples import Adapted, adapter_config  # noqa: E402
 from engine_samples import (  # noqa: E402
     Trainer,
     drawn,
-    engine_config,
     first_turn,
     in_flight,
     request_id,
@@ -28,43 +27,16 @@ from engine_samples import (  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from tiny_model import build_windowed  # noqa: E402
 
-from dart.config import Lora  # noqa: E402
 from dart.core.types import Generation  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
 from dart.workers.rollout.engine import Engine  # noqa: E402
 from dart.workers.rollout.role import RolloutRole  # noqa: E402
-from dart.workers.train.adapters import lora as adapters  # noqa: E402
-from dart.workers.train.adapters.weights import copied_adapter  # noqa: E402
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
 CLOSE = 1e-4
-LORA = Lora(rank=5, alpha=20)  # vLLM makes room for 8
 IMAGE = drawn(1)
-
-
-class Adapted(Trainer):
-    """Has an adapter, of which alone it sends new versions."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        adapters.attach(self.model, LORA, seed=0)
-
-    def step(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        for name, weight in self.model.named_parameters():
-            if adapters.is_adapter(name):
-                weight.data = 0.3 * torch.randn_like(weight)
-
-    def tensors(self) -> list[tuple[str, Any]]:
-        return list(copied_adapter(self.model, torch.float32, True, None).items())
-
-
-def _config(folder: Path, **adapter: Any) -> str:
-    told = json.loads(engine_config(folder))
-    settings = {"rank": LORA.rank, "alpha": LORA.alpha, "target_modules": LORA.target_modules}
-    return json.dumps(told | {"adapter": settings} | adapter)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +47,7 @@ def trainer(folder: Path) -> Adapted:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def role(folder: Path, trainer: Adapted) -> AsyncIterator[RolloutRole]:
     role = RolloutRole()
-    await role.prepare(_config(folder))
+    await role.prepare(adapter_config(folder))
     yield role
     await role.close()
     trainer.sender.close()
@@ -147,7 +119,7 @@ async def test_a_model_of_the_other_family_begins_with_the_adapter_of_a_checkpoi
     trainer = Adapted(folder)
     trainer.step(7)
     save_file(dict(trainer.tensors()), tmp_path / "adapter_model.safetensors")
-    told = json.loads(_config(folder, weight_version=7))
+    told = json.loads(adapter_config(folder, weight_version=7))
     told["adapter"]["folder"] = str(tmp_path)
     role = RolloutRole()
     try:

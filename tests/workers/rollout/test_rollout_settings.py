@@ -46,6 +46,12 @@ def test_the_users_arguments_are_passed_on_and_may_replace_ours_where_nothing_re
     assert starting.settings(told())["block_size"] is None
 
 
+def test_a_quantised_replica_leaves_the_tower_as_it_is() -> None:
+    made = starting.settings(told(quantization="fp8"))
+    assert (made["quantization"], made["quantization_config"]) == ("fp8_per_channel", {"ignore": ["re:.*visual.*"]})
+    assert "quantization" not in starting.settings(told())
+
+
 def test_every_argument_that_dart_relies_on_is_refused_in_the_config() -> None:
     """Otherwise the config would accept a value that `settings` then ignores."""
     free = {"block_size", "disable_log_stats", "use_tqdm_on_load"}
@@ -58,7 +64,8 @@ def test_every_argument_that_dart_relies_on_is_refused_in_the_config() -> None:
     ("name", "why"),
     [
         ("dtype", "set model.dtype instead"),
-        ("quantization", "recomputes every log-probability"),
+        ("quantization", "set rollout.quantization instead"),
+        ("kv_cache_dtype", "recomputes every log-probability"),
         ("speculative_config", "a draft model would keep its first weights"),
         ("enable_lora", "set trainer.lora instead"),
         ("kv_offloading_size", "older weights"),
