@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.learning import miniwob_pages
 from benchmarks.pool import results as pool_runs
+from benchmarks.simulation import full_hd
 from benchmarks.trials import pages
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +60,7 @@ def headline() -> str | None:
     rows = [_compared("the paper", *({name: PAPER[name][side] for name in PAPER} for side in (0, 1)))]
     if (found := results("efficiency")) is not None:
         rows += [
-            _compared(f"simulated, {set_up}", *pair)
+            _compared(f"simulated, {full_hd.in_words(set_up)}", *pair)
             for set_up, pair in _pairs(found["runs"], "set_up")
             if not _OTHER_TRAINERS.search(set_up)
         ]
@@ -95,9 +96,9 @@ def ladder() -> str | None:
     for row in found["runs"]:
         over = row.get("over_coupled", {})
         rows.append(
-            [row["set_up"], row["rung"], f"{row['env_utilisation']:.1%}", f"{row['rollout_utilisation']:.1%}",
-             f"{row['trainer_utilisation']:.1%}", f"{row['trained_actions_per_minute']:.0f}",
-             ", ".join(f"{ratio:.1f} ×" for ratio in over.values())]
+            [full_hd.in_words(row["set_up"]), row["rung"], f"{row['env_utilisation']:.1%}",
+             f"{row['rollout_utilisation']:.1%}", f"{row['trainer_utilisation']:.1%}",
+             f"{row['trained_actions_per_minute']:.0f}", ", ".join(f"{ratio:.1f} ×" for ratio in over.values())]
         )  # fmt: skip
     head = ("set-up", "schedule", "environments", "replicas", "trainer", "actions/min trained", "over coupled")
     return table(head, rows)

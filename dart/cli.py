@@ -377,11 +377,12 @@ def export(run: str, out: Path, weight_version: int | None) -> None:
 
 @main.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-def doctor(config: Path | None) -> None:
+@SET
+def doctor(config: Path | None, overrides: tuple[str, ...]) -> None:
     """Show what is missing on this machine and how to fix it. With CONFIG, check what that run needs."""
     from dart.commands.doctor import doctor as check
 
-    check(config)
+    check(config, overrides)
 
 
 @main.command("serve-world")

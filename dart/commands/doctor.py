@@ -27,9 +27,11 @@ from dart.worlds.plugs import find, read_options
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 
 
-def doctor(config_path: Path | None) -> None:
-    """Print a line per check; exit code 2 when something is missing."""
-    config = load(config_path) if config_path else None
+def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
+    """Print a line per check; exit code 2 when something is missing. Raises UserError for a wrong config."""
+    if overrides and config_path is None:
+        raise UserError(f"--set {overrides[0]} changes a config, and none is named: dart doctor CONFIG --set …")
+    config = load(config_path, overrides) if config_path else None
     bad = 0
     for name, check in checks(config, Train()):
         problem = check()

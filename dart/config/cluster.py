@@ -59,7 +59,7 @@ class SlurmOptions(Section):
 class Slurm(Section):
     """What `dart launch slurm` asks Slurm for ([clusters.md](clusters.md#slurm))."""
 
-    partition: Word | None = Field(None, description="none: the cluster's default; so for the next two.")
+    partition: Word | None = Field(None, description="none: the cluster's default, for `account` and `qos` too.")
     account: Word | None = Field(None, description="Who is charged.")
     qos: Word | None = Field(None, description="Quality of service.")
     time_limit_hours: float | None = Field(None, gt=0.0, description="Of the job. none: the partition's.")

@@ -92,6 +92,8 @@ class Retention(Section):
 
 
 class Stop(Section):
+    """The run ends as soon as one of these is reached; at least one has to be set."""
+
     updates: Positive | None = Field(None, description="Trainer updates.")
     train_seconds: Seconds | None = Field(None, description="Seconds of training; evaluations do not count.")
     env_steps: Positive | None = Field(None, description="Actions that environments took in training.")
@@ -118,7 +120,7 @@ class Evaluation(Section):
         "one.",
     )
     temperature: float | None = Field(
-        None, ge=0.0, description="Of `sampled`, and of `dart eval`; none: the same as in training; 0: greedy."
+        None, ge=0.0, description="Temperature of `sampled`, and of `dart eval`; none: training's; 0: greedy."
     )
     decodings: tuple[Decoding, ...] = Field(
         ("sampled", "greedy"),
@@ -129,7 +131,9 @@ class Evaluation(Section):
 
 class Checkpoint(Section):
     every_updates: Positive = Field(
-        50, description="Another is made at the end, and when the run is interrupted: see `interrupt_seconds`."
+        50,
+        description="Updates between checkpoints. Another is made at the end, and when the run is interrupted: see "
+        "`interrupt_seconds`.",
     )
     interrupt_seconds: Seconds = Field(
         3.0,

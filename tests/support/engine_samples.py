@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image as PillowImage
 from PIL import ImageDraw
 
+from dart.config import Lora
 from dart.core.types import Generation, Image, Markup, PromptPart, Text
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
@@ -24,6 +25,7 @@ from dart.workers.weights.transfer import Sender, make_sender, spec_of, specs_to
 
 SIZE = (160, 224)
 TRANSFER_SECONDS = 4.0
+LORA = Lora(rank=5, alpha=20)  # vLLM makes room for 8
 ASSISTANT = Markup("<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -96,6 +98,34 @@ def engine_config(folder: Path) -> str:
         "max_images": 4,
         "seed": 0,
     })  # fmt: skip
+
+
+class Adapted(Trainer):
+    """Has an adapter, of which alone it sends new versions."""
+
+    def __init__(self, folder: Path) -> None:
+        from dart.workers.train.adapters import lora
+
+        super().__init__(folder)
+        self.lora = lora
+        lora.attach(self.model, LORA, seed=0)
+
+    def step(self, seed: int) -> None:
+        self.torch.manual_seed(seed)
+        for name, weight in self.model.named_parameters():
+            if self.lora.is_adapter(name):
+                weight.data = 0.3 * self.torch.randn_like(weight)
+
+    def tensors(self) -> list[tuple[str, Any]]:
+        from dart.workers.train.adapters.weights import copied_adapter
+
+        return list(copied_adapter(self.model, self.torch.float32, True, None).items())
+
+
+def adapter_config(folder: Path, **adapter: Any) -> str:
+    told = json.loads(engine_config(folder))
+    settings = {"rank": LORA.rank, "alpha": LORA.alpha, "target_modules": LORA.target_modules}
+    return json.dumps(told | {"adapter": settings} | adapter)
 
 
 _count = iter(range(1, 10_000))

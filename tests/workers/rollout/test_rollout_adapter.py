@@ -13,9 +13,10 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from adapter_samples import Adapted, adapter_config  # noqa: E402
 from engine_samples import (  # noqa: E402
+    Adapted,
     Trainer,
+    adapter_config,
     drawn,
     first_turn,
     in_flight,

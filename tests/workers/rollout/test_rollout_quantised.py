@@ -13,7 +13,9 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 
 from engine_samples import (  # noqa: E402
+    Adapted,
     Trainer,
+    adapter_config,
     drawn,
     engine_config,
     first_turn,
@@ -111,8 +113,6 @@ async def test_requests_in_flight_go_on_with_the_next_version(
 
 async def test_an_adapter_stays_as_it_is_beside_quantised_weights(folder: Path) -> None:
     pytest.importorskip("peft")
-    from adapter_samples import Adapted, adapter_config
-
     adapted, role = Adapted(folder), RolloutRole()
     await role.prepare(_quantised(adapter_config(folder)))
     try:
