@@ -148,12 +148,19 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.exceptions import VLLMClientError
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     check_known(config.rollout.engine_args, known, vllm.__version__)
     check_model(config.model.folder)
+    quantised = config.rollout.quantization != "none"
+    if quantised and current_platform.is_cuda() and not current_platform.has_device_capability(89):
+        raise UserError(
+            "rollout.quantization: fp8 needs GPUs of compute capability 8.9 or newer (Ada, Hopper, Blackwell), and "
+            "this machine's are older: leave it out"
+        )
     transfer = WeightTransferConfig(backend=config.sync.transport)
     try:
         arguments = AsyncEngineArgs(**settings(config), weight_transfer_config=transfer)

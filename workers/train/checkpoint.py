@@ -175,7 +175,8 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
     # Mapped, not read: a rank with sharded weights wants a part of each tensor.
     state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     try:
-        optimizer.load_state_dict(_sharded_alike(state["optimizer"], optimizer))
+        groups = _with_own_settings(state["optimizer"]["param_groups"], optimizer)
+        optimizer.load_state_dict({**_sharded_alike(state["optimizer"], optimizer), "param_groups": groups})
     except (ValueError, KeyError) as error:
         raise _does_not_fit(file, error) from None
     if "weights" in state:
@@ -233,6 +234,12 @@ def _sharded_alike(
         number: {key: mine(number, key, value) for key, value in one.items()} for number, one in state["state"].items()
     }
     return {**state, "state": shares}
+
+
+def _with_own_settings(groups: list[dict[str, object]], optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
+    """A saved optimiser's groups with the settings of the config, which a resumed run may have changed."""
+    own = optimizer.state_dict()["param_groups"]
+    return [mine | {"params": old["params"]} for mine, old in zip(own, groups, strict=True)]
 
 
 def _does_not_fit(state: Path, error: Exception) -> UserError:

@@ -103,7 +103,7 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     """
     adapter = shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
     weights = shape.weights + adapter
-    trained = adapter if set_up.lora_rank else weights - shape.vision.weights * set_up.vision_frozen
+    trained = _trained(shape, set_up)
     reference = set_up.reference and not set_up.lora_rank
     parts = set_up.ranks if set_up.sharded else 1
     size = HALF if set_up.mixed else SINGLE
@@ -238,8 +238,21 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
 
 def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3) -> Needs:
     """Host memory of the ranks on one machine. A snapshot for the replicas: e·P on rank 0, up to `snapshots` at once
-    (staged, being sent, being written). Loading: the weights in float32, by every rank, or by one if sharded."""
+    (staged, being sent, being written). A checkpoint that is being written: 12·P' (masters and AdamW's moments), by
+    rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights in float32, by every
+    rank, or by one if sharded."""
     size = HALF if set_up.mixed else SINGLE
     loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)
+    checkpoint = 3 * SINGLE * _trained(shape, set_up)
+    if set_up.sharded:
+        checkpoint = checkpoint * ranks_here // set_up.ranks
     kept = snapshots * size * shape.weights
-    return Needs({"snapshots": kept, "loading beyond that": max(0, loading - kept)})
+    beyond = max(0, loading - kept - checkpoint)
+    return Needs({"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond})
+
+
+def _trained(shape: Shape, set_up: TrainerSetUp) -> int:
+    """Weights that train."""
+    if set_up.lora_rank:
+        return shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
+    return shape.weights - shape.vision.weights * set_up.vision_frozen

@@ -97,8 +97,12 @@ def test_a_replica_of_seven_billion_fits_one_card() -> None:
 def test_the_host_keeps_snapshots_and_what_loading_takes_beyond_them() -> None:
     every = memory.of_trainer_host(UI_TARS, TrainerSetUp(), ranks_here=8)
     assert every.total == 8 * 4 * UI_TARS.weights
-    shared = memory.of_trainer_host(UI_TARS, TrainerSetUp(sharded=True), ranks_here=8, snapshots=2)
-    assert shared.total == 2 * 2 * UI_TARS.weights
+    shared = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=8, snapshots=2)
+    assert shared.total == (2 * 2 + 12) * UI_TARS.weights
+    half = memory.of_trainer_host(UI_TARS, TrainerSetUp(ranks=8, sharded=True), ranks_here=4)
+    assert half.parts["checkpoint"] == 6 * UI_TARS.weights
+    adapter = memory.of_trainer_host(UI_TARS, TrainerSetUp(lora_rank=16, lora_targets=("q_proj",)), ranks_here=1)
+    assert adapter.parts["checkpoint"] == 12 * UI_TARS.text.adapter(16, ("q_proj",))
 
 
 def test_operations_of_a_small_decoder_by_hand() -> None:

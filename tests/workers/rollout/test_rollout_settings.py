@@ -139,6 +139,9 @@ class AsyncEngineArgs:
         return SimpleNamespace(scheduler_config=scheduler, context=usage_context, arguments=self.named)
 
 
+AMPERE = SimpleNamespace(is_cuda=lambda: True, has_device_capability=lambda capability: capability <= 80)
+
+
 class Refused(Exception):
     """Takes the place of VLLMClientError."""
 
@@ -156,6 +159,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "vllm.engine": {},
             "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
             "vllm.exceptions": {"VLLMClientError": Refused},
+            "vllm.platforms": {"current_platform": AMPERE},
             "vllm.usage": {},
             "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(OPENAI_API_SERVER="server")},
             "vllm.v1": {},
@@ -171,6 +175,12 @@ def test_an_unknown_argument_ends_the_start_before_the_model_is_looked_at(vllm: 
         starting.start_vllm(told(engine_args={"gpu_memory_utilisation": 0.5}))
     with pytest.raises(UserError, match=r"model\.path: nowhere is not a folder"):
         starting.start_vllm(told(engine_args={"gpu_memory_utilization": 0.5}))
+
+
+def test_eight_bit_floats_need_a_card_that_has_them(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "check_model", lambda folder: None)
+    with pytest.raises(UserError, match="fp8 needs GPUs of compute capability"):
+        starting.start_vllm(told(quantization="fp8"))
 
 
 def test_a_value_that_vllm_refuses_is_named(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.torch
 import tiny_model  # noqa: E402
 from train_samples import alone, episodes, fusing, mixed, settings, totals  # noqa: E402, F401
 
+from dart.errors import UserError  # noqa: E402
 from dart.workers.train.kernels import fused  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
@@ -58,6 +59,17 @@ def test_it_rounds_where_transformers_does(folder: Path) -> None:
     fused.speed_up(trainer.model, backend="aot_eager")
     error, own = ((_computed(trainer, torch.bfloat16)[0] - exact).abs().mean(), (plain - exact).abs().mean())
     assert 0 < error < 1.5 * own
+
+
+def test_what_it_does_not_know_or_cannot_compile_it_leaves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Trainer(settings(folder, fused_kernels=False)).model
+    plain = [module.forward for module in model.modules()]
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match=r"fused_kernels needs a C compiler .*: install gcc"):
+        fused.speed_up(model)
+    model.config.model_type = "qwen3_5"
+    fused.speed_up(model)
+    assert [module.forward for module in model.modules()] == plain
 
 
 @pytest.mark.usefixtures("fusing")

@@ -313,6 +313,9 @@ def test_checkpoint_loads_everywhere_and_training_goes_on_as_if_uninterrupted(fo
     assert (resumed.version, resumed.updates) == (1, 1)
     resumed.update(samples, *totals(samples))
     assert same_weights(resumed.snapshot(), trainer.snapshot())
+    changed = Trainer(settings(folder, resume_from=str(path), weight_decay=0.03, adam_epsilon=1e-7))
+    decays = {group["weight_decay"]: group["eps"] for group in changed.optimizer.param_groups}
+    assert decays == {0.03: 1e-7, 0.0: 1e-7}, "the config's, not the checkpoint's"
     # In a long run what it resumed from is deleted; a save that was killed leaves its folder.
     shutil.rmtree(path)
     (path.parent / ".v0.1.tmp").mkdir()

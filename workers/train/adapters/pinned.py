@@ -35,9 +35,14 @@ class Slabs:
         return sum(slab.memory.nbytes for slab in self._slabs)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """In the first slab that has room. A new slab holds the tensor, and is as large as all before it up to
+        """A tensor with a storage of its own over a part of a slab: where tensors share a storage, transformers copies
+        each of them before it saves them."""
+        memory = self.reserve(shape.numel() * dtype.itemsize)
+        return torch.from_numpy(memory.numpy()).view(dtype).view(shape)
+
+    def reserve(self, size: int) -> torch.Tensor:
+        """uint8 [size], in the first slab that has room. A new slab holds it, and is as large as all before it up to
         SLAB_BYTES, so that a small model takes little."""
-        size = shape.numel() * dtype.itemsize
         taken = -(-size // ALIGNMENT) * ALIGNMENT
         slab = next((slab for slab in self._slabs if slab.used + taken <= slab.memory.nbytes), None)
         if slab is None:
@@ -45,7 +50,7 @@ class Slabs:
             slab = _Slab(torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned))
             self._slabs.append(slab)
         start, slab.used = slab.used, slab.used + taken
-        return slab.memory[start : start + size].view(dtype).view(shape)
+        return slab.memory[start : start + size]
 
 
 def _power_of_two(number: int) -> int:

@@ -12,6 +12,8 @@ weights then does not fill whole 16 bytes. Rows of zeros make 3,424 of them, and
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +25,14 @@ from torch.nn.functional import linear, pad, silu
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from dart.core.capacity.shape import QWEN2_5, QWEN3
+from dart.errors import UserError
+
+COMPILERS = ("clang", "gcc")
+"""Those that Triton looks for, after the environment variable CC."""
 ALIGNED = 8
 """Channels: 16 bytes of bfloat16."""
-FAMILY = "transformers.models.qwen"
+FAMILIES = (QWEN2_5, QWEN3)
 RECOMPILED = 64
 """Times, at most."""
 KEPT_WIDE = ("q_norm", "k_norm")
@@ -33,12 +40,18 @@ KEPT_WIDE = ("q_norm", "k_norm")
 
 
 def speed_up(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Switch the model's layers over, if it is one of Qwen's: other families may mean something else by these names.
+    """Switch the model's layers over, if it is of a family that was looked at: others, later ones of Qwen's too, mean
+    something else by these names.
 
-    backend: of `torch.compile`.
+    backend: of `torch.compile`. Raises UserError if it needs a C compiler and there is none.
     """
-    if not type(model).__module__.startswith(FAMILY):
+    if model.config.model_type not in FAMILIES:
         return
+    if backend == "inductor" and not any(map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))):
+        raise UserError(
+            "trainer.fused_kernels needs a C compiler on the trainer's machine, and there is none: install gcc "
+            "(apt-get install gcc libc6-dev), or set trainer.fused_kernels: false"
+        )
     kernels = Kernels(backend)
     last = model.get_decoder().norm  # the head computes in float32 from its result
     for name, module in model.named_modules():
