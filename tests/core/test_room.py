@@ -12,7 +12,7 @@ def test_as_many_as_the_cache_has_room_for() -> None:
     assert (room.slots, room.reason) == (16, ""), "a few requests prove nothing"
     room.used(15_000)
     assert room.slots == 6
-    assert room.reason == "its KV cache has room for 6 requests of 15,000 tokens, the mean of late"
+    assert room.reason == "its KV cache has room for 6 requests of 15,000 tokens, the recent mean"
 
 
 def test_short_requests_make_room_again() -> None:

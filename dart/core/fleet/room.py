@@ -43,4 +43,4 @@ class Room:
         """Why there are fewer than `most`; empty if there are not."""
         if self.slots == self.most:
             return ""
-        return f"its KV cache has room for {self.slots} requests of {self.mean:,.0f} tokens, the mean of late"
+        return f"its KV cache has room for {self.slots} requests of {self.mean:,.0f} tokens, the recent mean"
