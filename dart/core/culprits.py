@@ -7,13 +7,17 @@ words; the worker that has owed an answer for longest; else what the environment
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from dart.core.status import Stall, Status, WorkerStatus
 from dart.core.watchdog import Kind, Overdue
 
 SAMPLERS = ("env", "rollout")
+MOST_LOST, MOST_NAMED = 100, 3
+"""Of each role: how many lost workers are remembered, and how many of them a stall names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,38 @@ class Owed:
     """In the worker's own words."""
 
 
+class Lost:
+    """Workers that were lost and have not come back, and why: the newest of each role.
+
+    A name that holds a process id, or a pod's, never comes back, so their number grows with every preemption.
+    """
+
+    def __init__(self) -> None:
+        self._why: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """By role and name, oldest first."""
+
+    def left(self, role: str, name: str, why: str) -> None:
+        workers = self._why[role]
+        workers.pop(name, None)
+        workers[name] = why
+        if len(workers) > MOST_LOST:
+            del workers[next(iter(workers))]
+
+    def joined(self, role: str, name: str) -> None:
+        self._why[role].pop(name, None)
+
+    def told(self, roles: Sequence[str]) -> str:
+        """The newest few of these roles, newest first, and how many more; "" if there are none."""
+        said = []
+        for role in roles:
+            workers = self._why.get(role, {})
+            said += [f"{name} is lost: {why}" for name, why in islice(reversed(workers.items()), MOST_NAMED)]
+            if (more := len(workers) - MOST_NAMED) > 0:
+                least = "at least " if len(workers) == MOST_LOST else ""
+                said.append(f"{least}{more} more {role} workers were lost before")
+        return "; ".join(said)
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Everything that may explain a stall, as of now."""
@@ -41,8 +77,7 @@ class Scene:
     """By role: how many workers the run needs."""
     owed: Mapping[str, Owed] = field(default_factory=dict)
     """By worker."""
-    lost: Mapping[str, str] = field(default_factory=dict)
-    """Workers that were lost and have not come back, and why, by name."""
+    lost: Lost = field(default_factory=Lost)
     held_back: str = ""
 
     def workers(self, *roles: str) -> list[WorkerStatus]:
@@ -93,8 +128,9 @@ def _lacking(scene: Scene) -> list[str]:
 def _missing(overdue: Overdue, scene: Scene, what: str, roles: Sequence[str]) -> Stall:
     """Describe the workers that are absent or not ready."""
     waits_for = " and ".join(_absent(scene, role) for role in roles) or "the next worker"
-    gone = "; ".join(f"{name} is lost: {why}" for name, why in scene.lost.items())
-    failed = gone or next((f.last_failure for w in scene.workers(*roles) if (f := scene.of(w)).last_failure), "")
+    failed = scene.lost.told(roles) or next(
+        (f.last_failure for w in scene.workers(*roles) if (f := scene.of(w)).last_failure), ""
+    )
     address = scene.status.control_address or "ADDRESS"
     start = " or ".join(f"dart worker --role {role} --coordinator {address}" for role in roles)
     advice = f"look at its log (logs/ in the run directory, for a worker of this machine), or start one with: {start}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from dart.core.cutting import encodable
 from dart.v1 import session_pb2 as pb
 
 ROLE_NAMES: dict[int, str] = {pb.ROLE_ENV: "env", pb.ROLE_ROLLOUT: "rollout", pb.ROLE_TRAIN: "train"}
@@ -44,7 +45,7 @@ class CommandError(Exception):
     """
 
     def __init__(self, code: pb.FailureCode, message: str, trajectories: Sequence[str] = ()) -> None:
-        super().__init__(message)
+        super().__init__(encodable(message))  # it may quote a world or a page
         self.code = code
         self.trajectories = trajectories
 

@@ -12,9 +12,9 @@ without the heavy parts, on any machine.
 
 The env worker calls `reset`, then `act` repeatedly; `judge` once, when `act` returned `done`, when the policy finished,
 or at the step limit; `renew` after every episode, however it ended. Calls to one environment never overlap. An
-exception in any of them voids the attempt, which is retried; it never gives a reward. `judge` is believed, with one
-exception: a reward of 0 counts only if the environment answers `probe` afterwards, because a machine that has died
-looks like a task that was not done.
+exception in any of them, or a value of another type, voids the attempt, which is retried; it never gives a reward.
+`judge` is believed, with one exception: a reward of 0 counts only if the environment answers `probe` afterwards,
+because a machine that has died looks like a task that was not done.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dart.core.action import Action
 from dart.core.action_json import KINDS
+from dart.core.cutting import encodable
 from dart.core.types import Observation, Task
 
 MOST_EVIDENCE_BYTES = 64 << 10
@@ -76,6 +77,8 @@ class Verdict:
             text = json.dumps(self.evidence, allow_nan=False, default=str)
         except (TypeError, ValueError, RecursionError):  # a key or a number that JSON cannot express
             text = json.dumps({"not_json": repr(self.evidence)[: MOST_EVIDENCE_BYTES // 16]})
+        if r"\ud" in text:  # half a surrogate pair, perhaps, which whoever reads it could not print
+            text = json.dumps(json.loads(encodable(json.dumps(json.loads(text), ensure_ascii=False))))
         if len(text) > MOST_EVIDENCE_BYTES:
             text = json.dumps({"cut_off": text[: MOST_EVIDENCE_BYTES // 4], "bytes": len(text)})
         return text

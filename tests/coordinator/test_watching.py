@@ -206,6 +206,18 @@ async def test_a_worker_that_never_comes(tmp_path: Path, capsys: pytest.CaptureF
         assert not [stall for stall in scene.run.status().stalls if stall.kind == "start"]
 
 
+async def test_a_missing_replica_is_not_explained_by_env_workers_that_are_gone(tmp_path: Path) -> None:
+    async with running(tmp_path, settings(replicas=2)) as scene:
+        for number in range(3):
+            scene.run.fleet.lose(scene.join(f"env-{number}", pb.ROLE_ENV, World()), "preempted")
+        gone = scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        scene.join("env-3", pb.ROLE_ENV, World())
+        scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+        scene.run.fleet.lose(gone, "silent for 15 s")
+        stall = await scene.stall("start")
+        assert (stall.culprit, stall.failure) == ("rollout", "rollout-0 is lost: silent for 15 s")
+
+
 async def test_a_trainer_that_is_still_preparing_is_not_counted_as_ready(tmp_path: Path) -> None:
     async with running(tmp_path, settings()) as scene:
         scene.run.fleet.admit(pb.Hello(worker_id="t", instance_id="t", role=pb.ROLE_TRAIN, world_size=1))

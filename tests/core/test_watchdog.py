@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart.core.culprits import Owed, Scene, explain
+from dart.core.culprits import MOST_LOST, Lost, Owed, Scene, explain
 from dart.core.pace import Pace
 from dart.core.progress import Counts
 from dart.core.status import Figures, Status, WorkerStatus
@@ -252,9 +252,35 @@ def test_a_missing_role_is_named_with_how_many_of_how_many() -> None:
 
 
 def test_a_lost_worker_is_told_with_why() -> None:
-    made = replace(scene(REPLICA, RANK), lost={"env-0": "silent for 15 s"})
-    stall = explain(Overdue(Kind.STEP, 100.0), made)
+    lost = Lost()
+    lost.left("env", "env-0", "silent for 15 s")
+    stall = explain(Overdue(Kind.STEP, 100.0), replace(scene(REPLICA, RANK), lost=lost))
     assert stall.waits_for.startswith("1 of 1 env workers") and stall.failure == "env-0 is lost: silent for 15 s"
+
+
+def test_of_lost_workers_those_of_the_missing_role_are_told_and_the_newest_few() -> None:
+    lost = Lost()
+    for number in range(5):
+        lost.left("env", f"env-{number}", "preempted")
+    made = replace(scene(ENV, REPLICA, RANK), lost=lost)
+    assert explain(Overdue(Kind.START, 600.0), made).failure == "", "no replica was lost, and one is missing"
+    lost.left("rollout", "env-4", "silent for 15 s")
+    assert explain(Overdue(Kind.START, 600.0), made).failure == "env-4 is lost: silent for 15 s"
+    lost.joined("rollout", "env-4")
+    lost.left("env", "env-1", "again")
+    assert lost.told(["rollout", "env"]) == (
+        "env-1 is lost: again; env-4 is lost: preempted; env-3 is lost: preempted; 2 more env workers were lost before"
+    )
+
+
+def test_no_more_lost_workers_are_remembered_than_are_of_use() -> None:
+    lost = Lost()
+    lost.left("rollout", "rollout-0", "silent for 15 s")
+    for number in range(10 * MOST_LOST):
+        lost.left("env", f"env-{number}", "preempted")
+    assert sum(map(len, lost._why.values())) == MOST_LOST + 1
+    assert lost.told(["rollout"]) == "rollout-0 is lost: silent for 15 s"
+    assert lost.told(["env"]).endswith(f"; at least {MOST_LOST - 3} more env workers were lost before")
 
 
 def test_the_env_worker_whose_attempts_all_fail_is_named_with_its_words() -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal, TypeVar
 
+from dart.core.cutting import encodable
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.worlds import Env, EnvironmentFailure, Full, Timeouts, World
@@ -121,11 +122,16 @@ class Lease:
     """What the environment failed with in this episode."""
 
 
-async def bounded(verb: Awaitable[T], seconds: float, what: str, passing: tuple[type[Exception], ...] = ()) -> T:
-    """The verb's result. Raises EnvironmentFailure for whatever it raises, except that `passing` ones pass through."""
+async def bounded(
+    verb: Callable[[], Awaitable[T]], seconds: float, what: str, passing: tuple[type[Exception], ...] = ()
+) -> T:
+    """The verb's result. Raises EnvironmentFailure for whatever it raises, except that `passing` ones pass through.
+
+    The verb is called here, because one that is not async raises already then.
+    """
     try:
         async with asyncio.timeout(seconds):
-            return await verb
+            return await verb()
     except TimeoutError:
         raise EnvironmentFailure(f"{what} took longer than {seconds:g} s") from None
     except Exception as error:  # A world is the user's code: whatever it raises costs only this attempt.
@@ -162,7 +168,7 @@ class Places:
         reasons = [*([self._reason] if self._reason else []), *quarantined] if booted < len(self._places) else []
         return pb.Slots(
             count=booted, granted=self._granted, booting=counts[State.BOOTING], quarantined=len(quarantined),
-            reason="; ".join(reasons)[:MOST_REASON],
+            reason=encodable("; ".join(reasons)[:MOST_REASON]),
         )  # fmt: skip
 
     async def take(self, seconds: float) -> Lease | None:
@@ -183,7 +189,7 @@ class Places:
             if lease.over.is_set():
                 raise EnvironmentFailure("the episode was released before this was done")
             try:
-                answer = await bounded(call(lease.env), getattr(self._timeouts, verb), verb, passing)
+                answer = await bounded(lambda: call(lease.env), getattr(self._timeouts, verb), verb, passing)
             except EnvironmentFailure as error:
                 self.failed(lease, str(error))
                 raise
@@ -249,9 +255,10 @@ class Places:
             delay = min(2 * delay, MOST_DELAY_SECONDS)
 
     async def _lease(self) -> Env:
-        env = await bounded(self._world.lease(), self._timeouts.lease, "booting an environment", (UserError, Full))
+        env = await bounded(self._world.lease, self._timeouts.lease, "booting an environment", (UserError, Full))
         try:
-            if await bounded(env.probe(), self._timeouts.probe, "the probe of a new environment"):
+            probe = lambda: env.probe()  # noqa: E731, PLW0108  looked up in `bounded`: a world may have leased anything
+            if await bounded(probe, self._timeouts.probe, "the probe of a new environment"):
                 return env
         except BaseException:  # cancelled too: nobody else knows this environment yet, so nobody else would end it
             await self._dispose(env)
@@ -262,9 +269,9 @@ class Places:
     async def _renew(self, env: Env, failed: bool) -> bool:
         """Whether it is ready for another episode; if it has failed, it must also answer its probe."""
         try:
-            renewed = await bounded(env.renew(), self._timeouts.renew, "renewing an environment")
+            renewed = await bounded(env.renew, self._timeouts.renew, "renewing an environment")
             if renewed and failed:
-                renewed = await bounded(env.probe(), self._timeouts.probe, "the probe of a renewed environment")
+                renewed = await bounded(env.probe, self._timeouts.probe, "the probe of a renewed environment")
         except EnvironmentFailure as error:
             self._reason, renewed = str(error)[:MOST_REASON], False
         else:
@@ -275,7 +282,7 @@ class Places:
 
     async def _dispose(self, env: Env) -> None:
         try:
-            await bounded(self._world.dispose(env), self._timeouts.close, "disposing of an environment")
+            await bounded(lambda: self._world.dispose(env), self._timeouts.close, "disposing of an environment")
         except EnvironmentFailure as error:
             log.warning("%s", error)
 

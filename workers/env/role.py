@@ -1,8 +1,9 @@
 """The env worker: hosts any world (`dart.worlds`), and gives each of its environments to one episode at a time.
 
-An episode holds an environment from Reset until Release, under its assignment id and attempt. An exception in a world
-ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the environment is renewed or replaced (`places`). A
-wrong command is answered with `FAILURE_CODE_INVALID`. Suggest asks the world's scripted oracle, if it has one.
+An episode holds an environment from Reset until Release, under its assignment id and attempt. An exception in a world,
+or a value that no verb may return, ends that attempt (`FAILURE_CODE_ENVIRONMENT`), not the worker; the environment is
+renewed or replaced (`places`). A wrong command is answered with `FAILURE_CODE_INVALID`. Suggest asks the world's
+scripted oracle, if it has one.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -28,8 +30,9 @@ from dart.wire.capabilities import ORACLE, SHARED_BLOBS, SLOTS
 from dart.wire.convert import action_from_proto, action_to_proto, observation_to_proto, task_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.wire.rules.table import ERROR_CHARACTERS, MOST_GOAL_IMAGES, TREE_CHARACTERS
+from dart.workers.env.answers import judged, observed, suggested
 from dart.workers.env.places import Lease, Places
-from dart.worlds import EnvironmentFailure, Timeouts, World
+from dart.worlds import Env, EnvironmentFailure, Timeouts, Verdict, World
 from dart.worlds.plugs import find, make, read_options
 
 log = logging.getLogger(__name__)
@@ -100,27 +103,42 @@ class EnvRole:
         await self._places.keep(say)
 
     async def handle(self, command: Command) -> Reply | None:
-        began = time.monotonic()
         key = (command.assignment.assignment_id, command.assignment.attempt)
         try:
-            match command:
-                case pb.Reset():
-                    observation = await self._reset(key, command)
-                    await asyncio.sleep(random.uniform(*self._delay.reset_seconds))
-                case pb.Act():
-                    observation = await self._act(key, command)
-                    await asyncio.sleep(random.uniform(*self._delay.step_seconds))
-                case pb.Suggest():
-                    return await self._suggest(key)
-                case pb.Release():
-                    self._begun.discard(key)
-                    if (lease := self._held.pop(key, None)) is not None:
-                        self._places.release(lease)
-                    return pb.Released()
-                case _:
-                    raise _invalid(f"an env worker does not know {type(command).__name__}")
+            return await self._answer(key, command)
+        except CommandError:
+            raise
         except EnvironmentFailure as error:
             raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, f"{type(error).__name__}: {error}") from None
+        except Exception as error:  # A world is the user's code: what it returns costs only this attempt, too.
+            name = type(command).__name__
+            log.exception("%s cannot be answered", name)
+            why = (
+                f"{name} cannot be answered with what the world returned ({type(error).__name__}: {error}): it must be "
+                "as dart.worlds.contract says"
+            )
+            if (lease := self._held.get(key)) is not None:
+                self._places.failed(lease, why)
+            raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, why) from error
+
+    async def _answer(self, key: Key, command: Command) -> Reply:
+        began = time.monotonic()
+        match command:
+            case pb.Reset():
+                observation = await self._reset(key, command)
+                await asyncio.sleep(random.uniform(*self._delay.reset_seconds))
+            case pb.Act():
+                observation = await self._act(key, command)
+                await asyncio.sleep(random.uniform(*self._delay.step_seconds))
+            case pb.Suggest():
+                return await self._suggest(key)
+            case pb.Release():
+                self._begun.discard(key)
+                if (lease := self._held.pop(key, None)) is not None:
+                    self._places.release(lease)
+                return pb.Released()
+            case _:
+                raise _invalid(f"an env worker does not know {type(command).__name__}")
         observation = await self._sendable(observation)
         return observation_to_proto(observation, time.monotonic() - began)
 
@@ -160,7 +178,7 @@ class EnvRole:
             self._held[key] = lease
         lease = self._held[key]
         try:
-            observation = await self._places.call(lease, "reset", lambda env: env.reset(task), (UserError,))
+            observation = await self._observe(lease, "reset", lambda env: env.reset(task), (UserError,))
         except UserError as error:
             raise CommandError(pb.FAILURE_CODE_TASK, str(error)) from None
         if (goals := len(observation.goal_images)) > MOST_GOAL_IMAGES:
@@ -183,14 +201,30 @@ class EnvRole:
         if command.last:
             await self._places.call(lease, "act", lambda env: env.conclude(carried_out))
             return await self._judge(lease, action, at_limit=True)
-        observation = await self._places.call(lease, "act", lambda env: env.act(carried_out))
+        observation = await self._observe(lease, "act", lambda env: env.act(carried_out))
         if not offered and not observation.last_action_error:
             observation = replace(observation, last_action_error=f"this environment does not offer the action {kind}")
         return await self._judge(lease, action, at_limit=False) if observation.done else observation
 
+    async def _observe(
+        self,
+        lease: Lease,
+        verb: Literal["reset", "act"],
+        call: Callable[[Env], Awaitable[Observation]],
+        passing: tuple[type[Exception], ...] = (),
+    ) -> Observation:
+        async def checked(env: Env) -> Observation:
+            return observed(verb, await call(env))
+
+        return await self._places.call(lease, verb, checked, passing)
+
     async def _judge(self, lease: Lease, last: Action, *, at_limit: bool) -> Observation:
         """The verdict, as a final observation. A 0 from a dead environment counts as its failure, not as a verdict."""
-        verdict = await self._places.call(lease, "judge", lambda env: env.judge(last, at_limit))
+
+        async def judge(env: Env) -> Verdict:
+            return judged(await env.judge(last, at_limit))
+
+        verdict = await self._places.call(lease, "judge", judge)
         if verdict.reward == 0 and not await self._places.call(lease, "probe", lambda env: env.probe()):
             why = "the environment does not answer its probe, so its verdict of 0 is discarded"
             self._places.failed(lease, why)
@@ -199,9 +233,13 @@ class EnvRole:
 
     async def _suggest(self, key: Key) -> pb.Suggested:
         lease = self._lease(key)
+
+        async def suggest(env: Env) -> Action | None:
+            return suggested(await env.suggest())
+
         try:
             passing = (UserError, ValueError, NotImplementedError)
-            action = await self._places.call(lease, "act", lambda env: env.suggest(), passing)
+            action = await self._places.call(lease, "act", suggest, passing)
         except NotImplementedError:
             raise _invalid(f"{self._suite} has no oracle: collect from a policy or an endpoint") from None
         except (UserError, ValueError) as error:

@@ -72,7 +72,7 @@ def probe(address: Address) -> None:
 
     try:
         answer = httpx.get(f"{address.url}/models", headers=address.headers, timeout=PROBE_SECONDS)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+    except (httpx.RequestError, httpx.InvalidURL) as error:
         raise UserError(
             f"--endpoint {address.url} does not answer ({error}): start its server, or correct the URL, which is "
             "OpenAI's base URL, for example http://127.0.0.1:8000/v1"
@@ -148,7 +148,9 @@ class Endpoint:
             answer = await self._client.post(
                 f"{self._address.url}/chat/completions", json=self._body | {"messages": messages}
             )
-        except httpx.TransportError as error:
+        except (httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
+            raise UserError(f"--endpoint {self._address.url} cannot be asked ({error}): correct the URL") from None
+        except httpx.RequestError as error:  # of the network, or an answer that does not decode
             return _Later(f"{type(error).__name__} {error}")
         said = f"{answer.status_code} {answer.text[:200]}"
         if answer.status_code == 429 or answer.status_code >= 500:

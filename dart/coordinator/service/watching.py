@@ -18,7 +18,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.accounting import Accounting
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TRAINER
-from dart.core.culprits import Owed, Scene, explain
+from dart.core.culprits import Lost, Owed, Scene, explain
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
 from dart.core.status import Stall, Status
@@ -26,6 +26,7 @@ from dart.core.usage import EnvState, TrainerState
 from dart.core.watchdog import Limits, Pulse, Watchdog
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
+from dart.wire.role import ROLE_NAMES
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Watch:
         ends = [bounds.end_after_seconds] if bounds.end_after_seconds else []
         self._pause = min(LOOK_SECONDS, min((*seconds, *ends)) / LOOKS_PER_BOUND)
         self._ready = 0
-        self._lost: dict[str, str] = {}
+        self._lost = Lost()
         self.stalls: tuple[Stall, ...] = ()
         """Those found by the last `look`."""
         fleet.on_ready.append(self._joined)
@@ -162,7 +163,7 @@ class Watch:
 
     def _scene(self, now: float) -> Scene:
         owed = {worker.id: self._owed(worker, now) for worker in self._fleet.workers.values()}
-        return Scene(self._status(), self._wanted, owed, dict(self._lost), self._envs.usage.cause(EnvState.IDLE))
+        return Scene(self._status(), self._wanted, owed, self._lost, self._envs.usage.cause(EnvState.IDLE))
 
     def _owed(self, worker: Worker, now: float) -> Owed:
         command, seconds = worker.end.oldest(now)
@@ -171,11 +172,11 @@ class Watch:
 
     def _joined(self, worker: Worker) -> None:
         self._ready += 1
-        self._lost.pop(worker.id, None)
+        self._lost.joined(ROLE_NAMES[worker.role], worker.id)
 
     def _left(self, worker: Worker) -> None:
         if not worker.said_goodbye:
-            self._lost[worker.id] = worker.why_lost
+            self._lost.left(ROLE_NAMES[worker.role], worker.id, worker.why_lost)
 
 
 def _serving(stalls: tuple[Stall, ...]) -> bool:

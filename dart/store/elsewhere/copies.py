@@ -105,9 +105,9 @@ def _put(fs: AbstractFileSystem, file: Path, target: str, stop: threading.Event)
 @contextlib.contextmanager
 def _at(url: str) -> Iterator[tuple[AbstractFileSystem, str]]:
     """The file system and the path in it. Raises OSError, and UserError where there is no driver."""
-    try:
-        fs, root = url_to_fs(url, use_listings_cache=False)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{url}: {error}: install the driver of that protocol (for s3://, the extra s3)") from None
-    with as_os_error():
+    with as_os_error(Stopped):
+        try:
+            fs, root = url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"{url}: {error}: install the driver of that protocol (for s3://, the extra s3)") from None
         yield fs, root.rstrip("/")

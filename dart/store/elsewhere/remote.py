@@ -22,13 +22,6 @@ _TEMPORARY = "tmp"
 _MOST_KNOWN = 100_000
 """Names, some 20 MB."""
 
-try:
-    from botocore.exceptions import BotoCoreError
-except ImportError:
-
-    class BotoCoreError(Exception):  # type: ignore[no-redef]
-        """Never raised: there is no driver of S3's."""
-
 
 class RemoteFiles:
     """`read` and `size` raise FileNotFoundError, all methods OSError. Any thread may call them."""
@@ -43,6 +36,11 @@ class RemoteFiles:
             raise UserError(
                 f"{url}: {error}: install the driver of that protocol (for s3://, the extra s3), or use a directory"
             ) from None
+        except Exception as error:  # the driver's own, for example of a machine without credentials
+            raise UserError(
+                f"{url} cannot be used ({type(error).__name__}: {error}): check its keys in the environment "
+                "(docs/stores.md)"
+            ) from error
         protocol = self._fs.protocol
         self._atomic = bool(_ATOMIC_PUT & set([protocol] if isinstance(protocol, str) else protocol))
         self._known: OrderedDict[str, int] = OrderedDict()
@@ -108,8 +106,15 @@ class RemoteFiles:
 
 
 @contextlib.contextmanager
-def as_os_error() -> Iterator[None]:
+def as_os_error(*passing: type[Exception]) -> Iterator[None]:
+    """Raises OSError for whatever goes wrong inside; UserError and `passing` ones pass through."""
     try:
         yield
-    except BotoCoreError as error:
-        raise OSError(str(error)) from error
+    except (OSError, UserError):
+        raise
+    except passing:
+        raise
+    except (
+        Exception
+    ) as error:  # Drivers raise what their SDK does: botocore's, gcsfs's and Azure's errors share no class.
+        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -78,9 +78,9 @@ def test_it_reads_goals_and_texts_of_the_environment_too(template: str) -> None:
 
 
 class Chat(BaseHTTPRequestHandler):
-    """A chat endpoint: it says what `answers` holds, one after the other, statuses or texts."""
+    """A chat endpoint: it says what `answers` holds, one after the other: statuses, texts, or bytes called gzip."""
 
-    answers: list[int | str]
+    answers: list[int | str | bytes]
     asked: list[dict[str, Any]]
     key = "sk-right"
     finish_reason = "stop"
@@ -94,6 +94,8 @@ class Chat(BaseHTTPRequestHandler):
         answer = self.answers.pop(0)
         if isinstance(answer, int):
             self._reply({"error": self.error}, answer)
+        elif isinstance(answer, bytes):
+            self._send(answer, 200, {"content-encoding": "gzip"})
         else:
             message = {"role": "assistant", "content": answer}
             self._reply({"choices": [{"message": message, "finish_reason": self.finish_reason}]})
@@ -101,10 +103,12 @@ class Chat(BaseHTTPRequestHandler):
     def _reply(self, value: dict[str, Any], status: int = 200) -> None:
         if self.headers.get("authorization") != f"Bearer {self.key}":
             status = 401
-        body = json.dumps(value).encode()
+        self._send(json.dumps(value).encode(), status, {})
+
+    def _send(self, body: bytes, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
+        for name, value in {"content-type": "application/json", "content-length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -156,6 +160,21 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
             await endpoint.write([])
         assert "sk-wrong" not in str(error.value)
     assert "sk-right" not in repr(chat)
+
+
+async def test_a_garbled_answer_is_asked_for_again(chat: Address) -> None:
+    Chat.answers = [b"no gzip", "fine"]
+    async with Endpoint(chat, 1.0, 40) as endpoint:
+        assert (await endpoint.write([])).text == "fine"
+        Chat.answers = [b"no gzip"] * 5
+        with pytest.raises(InfrastructureError, match="failed 5 times, the last with DecodingError"):
+            await endpoint.write([])
+
+
+async def test_an_address_that_can_never_be_asked_ends_the_run(chat: Address) -> None:
+    async with Endpoint(replace(chat, url="ftp://127.0.0.1/v1"), 1.0, 40) as endpoint:
+        with pytest.raises(UserError, match=r"cannot be asked \(.*protocol.*\): correct the URL"):
+            await endpoint.write([])
 
 
 async def test_a_prompt_that_is_too_long_for_the_endpoint_is_not_its_failure(

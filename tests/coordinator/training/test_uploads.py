@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dart import manifest
 from dart.cli import main
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.start import starting_point
 from dart.coordinator.training.uploads import Uploads
+from dart.core.types import Image
 from dart.errors import UserError
 from dart.rundir import RunDirectory
-from dart.store.elsewhere.copies import copies, copy_in
+from dart.store.blobs import BlobStore, BlobUnreachable
+from dart.store.elsewhere.copies import Stopped, copies, copy_in, copy_out
 from dart.store.records import CheckpointRecord
 
 
@@ -93,3 +100,88 @@ async def test_export_takes_a_copy_by_its_url(tmp_path: Path, url: str) -> None:
     refused = CliRunner().invoke(main, ["export", f"{url}/run/v000008", str(tmp_path / "other")])
     assert refused.exit_code != 0 and "is no complete copy of a checkpoint" in refused.output
     assert not (tmp_path / "other").exists()
+
+
+class SdkError(Exception):
+    """Like gcsfs.HttpError and azure.core's: of no class that a caller could know."""
+
+
+class Moody(MemoryFileSystem):
+    """A store whose driver raises its SDK's own errors while `down`."""
+
+    protocol = "moody"
+    store: ClassVar[dict[str, object]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    cachable = False
+    down = False
+    refuses = False
+    """It cannot even be made: there are no credentials."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        if self.refuses:
+            raise SdkError("no credentials")
+
+    def _open(self, *arguments: object, **options: object) -> object:
+        self._asked()
+        return super()._open(*arguments, **options)
+
+    def cat_file(self, *arguments: object, **options: object) -> object:
+        self._asked()
+        return super().cat_file(*arguments, **options)
+
+    def info(self, *arguments: object, **options: object) -> object:
+        self._asked()
+        return super().info(*arguments, **options)
+
+    def exists(self, *arguments: object, **options: object) -> object:
+        self._asked()
+        return super().exists(*arguments, **options)
+
+    def _asked(self) -> None:
+        if self.down:
+            raise SdkError("429: slow down")
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    register_implementation("moody", Moody, clobber=True)
+    yield monkeypatch
+    Moody.store.clear()
+
+
+@pytest.mark.parametrize(("mood", "why"), [("down", "SdkError: 429: slow down"), ("refuses", "no credentials")])
+async def test_a_copy_that_any_driver_fails_is_told_and_the_next_one_is_made(
+    tmp_path: Path, moody: pytest.MonkeyPatch, mood: str, why: str
+) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", 1)
+    uploads = Uploads("moody://bucket/run", 2, journal)
+    moody.setattr(Moody, mood, True)
+    await uploads.copy(checkpoint(tmp_path, 1))
+    journal.flush_lines()
+    assert "checkpoint_upload_failed" in events(tmp_path) and why in events(tmp_path)
+    with pytest.raises(UserError, match=f"v000001 cannot be copied .*{why}"):
+        copy_in("moody://bucket/run/v000001", tmp_path / "back")
+    moody.setattr(Moody, mood, False)
+    await uploads.copy(checkpoint(tmp_path, 2))
+    assert copies("moody://bucket/run") == ["v000002"]
+    journal.close()
+
+
+def test_a_copy_that_is_stopped_is_no_failure_of_the_store(tmp_path: Path, moody: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        copy_out(checkpoint(tmp_path, 1), "moody://bucket/run", stop)
+
+
+def test_screenshots_that_any_driver_fails_to_keep_are_unreachable(moody: pytest.MonkeyPatch) -> None:
+    store = BlobStore("moody://bucket/blobs")
+    image = Image.of(b"png", "image/png", 1, 1)
+    moody.setattr(Moody, "down", True)
+    for call in (lambda: store.put(image), lambda: store.get(image.sha256), lambda: store.has(image.sha256)):
+        with pytest.raises(BlobUnreachable, match="SdkError: 429: slow down"):
+            call()
+    moody.setattr(Moody, "refuses", True)
+    with pytest.raises(UserError, match=r"moody://bucket/blobs cannot be used \(SdkError: no credentials\)"):
+        BlobStore("moody://bucket/blobs")
