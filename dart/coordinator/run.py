@@ -156,7 +156,7 @@ class Run:
         pool = self.config.curation.pool
         return Housekeeping(
             self.config.retention, guard, self.database, self.journal, self.envs.underway,
-            pooled=pool.per_task if pool.enabled else 0, bounded=self._trains,
+            pooled=pool.per_task if pool.enabled else 0, checkpoints=self.config.checkpoint.keep, bounded=self._trains,
         )  # fmt: skip
 
     # ---- levers ----
