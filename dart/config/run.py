@@ -66,8 +66,8 @@ class Retention(Section):
     screenshot_bytes: LeastBytes | None = Field(
         None,
         description="Approximate bound on all screenshots. Beyond it, the oldest unneeded ones are removed: those of "
-        "groups that were dropped, or trained on before the oldest kept checkpoint. Trajectories stay. none: no "
-        "bound.",
+        "groups that were dropped, or trained on before the newest `checkpoint.keep` checkpoints. Trajectories stay. "
+        "none: no bound.",
     )
     evaluation_screenshots: bool = Field(
         True, description="false: screenshots of finished evaluations may be removed, too."

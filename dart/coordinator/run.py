@@ -116,7 +116,7 @@ class Run:
         self._training = Training(
             config, start, directory.checkpoints, database, self.progress, self.journal,
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting, Meter(config, trainer_peak),
-            Uploads(directory.uploads(config), config.checkpoint.keep, self.journal),
+            Uploads(directory.uploads(config), config.checkpoint.keep, self.journal, start.version),
         )  # fmt: skip
         self._paused = False
         self._watch = self._make_watch()
@@ -156,7 +156,7 @@ class Run:
         pool = self.config.curation.pool
         return Housekeeping(
             self.config.retention, guard, self.database, self.journal, self.envs.underway,
-            pooled=pool.per_task if pool.enabled else 0, bounded=self._trains,
+            pooled=pool.per_task if pool.enabled else 0, checkpoints=self.config.checkpoint.keep, bounded=self._trains,
         )  # fmt: skip
 
     # ---- levers ----

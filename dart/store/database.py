@@ -6,7 +6,8 @@ number may read at the same time, and see only whole transactions. `Database` is
 `start_run` made, or the newest in the database when it was opened. Ids of groups and trajectories are unique over all
 runs.
 
-Groups go open → released → consumed; open and released ones may become dropped.
+Groups go open → released → consumed; open and released ones may become dropped. Those of an evaluation go open →
+evaluated, and back if it goes on.
 """
 
 from __future__ import annotations
@@ -260,6 +261,12 @@ class Database(Reader):
                 connection.execute(_SET_ADVANTAGES, values)
 
         await self.write(write)
+
+    async def reopen_evaluation(self, group_id: str) -> None:
+        """An evaluation that was cut off goes on: its group is open again, until `close_group`."""
+        g = t.groups.c
+        again = update(t.groups).where(g.id == group_id, g.state == r.GroupState.EVALUATED)
+        await self._execute(again.values(state=r.GroupState.OPEN, fate=r.PENDING, closed=None))
 
     def _set_fates(self, connection: Connection, fates: Mapping[str, str]) -> None:
         c = t.trajectories.c

@@ -24,13 +24,14 @@ _EVENTS_AT_ONCE = 5_000
 class Unneeded:
     """Trajectories finished before `before` (Unix seconds) whose screenshots can be removed.
 
-    These are training trajectories that were dropped, or that were consumed by an update contained in every kept
-    checkpoint: a resumed run may go back to the oldest checkpoint, and trains again on what came after it. With
+    These are training trajectories that were dropped, or that were consumed by an update contained in each of the
+    newest `checkpoints`: a resumed run may go back to one of these, and trains again on what came after it. With
     `evaluations`, also those of finished evaluations. Never those of the newest `pooled` successes of each task, nor of
     unfinished groups.
     """
 
     before: float
+    checkpoints: int
     pooled: int = 0
     evaluations: bool = False
 
@@ -71,7 +72,7 @@ class Upkeep:
         run_id = self._database.run_id
 
         def write(connection: Connection) -> Forgotten:
-            floor = connection.execute(_oldest_kept_update(run_id)).scalar_one()
+            floor = connection.execute(_update_in_all(run_id, which.checkpoints)).scalar_one()
             rows = connection.execute(_candidates(run_id, which, floor, limit + len(needed))).scalars()
             ids = [name for name in rows if name not in needed][:limit]
             if not ids:
@@ -113,10 +114,15 @@ def _only_in(trajectory_ids: Sequence[str]) -> Executable:
     return select(of.c.sha256).where(of_these, ~elsewhere).distinct().order_by(of.c.sha256)
 
 
-def _oldest_kept_update(run_id: str) -> Executable:
-    """The oldest version among kept checkpoints; one update makes one version."""
+def _update_in_all(run_id: str, newest: int) -> Executable:
+    """The last update that each of the newest kept checkpoints contains; one update makes one version.
+
+    Older ones may be kept as well: a resumed run keeps the one that it started from to its end. Should it be all that
+    is intact one day, the groups after it that have lost screenshots are dropped (`Database.release_again`).
+    """
     c = t.checkpoints.c
-    return select(func.coalesce(func.min(c.version), 0)).where(c.run_id == run_id, c.kept)
+    kept = select(c.version).where(c.run_id == run_id, c.kept).order_by(c.version.desc()).limit(newest).subquery()
+    return select(func.coalesce(func.min(kept.c.version), 0))
 
 
 def _candidates(run_id: str, which: Unneeded, floor: int, limit: int) -> Executable:

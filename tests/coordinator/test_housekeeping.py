@@ -46,8 +46,9 @@ class Rig:
     def keeping(self, pooled: int = 0, **retention: object) -> Housekeeping:
         settings = Retention().model_copy(update=retention)  # bounds smaller than a config may have
         return Housekeeping(
-            settings, self.guard, self.database, self.journal, self.underway, pooled=pooled, bounded=True
-        )
+            settings, self.guard, self.database, self.journal, self.underway, pooled=pooled, checkpoints=2,
+            bounded=True,
+        )  # fmt: skip
 
     async def group(
         self, name: str, state: r.GroupState, *, update: int | None = None,
@@ -157,6 +158,18 @@ async def test_the_bound_takes_the_oldest_that_nothing_needs(rig: Rig) -> None:
     assert len(await rig.database.list_trajectories()) == 8, "trajectories stay"
 
 
+async def test_the_checkpoint_that_a_resumed_run_started_from_keeps_no_screenshots(rig: Rig) -> None:
+    """It is kept to the end of the process, because replicas that restart load it."""
+    for version in (2, 6, 8):
+        await rig.database.add_checkpoint(r.CheckpointRecord(f"checkpoints/v{version}", version, 1.0))
+    for update in (3, 6, 7):
+        await rig.group(f"trained-{update}", r.GroupState.CONSUMED, update=update)
+    await rig.keeping(screenshot_bytes=1).sweep(rig.screenshots)
+    assert await rig.kept() == {"trained-7"}, "v6 may be gone back to, and has the updates up to 6"
+    assert await rig.database.release_again(2) == 1, "going back further, what has lost its screenshots is dropped"
+    assert (await rig.database.fates())[r.UNKEPT] == 2
+
+
 async def test_the_pool_keeps_its_successes_and_never_offers_one_without_screenshots(rig: Rig) -> None:
     for number in range(1, 6):
         await rig.group(f"dropped-{number}", r.GroupState.DROPPED)
@@ -182,7 +195,7 @@ async def test_a_screenshot_that_two_share_stays_until_both_are_forgotten(rig: R
 
 async def test_killed_between_rows_and_bytes_the_next_sweep_ends_it(rig: Rig) -> None:
     await rig.group("dropped-1", r.GroupState.DROPPED)
-    forgotten = await Upkeep(rig.database).forget_oldest(housekeeping.Unneeded(time.time()), 8)
+    forgotten = await Upkeep(rig.database).forget_oldest(housekeeping.Unneeded(time.time(), checkpoints=2), 8)
     assert (forgotten.trajectories, len(forgotten.digests)) == (1, STEPS)
     assert (await rig.keeping().sweep(rig.screenshots)).unused == STEPS
     assert await rig.kept() == set()

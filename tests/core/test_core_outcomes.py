@@ -168,7 +168,8 @@ def test_a_task_with_one_instance_is_tried_on_it_alone() -> None:
     begun = []
     while order := quota.next():
         begun.append((order[0].name, order[0].seed, order[1]))
-        quota.finished(order[0].name, False)
+        with quota.finishing(order[0].name, False) as keep:
+            assert not keep
     assert [one for one in begun if one[0] == "one"] == [("one", 0, number) for number in (1, 2, 3, 4)]
     assert [one for one in begun if one[0] == "many"] == [("many", 5, 1), ("many", 6, 1)], "it has two seeds"
     assert quota.done
@@ -180,6 +181,22 @@ def test_a_task_that_is_given_up_is_begun_no_more() -> None:
         if order[0].name == "a":
             quota.given_up("a", "the address is dead", task=True)
         else:
-            quota.finished("b", True)
+            with quota.finishing("b", True):
+                pass
     a, b = quota.tallies["a"], quota.tallies["b"]
     assert quota.done and (a.begun, a.given_up, a.why) == (1, 1, "the address is dead") and b.kept == 2
+
+
+def test_a_success_counts_once_it_is_stored_and_holds_its_place_until_then() -> None:
+    quota = Quota("s", ["a"], (0, 99), wanted=1, most_attempts=2, samples=1)
+    assert quota.next()
+    with pytest.raises(OSError, match="full"), quota.finishing("a", True) as keep:
+        assert keep
+        with quota.finishing("a", True) as another:
+            assert not another, "one is wanted, and one is being stored"
+        raise OSError("full")
+    tally = quota.tallies["a"]
+    assert (tally.finished, tally.successes, tally.kept, tally.storing) == (1, 1, 0, 0)
+    with quota.finishing("a", True) as keep:
+        assert keep
+    assert (tally.finished, tally.successes, tally.kept) == (2, 2, 1) and quota.done

@@ -83,15 +83,19 @@ class Collection:
         return None
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
+        with self._quota.finishing(order.task.name, trajectory.success) as keep:
+            if keep:
+                await self._store(order, trajectory)
         self._failures.finished(order.task.name)
-        if self._quota.finished(order.task.name, trajectory.success):
-            if order.group_id not in self._opened:
-                self._opened.add(order.group_id)
-                await self._database.open_group(
-                    order.group_id, order.task, self._collect.samples, time.time(), kind=GroupKind.COLLECTED
-                )
-            await self._database.add_trajectory(trajectory, order.attempt)
         self._changed.set()
+
+    async def _store(self, order: Order, trajectory: Trajectory) -> None:
+        if order.group_id not in self._opened:
+            self._opened.add(order.group_id)
+            await self._database.open_group(
+                order.group_id, order.task, self._collect.samples, time.time(), kind=GroupKind.COLLECTED
+            )
+        await self._database.add_trajectory(trajectory, order.attempt)
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works."""

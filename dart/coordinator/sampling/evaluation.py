@@ -88,7 +88,11 @@ class Evaluation:
                 await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
                 self._open.append(group)
                 continue
-            if stored.state is GroupState.OPEN:
+            lacks = len(stored.trajectories) < self._planned[group]
+            if lacks and stored.state is not GroupState.OPEN:
+                # A restart closes what it finds open (`DataManager.prepare`), but this is not over.
+                await self._database.reopen_evaluation(group)
+            if lacks or stored.state is GroupState.OPEN:
                 self._open.append(group)
             self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in stored.trajectories]
         for outcome in self.outcomes:

@@ -65,8 +65,9 @@ class Sweep:
 
 
 class Housekeeping:
-    """`pooled`: how many successes of each task keep their screenshots for the experience pool. `bounded`: whether the
-    disk bound applies to the run's own trajectories; not for a collection, because they are its result."""
+    """`pooled`: how many successes of each task keep their screenshots for the experience pool. `checkpoints`: how many
+    of the newest a resumed run may go back to. `bounded`: whether the disk bound applies to the run's own trajectories;
+    not for a collection, because they are its result."""
 
     def __init__(
         self,
@@ -77,10 +78,11 @@ class Housekeeping:
         underway: Underway,
         *,
         pooled: int,
+        checkpoints: int,
         bounded: bool,
     ) -> None:
         self._retention, self._guard, self._database, self._journal = retention, guard, database, journal
-        self._underway, self._pooled = underway, pooled
+        self._underway, self._pooled, self._checkpoints = underway, pooled, checkpoints
         self._most_bytes = retention.screenshot_bytes if bounded else None
         self._upkeep = Upkeep(database)
         self._told_locked = 0.0
@@ -161,7 +163,9 @@ class Housekeeping:
 
     async def _make_room(self, directory: ScreenshotDirectory, enough: float, done: Sweep) -> None:
         before = self._untouched_since(LEAST_AGE_SECONDS)
-        which = Unneeded(before, self._pooled, evaluations=not self._retention.evaluation_screenshots)
+        which = Unneeded(
+            before, self._checkpoints, self._pooled, evaluations=not self._retention.evaluation_screenshots
+        )
         while done.bytes > enough:
             forgotten = await self._upkeep.forget_oldest(which, TRAJECTORIES_AT_ONCE)
             failpoint("screenshots-forgotten")

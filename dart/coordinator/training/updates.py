@@ -73,6 +73,8 @@ class Training:
         """Roll-outs are wanted."""
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
+        self._interrupted = False
+        """Nobody waits for the update in progress any more, which the trainer may finish all the same."""
         self._last_update: dict[str, float] = {}
         every = config.checkpoint.every_updates
         self._next_save = (start.update // every + 1) * every
@@ -127,10 +129,7 @@ class Training:
 
     async def cut_off(self) -> None:
         """Save the weights after an interruption. Raises TrainerLost, NotSaved."""
-        _, saved = await self.save()
-        if self._in_flight and saved > self._progress.counts.version:
-            # The trainer finished the interrupted update before it saved, so its batch counts as trained on.
-            await self._updated(self._in_flight, saved, {})
+        await self.save()
 
     async def save(self) -> tuple[str, int]:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
@@ -149,6 +148,10 @@ class Training:
         success = self._progress.success_rate
         saved = await self._ranks.save(path.resolve(), now)
         failpoint("checkpoint-saved")
+        if self._interrupted and self._in_flight and saved.weight_version > self._progress.counts.version:
+            # The trainer finished the interrupted update before it saved. Its batch is marked as trained on before a
+            # resumed run can find the checkpoint; one that does not find it releases the batch again.
+            await self._updated(self._in_flight, saved.weight_version, {})
         record = CheckpointRecord(str(path), saved.weight_version, time.time(), success)
         await self._database.add_checkpoint(record)
         failpoint("checkpoint-recorded")
@@ -210,6 +213,7 @@ class Training:
         except UpdateRefused as error:
             culprits, why = batch, str(error)
         except (TrainerLost, asyncio.CancelledError) as error:
+            self._interrupted = True
             if self._ranks.lost.is_set():
                 self._data.trainer_lost(batch, str(error) or "it is gone")
             raise

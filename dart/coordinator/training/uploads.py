@@ -21,10 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Uploads:
-    """`url`: the run's own folder; None: nothing is copied. `keep`: how many of the newest stay."""
+    """`url`: the run's own folder; None: nothing is copied. `keep`: how many of the newest stay. `start`: the version
+    that this process of the run started from."""
 
-    def __init__(self, url: str | None, keep: int, journal: Journal) -> None:
-        self._url, self._keep, self._journal = url, keep, journal
+    def __init__(self, url: str | None, keep: int, journal: Journal, start: int = 0) -> None:
+        self._url, self._keep, self._journal, self._start = url, keep, journal, start
+        self._made: set[str] = set()
+        """The copies of this process."""
         self._one = asyncio.Lock()
         self._newest = ""
 
@@ -41,13 +44,14 @@ class Uploads:
         began, stop = time.monotonic(), threading.Event()
         try:
             size = await asyncio.to_thread(copy_out, folder, url, stop)
+            self._made.add(folder.name)
             self._journal.event(
                 "checkpoint_uploaded",
                 path=f"{url}/{folder.name}",
                 bytes=size,
                 seconds=round(time.monotonic() - began, 2),
             )
-            for old in (await asyncio.to_thread(copies, url))[: -self._keep]:
+            for old in sorted(await asyncio.to_thread(copies, url), key=self._age)[: -self._keep]:
                 await asyncio.to_thread(remove_copy, f"{url}/{old}")
         except (OSError, UserError) as error:
             self._journal.event("checkpoint_upload_failed", path=f"{url}/{folder.name}", why=str(error))
@@ -56,3 +60,9 @@ class Uploads:
             log.info("the copy of %s was interrupted", folder)
         finally:
             stop.set()
+
+    def _age(self, name: str) -> tuple[bool, int]:
+        """A copy's place, oldest first. Those of later versions than this process started from, but not its own, are
+        abandoned: the run goes another way since, and whatever it makes is newer."""
+        version = int(name.removeprefix("v"))
+        return version <= self._start or name in self._made, version

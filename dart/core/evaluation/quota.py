@@ -8,7 +8,8 @@ suffice at the task's success rate so far: a teacher that always succeeds is ask
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dart.core.types import Task
@@ -25,6 +26,8 @@ class Tally:
     finished: int = 0
     successes: int = 0
     kept: int = 0
+    storing: int = 0
+    """Successes to keep that are being stored."""
     given_up: int = 0
     why: str = ""
     """Why the last one was given up."""
@@ -79,14 +82,20 @@ class Quota:
             return Task(self._suite, name, 0), tally.begun
         return Task(self._suite, name, self._first + seed), sample + 1
 
-    def finished(self, name: str, success: bool) -> bool:
-        """Count an attempt; True when it is a success to keep."""
+    @contextmanager
+    def finishing(self, name: str, success: bool) -> Iterator[bool]:
+        """Count an attempt when the block ends, and not when it raises: then the attempt still runs. Gives True when it
+        is a success to keep, which the block stores."""
         tally = self.tallies[name]
+        keep = success and tally.kept + tally.storing < self._wanted
+        tally.storing += keep
+        try:
+            yield keep
+        finally:
+            tally.storing -= keep
         tally.finished += 1
         tally.successes += success
-        keep = success and tally.kept < self._wanted
         tally.kept += keep
-        return keep
 
     def given_up(self, name: str, why: str = "", *, task: bool = False) -> None:
         """Count an attempt that could not be brought to an end, and why. `task`: begin no more of this name."""

@@ -62,7 +62,9 @@ def test_a_teacher_that_always_succeeds_is_asked_as_often_as_is_needed() -> None
         begun.append((order[0].name, order[0].seed, order[1]))
     assert begun == [("a", 10, 1), ("b", 10, 1), ("a", 11, 1), ("b", 11, 1), ("a", 12, 1), ("b", 12, 1)]
     assert not quota.done, "nothing more to begin, and nothing is known yet"
-    assert all(quota.finished(name, True) for name, *_ in begun)
+    for name, *_ in begun:
+        with quota.finishing(name, True) as keep:
+            assert keep
     assert quota.done
 
 
@@ -77,7 +79,8 @@ def test_attempts_end_and_no_more_is_kept_than_wanted(seed: int) -> None:
             continue
         task, number = running.pop(chance.randrange(len(running)))
         tried.append((task, number))
-        quota.finished(task.name, chance.random() < rates[task.name])
+        with quota.finishing(task.name, chance.random() < rates[task.name]):
+            pass
     tallies = quota.tallies
     assert tallies["easy"].kept == 4
     assert (tallies["never"].kept, tallies["never"].finished) == (0, 25)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 from store_samples import trajectory
-from test_coordinator_data import environments
+from test_coordinator_data import Rig, environments
 
 from dart.cli import main
 from dart.commands import evaluate as command
@@ -31,6 +31,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.types import Task, Termination, Trajectory
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
+from dart.store.records import EVALUATED, GroupState
 
 MINIWOB = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
 SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
@@ -143,6 +144,31 @@ async def test_a_training_run_evaluates_with_each_decoding_once(
     journal.close()
     _, read = read_metrics(RunDirectory(tmp_path))
     assert {name: sorted(by) for name, by in read.items()} == {"greedy": ["after", "before"], "sampled": ["after"]}
+
+
+async def test_an_evaluation_that_was_cut_off_goes_on_and_every_episode_has_its_fate(tmp_path: Path) -> None:
+    config = load(MINIWOB, ["evaluation.episodes=6", "environment.tasks.names=[a, b]"])
+
+    async def evaluated(rig: Rig, episodes: int) -> Evaluation:
+        source = Evaluation("after", config, rig.database, environments(), Failures(), 0.0)
+        await source.open()
+        while len(source.outcomes) < episodes and (order := await source.next()):
+            await source.finished(order, episode(order, True))
+        return source
+
+    async with Rig(tmp_path) as rig:
+        await evaluated(rig, 5)
+    async with Rig(tmp_path) as again:  # which trains, before it evaluates
+        assert await again.database.fates() == {EVALUATED: 5}
+        source = await evaluated(again, 6)
+        assert len(source.outcomes) == source.total == 6
+        await source.close()
+        assert await again.database.fates() == {EVALUATED: 6}
+        for name in ("a", "b"):
+            group = await again.database.group(f"eval-after-{name}")
+            assert group and (group.state, group.detail) == (GroupState.EVALUATED, EVALUATED) and group.closed
+    async with Rig(tmp_path) as third:
+        assert (await evaluated(third, 6)).total == 6, "it is over, and nothing of it is made again"
 
 
 def test_a_finished_run_of_an_earlier_version_is_shown() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from dart.coordinator.job import Collect, Evaluate, Job, Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.curation.quarantine import FIRST_SECONDS
+from dart.core.types import Trajectory
 from dart.errors import UserError
 from dart.rundir import RunDirectory
+from dart.store.blobs import BlobUnreachable
 from dart.v1 import session_pb2 as pb
 
 TASKS = ["task-0", "task-1", "task-2", "task-3"]
@@ -30,6 +33,7 @@ EPISODES, WORKED = 120, 20
 COLLECT = Collect("policy", (0, 1000), per_task=20, most_attempts=60, samples=1, temperature=1.0)
 JOBS: dict[str, Job] = {"evaluate": Evaluate(), "collect": COLLECT, "train": Train()}
 OUTAGE_SECONDS = 1800.0
+HANG_SECONDS = 86_400.0
 TIMINGS = Timings(failures_per_step=0.0)
 
 
@@ -122,7 +126,8 @@ def worked(
         began = asyncio.get_running_loop().time()
         run = Run(settings(job), RunDirectory(directory), Store(), job, Start())  # type: ignore[arg-type]
         Cluster(run, fails, after, broken, code)
-        summary = await run.work()
+        async with asyncio.timeout(HANG_SECONDS):
+            summary = await run.work()
         run.journal.close()
         return summary, asyncio.get_running_loop().time() - began
 
@@ -190,3 +195,25 @@ def test_a_collection_does_without_a_task_that_never_works(broken: str, tmp_path
     for name, tally in summary["collected"]["per_task"].items():
         assert tally["attempts"] == 0 and tally["given_up"] if name == broken else tally["attempts"]
         assert ("the cloud is gone" in tally["why"]) == (name == broken)
+
+
+def test_a_collection_keeps_as_many_as_it_counts_where_storing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, refused = Counter[str](), 0
+
+    async def fails_half_the_time(store: Store, trajectory: Trajectory, attempt: int = 1) -> None:
+        nonlocal refused
+        await asyncio.sleep(1.0)
+        if refused <= stored.total():
+            refused += 1
+            raise BlobUnreachable("the store does not answer")
+        stored[trajectory.task.name] += 1
+
+    monkeypatch.setattr(Store, "add_trajectory", fails_half_the_time)
+    summary, _ = worked(JOBS["collect"], tmp_path)
+    tallies = summary["collected"]["per_task"]
+    assert Counter({name: tally["kept"] for name, tally in tallies.items()}) == stored
+    assert refused >= stored.total() >= 4
+    assert all(tally["kept"] == 20 or tally["attempts"] == 60 for tally in tallies.values())
+    assert all(tally["attempts"] <= 60 and not tally["given_up"] for tally in tallies.values())

@@ -60,6 +60,23 @@ async def test_the_newest_are_kept_and_come_back(tmp_path: Path, url: str) -> No
     journal.close()
 
 
+@pytest.mark.parametrize(("start", "left"), [(2, ["v000002", "v000003"]), (0, ["v000003", "v000009"])])
+async def test_copies_of_what_a_resumed_run_has_abandoned_go_first(
+    tmp_path: Path, url: str, start: int, left: list[str]
+) -> None:
+    """The run went on at v2 because what came after it was damaged, or with its initial weights."""
+    journal = Journal(tmp_path / "metrics.jsonl", 1)
+    before, after = Uploads(f"{url}/run", 3, journal), Uploads(f"{url}/run", 2, journal, start)
+    for version in (2, 8, 9):
+        await before.copy(checkpoint(tmp_path, version))
+    await after.copy(checkpoint(tmp_path, 3))
+    assert copies(f"{url}/run") == left
+    for version in (4, 8):
+        await after.copy(checkpoint(tmp_path, version))
+    assert copies(f"{url}/run") == ["v000004", "v000008"]
+    journal.close()
+
+
 async def test_a_damaged_checkpoint_is_not_copied_and_the_run_goes_on(tmp_path: Path, url: str) -> None:
     journal = Journal(tmp_path / "metrics.jsonl", 1)
     damaged = checkpoint(tmp_path, 1)

@@ -1,0 +1,71 @@
+"""A run that is interrupted in the middle of an update, which the trainer finishes before it saves its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_processes import killed_run
+
+from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.start import starting_point
+from dart.rundir import RunDirectory
+from dart.store.database import Database
+from dart.store.records import GroupState
+
+
+class Slow(killed_run.Trainer):
+    """Interrupts the run in its fourth update, once the checkpoint of the second is recorded."""
+
+    interrupted = False
+
+    def __init__(self, run: Run, version: int, ledger: killed_run.Ledger) -> None:
+        self._run = run
+        super().__init__(run, version, ledger)
+
+    def answer(self, command: Any, seconds: float, **reply: Any) -> None:
+        if (trained := reply.get("trained")) and trained.update == 4:
+            self._interrupting = asyncio.create_task(self._interrupt())
+        else:
+            super().answer(command, seconds, **reply)
+
+    async def _interrupt(self) -> None:
+        while await self._run.database.latest_checkpoint() is None:
+            await asyncio.sleep(0.01)
+        Slow.interrupted = True
+        self._run.interrupt()
+
+
+@pytest.mark.parametrize(("step", "version"), [("add_checkpoint", 2), ("drop_checkpoint", 4)])
+async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, version: int
+) -> None:
+    """`step`: what takes too long; afterwards the run goes on from this version."""
+    config, write = killed_run.settings(8), getattr(Database, step)
+    checkpoint = config.checkpoint.model_copy(update={"keep": 1, "interrupt_seconds": 1.0})
+    monkeypatch.setattr(killed_run, "settings", lambda *_: config.model_copy(update={"checkpoint": checkpoint}))
+    monkeypatch.setattr(killed_run, "Trainer", Slow)
+
+    async def hangs(database: Database, *arguments: Any) -> None:
+        if Slow.interrupted:
+            await asyncio.Event().wait()
+        await write(database, *arguments)
+
+    monkeypatch.setattr(Slow, "interrupted", False)
+    monkeypatch.setattr(Database, step, hangs)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with pytest.raises(Interrupted):
+        async with asyncio.timeout(killed_run.HANG_SECONDS):
+            await killed_run.work(run, 8)
+    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    (batch,) = [line["groups"] for line in told if line.get("trained") == 4]
+    async with await run.open_to_work() as database:
+        start = await starting_point(database, run)
+        assert start.version == version
+        await database.release_again(start.update)
+        states = {(await database.group(group)).state for group in batch}  # type: ignore[union-attr]
+    assert states == {GroupState.CONSUMED if version == 4 else GroupState.RELEASED}
