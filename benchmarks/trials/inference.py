@@ -2,9 +2,9 @@
 
 A run is one observation, whatever the number of episodes that its success is taken over: episodes of one policy do not
 tell how other runs of the same setting would have ended. Intervals are 95 % intervals of Student's t. Paired by seed:
-what runs of two settings with the same seed share is the seed of the order of tasks until the first restart, and
-nothing else. After a `--resume` the order is another, and depends on how many groups there were; engines never draw
-alike; and the held-out instances are the same for all seeds. Pure.
+two paired runs share only the order of their tasks, and only until the first restart. After a `--resume` the order is
+another, and depends on how many groups there were; engines never draw alike; and the held-out instances are the same
+for all seeds. Pure.
 """
 
 from __future__ import annotations

@@ -163,7 +163,9 @@ class Engine:
         finally:
             del self._running[request_id]
             self._aborted.discard(request_id)
-        return self._generation(output)
+        generation = self._generation(output)
+        self.room.used(len(generation.prompt_token_ids) + len(generation.token_ids))
+        return generation
 
     def hold(self, screenshots: Sequence[Image]) -> None:
         """Keep the screenshots of a future prompt. Raises UnknownScreenshot, BadScreenshot."""
@@ -368,7 +370,6 @@ class Engine:
 
     def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
-        self.room.used(len(output.prompt_token_ids) + len(completion.token_ids))
         if completion.finish_reason == "abort":
             raise RequestAbortedError(f"request {output.request_id} was aborted")
         if completion.finish_reason not in ("stop", "length"):
