@@ -168,6 +168,16 @@ async def sync_weights(
     return loaded
 
 
+async def overtaken(role: RolloutRole, engine: Engine, trainer: Trainer) -> None:
+    """A long turn in the middle of which the next version arrives and serves: it has tokens of both."""
+    before = engine.version
+    long = asyncio.ensure_future(engine.generate(request_id(), first_turn(drawn(2)), 1.5, 800))
+    await in_flight(engine, 1)
+    trainer.step(before + 1)
+    await sync_weights(role, trainer, before + 1, wpb.PAUSE_MODE_KEEP)
+    assert {span.version for span in (await long).versions} == {before, before + 1}
+
+
 def transfer_group(trainer: Trainer, new: bool = False) -> wpb.TransferGroup:
     group: wpb.TransferGroup | None = getattr(trainer, "group", None)
     if group is None or new:

@@ -19,7 +19,7 @@ from engine_samples import (  # noqa: E402
     adapter_config,
     drawn,
     first_turn,
-    in_flight,
+    overtaken,
     request_id,
     send_weights,
     sync_weights,
@@ -85,12 +85,7 @@ async def test_tokens_are_those_of_the_adapter_that_was_sent_last(
 async def test_requests_in_flight_go_on_with_the_next_adapter(
     role: RolloutRole, engine: Engine, trainer: Adapted
 ) -> None:
-    before = engine.version
-    long = asyncio.ensure_future(engine.generate(request_id(), first_turn(drawn(2)), 1.5, 800))
-    await in_flight(engine, 1)
-    trainer.step(before + 1)
-    await sync_weights(role, trainer, before + 1, wpb.PAUSE_MODE_KEEP)
-    assert {span.version for span in (await long).versions} == {before, before + 1}
+    await overtaken(role, engine, trainer)
     # Nothing that the earlier adapter computed is used again.
     assert trainer.difference(await _turn(engine), [IMAGE]) < CLOSE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,13 +18,12 @@ from engine_samples import (  # noqa: E402
     drawn,
     engine_config,
     first_turn,
-    in_flight,
+    overtaken,
     request_id,
     sync_weights,
 )
 
 from dart.core.types import Generation  # noqa: E402
-from dart.v1 import weights_pb2 as wpb  # noqa: E402
 from dart.workers.rollout.engine import Engine  # noqa: E402
 from dart.workers.rollout.role import RolloutRole  # noqa: E402
 
@@ -102,12 +100,7 @@ async def test_every_version_is_quantised_when_it_arrives(
 async def test_requests_in_flight_go_on_with_the_next_version(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
-    before = engine.version
-    long = asyncio.ensure_future(engine.generate(request_id(), first_turn(drawn(2)), 1.5, 800))
-    await in_flight(engine, 1)
-    trainer.step(before + 1)
-    await sync_weights(role, trainer, before + 1, wpb.PAUSE_MODE_KEEP)
-    assert {span.version for span in (await long).versions} == {before, before + 1}
+    await overtaken(role, engine, trainer)
     assert trainer.difference(await _turn(engine), [IMAGE]) < 0.3
 
 
