@@ -114,7 +114,6 @@ def as_os_error(*passing: type[Exception]) -> Iterator[None]:
         raise
     except passing:
         raise
-    except (
-        Exception
-    ) as error:  # Drivers raise what their SDK does: botocore's, gcsfs's and Azure's errors share no class.
+    except Exception as error:
+        # Drivers raise what their SDK does: botocore's, gcsfs's and Azure's errors share no class.
         raise OSError(f"{type(error).__name__}: {error}") from error
