@@ -7,13 +7,17 @@ which are the same for all tasks of a seed, so that there is something to learn 
 
 Real: the tiny model, the trainer's own forward, selection, loss and backward (`dart.workers.train`). Made up: the task
 and its rewards. There is no world, no engine and no learning: the tiny model first imitates the template with random
-letters; then batches of groups of eight are sampled from it, and the gradient of each *saved* batch is computed twice,
-with and without selection, at the same weights. Compared, over the batches of a seed: the gradient's variance over its
-squared mean (noise over signal), and which part of the push on tokens, |A| (1 - probability), goes to tokens that
-decide. A seed is one observation; t-intervals over seeds, paired. Seeds without a signal above the noise have no ratio;
-they are left out of its comparison, and counted.
+letters; then batches of groups of eight are sampled from it, and the gradient of each *saved* batch is computed three
+times at the same weights: of all steps, of those that the selection keeps, and of as many taken at random. Compared,
+over the batches of a seed: the gradient's variance over its squared mean (noise over signal). What the selection is for
+is to leave steps out that teach nothing, so it should cost less signal than leaving out as many at random, and no more
+than leaving out none. Beside it stands which part of the push on tokens, |A| (1 - probability), goes to tokens that
+decide; it is larger with the selection by the task's design, because those steps have the highest entropies, so it is
+not tested. A seed is one observation; t-intervals over seeds, paired. Seeds without a signal above the noise have no
+ratio; they are left out of its comparison, and counted.
 
-It needs torch and the CPU alone: about half an hour on two cores (estimated). Writes results/learning/entropy.json.
+It needs torch and the CPU alone: about three quarters of an hour on two cores (estimated). Writes
+results/learning/entropy.json.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from dart.algo.logprobs import log_distribution, token_entropy, token_logprobs
 from dart.algo.selection import high_entropy_steps
 from dart.config import Model, TrainWorkerConfig
 from dart.core.curation.advantage import group_advantages
+from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
 from dart.workers.train.model import load_banned_tokens, load_model
@@ -42,14 +47,18 @@ from dart.workers.train.trainer import Trainer
 
 MODEL = "builtin:tiny-qwen3vl"
 QUANTILE = 0.2
+SELECTED, RANDOM, ALL = "selected", "as many at random", "all"
 STEPS, DECISIONS, ROLLOUTS, GROUPS = 6, (2, 4), 8, 4
 LETTERS = "abc"
 BYTES, END, START = 8, 2, 1
 """Of the tiny model's tokenizer: the id of byte 0, the end of a turn, its start."""
 ROUTINE = "Thought: no letter is asked for here, so I go on with Next.\nAction: next"
 DECIDE = "Thought: of the three letters I want {0} at this point.\nAction: pick {0}"
-MOST_IMITATION, LOOK_EVERY, FAITHFUL = 600, 25, 0.95
-"""Imitation ends when this share of sampled steps is in the template's words, or after so many updates."""
+MOST_IMITATION, LOOK_EVERY, FAITHFUL, LEAST_FAITHFUL = 600, 25, 0.95, 0.8
+"""Imitation ends when this share of sampled steps is in the template's words, or after so many updates. A policy below
+the last of these succeeds too rarely for batches to be made of it."""
+MOST_GROUPS = 100
+"""So many groups are sampled for a batch, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Of the batches of one seed. `noise`: total variance over batches, divided by the squared norm of the mean."""
+    """Of the batches of one seed. `noise`: total variance over batches, divided by the squared norm of the mean. The
+    rest are shares: of steps that trained, of deciding steps that did, and of the push that went to decisions."""
 
     noise: float
     kept_steps: float
@@ -114,7 +124,10 @@ def trainer(folder: str, quantile: float, *, imitates: bool = False) -> Trainer:
 
 
 def imitate(source: str, target: Path, rng: random.Random, most: int = MOST_IMITATION) -> float:
-    """Train the template into the model, with random letters, and save it. Returns how faithful it is."""
+    """Train the template into the model, with random letters, and save it. Returns how faithful it is.
+
+    Raises UserError if it is not faithful enough to be measured.
+    """
     learner, faithful = trainer(source, 0.0, imitates=True), 0.0
     for number in range(1, most + 1):
         chosen = [(rng.randrange(10_000), place, rng.choice(LETTERS)) for _ in range(8) for place in range(STEPS)]
@@ -123,6 +136,11 @@ def imitate(source: str, target: Path, rng: random.Random, most: int = MOST_IMIT
             faithful = faithfulness(learner.model, rng)
             if faithful >= FAITHFUL:
                 break
+    if faithful < LEAST_FAITHFUL:
+        raise UserError(
+            f"after {most} updates of imitation {faithful:.0%} of the steps are in the template's words, and "
+            f"{LEAST_FAITHFUL:.0%} are needed: raise MOST_IMITATION"
+        )
     learner.save_checkpoint(target)
     return faithful
 
@@ -173,9 +191,14 @@ def sample(model: torch.nn.Module, asked: Sequence[tuple[int, int]], rollouts: S
 
 
 def batch(model: torch.nn.Module, rng: random.Random, right: Mapping[int, str], groups: int = GROUPS) -> list[Step]:
-    """Steps of groups whose roll-outs differ, with the advantages of `advantage.level: step`. right: place → letter."""
+    """Steps of groups whose roll-outs differ, with the advantages of `advantage.level: step`. right: place → letter.
+
+    Raises UserError if too few groups do.
+    """
     made: list[Step] = []
-    while len({step.task for step in made}) < groups:
+    for _ in range(MOST_GROUPS):
+        if len({step.task for step in made}) == groups:
+            return made
         task = rng.randrange(10_000)
         asked = [(task, place) for _ in range(ROLLOUTS) for place in range(STEPS)]
         steps = sample(model, asked, [rollout for rollout in range(ROLLOUTS) for _ in range(STEPS)])
@@ -184,7 +207,7 @@ def batch(model: torch.nn.Module, rng: random.Random, right: Mapping[int, str], 
             continue
         advantages = group_advantages(rewards, [STEPS] * ROLLOUTS, level="step", std_normalise=True)
         made += [Step(**{**asdict(step), "advantage": advantages[step.rollout]}) for step in steps]
-    return made
+    raise UserError(f"of {MOST_GROUPS} groups fewer than {groups} have roll-outs that differ: it does not explore")
 
 
 def succeeds(step: Step, right: Mapping[int, str]) -> bool:
@@ -212,7 +235,7 @@ def update(learner: Trainer, samples: Sequence[pb.Sample]) -> dict[str, float]:
 
 
 def gradient(learner: Trainer, steps: Sequence[Step]) -> tuple[torch.Tensor, float]:
-    """The update's whole gradient as one vector, and the share of steps that trained; the weights are put back."""
+    """The update's whole gradient as one vector, and the share of `steps` that trained; the weights are put back."""
     before = [parameter.detach().clone() for parameter in learner.parameters]
     seen: list[torch.Tensor] = []
 
@@ -259,39 +282,49 @@ def push(steps: Sequence[Step]) -> tuple[float, float]:
     return deciding, every
 
 
-def measured(learner: Trainer, saved: Sequence[Sequence[Step]], quantile: float) -> Gradients:
-    """What the trainer does with the saved batches."""
-    found = [gradient(learner, steps) for steps in saved]
-    kept = [selected(steps, quantile) for steps in saved]
+def measured(folder: str, saved: Sequence[Sequence[Step]], rng: random.Random) -> dict[str, Gradients]:
+    """The gradients of the saved batches: as the trainer selects, of as many steps at random, and of all.
+
+    The trainer itself selects, so that what is compared is what it does; `selected` says which steps these are.
+    """
+    kept = [selected(steps, QUANTILE) for steps in saved]
+    by_chance = [rng.sample(list(steps), len(those)) for steps, those in zip(saved, kept, strict=True)]
+    selecting, plain = trainer(folder, QUANTILE), trainer(folder, 0.0)
+    return {
+        SELECTED: _measured([gradient(selecting, steps)[0] for steps in saved], kept, saved),
+        RANDOM: _measured([gradient(plain, steps)[0] for steps in by_chance], by_chance, saved),
+        ALL: _measured([gradient(plain, steps)[0] for steps in saved], saved, saved),
+    }
+
+
+def _measured(
+    gradients: Sequence[torch.Tensor], kept: Sequence[Sequence[Step]], saved: Sequence[Sequence[Step]]
+) -> Gradients:
     deciding, every = (sum(one) for one in zip(*(push(steps) for steps in kept), strict=True))
-    there = sum(step.decides is not None for steps in saved for step in steps)
     return Gradients(
-        noise([one for one, _ in found]),
-        sum(share for _, share in found) / len(found),
-        sum(step.decides is not None for steps in kept for step in steps) / there,
+        noise(gradients),
+        sum(map(len, kept)) / sum(map(len, saved)),
+        sum(map(_deciding, kept)) / sum(map(_deciding, saved)),
         deciding / every,
     )
 
 
-def without_signal(rows: Sequence[tuple[Gradients, Gradients]]) -> int:
-    """How many seeds are left out of the comparison of noise, because one of their mean gradients is not above its own
-    noise, so that noise over signal is infinite."""
-    return sum(not math.isfinite(one.noise + all_.noise) for one, all_ in rows)
+def _deciding(steps: Sequence[Step]) -> int:
+    return sum(step.decides is not None for step in steps)
 
 
-def compared(rows: Sequence[tuple[Gradients, Gradients]]) -> dict[str, Comparison | None]:
-    """With selection minus without, paired by seed: the logarithm of noise over signal, and the push on decisions."""
-    finite = [(number, one, all_) for number, (one, all_) in enumerate(rows) if math.isfinite(one.noise + all_.noise)]
-    return {
-        "log_noise": compare(
-            {number: math.log(one.noise) for number, one, _ in finite},
-            {number: math.log(all_.noise) for number, _, all_ in finite},
-        ),
-        "push_on_decisions": compare(
-            {number: one.push_on_decisions for number, (one, _) in enumerate(rows)},
-            {number: all_.push_on_decisions for number, (_, all_) in enumerate(rows)},
-        ),
+def with_signal(rows: Sequence[Mapping[str, Gradients]]) -> dict[int, Mapping[str, Gradients]]:
+    """The seeds whose mean gradients are all above their own noise; elsewhere noise over signal is infinite."""
+    return {seed: row for seed, row in enumerate(rows) if all(math.isfinite(one.noise) for one in row.values())}
+
+
+def compared(rows: Sequence[Mapping[str, Gradients]]) -> dict[str, Comparison | None]:
+    """The logarithm of noise over signal with selection, minus that of the others; paired by seed."""
+    logs = {
+        name: {seed: math.log(row[name].noise) for seed, row in with_signal(rows).items()}
+        for name in (SELECTED, RANDOM, ALL)
     }
+    return {other: compare(logs[SELECTED], logs[other]) for other in (RANDOM, ALL)}
 
 
 def main() -> None:
@@ -300,29 +333,36 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=16, help="saved batches for each seed")
     parser.add_argument("--out", type=Path, default=Path("runs/experiments/learning/entropy"), help="for the policies")
     options = parser.parse_args()
+    try:
+        run(options.seeds, options.batches, options.out)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def run(seeds: int, batches: int, out: Path) -> None:
     rows, faithful = [], []
-    for seed in range(options.seeds):
+    for seed in range(seeds):
         rng, began = random.Random(seed), time.monotonic()
         torch.manual_seed(seed)
-        folder = options.out / f"policy-{seed}-{time.time_ns()}"
+        folder = out / f"policy-{seed}-{time.time_ns()}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         faithful.append(imitate(MODEL, folder, rng))
         policy = load_model(folder, torch.device("cpu"))
         right = {place: rng.choice(LETTERS) for place in DECISIONS}
-        saved = [batch(policy, rng, right) for _ in range(options.batches)]
-        pair = tuple(measured(trainer(str(folder), quantile), saved, quantile) for quantile in (QUANTILE, 0.0))
-        rows.append((pair[0], pair[1]))
+        saved = [batch(policy, rng, right) for _ in range(batches)]
+        rows.append(measured(str(folder), saved, rng))
         print(f"seed {seed}: {faithful[-1]:.0%} in the template's words, {time.monotonic() - began:.0f} s", flush=True)
-        print(f"  with selection    {pair[0]}\n  without selection {pair[1]}", flush=True)
-    found = compared(rows)
-    for name, one in found.items():
-        print(f"{name}, with minus without: {one}")
-    print(f"left out of log_noise: {without_signal(rows)} of {len(rows)} seeds, without a finite noise over signal")
+        for name, one in rows[-1].items():
+            print(f"  {name}: {one}", flush=True)
+    found, left_out = compared(rows), len(rows) - len(with_signal(rows))
+    for other, difference in found.items():
+        print(f"log of noise over signal, {SELECTED} minus {other}: {difference}")
+    print(f"left out of the comparisons: {left_out} of {len(rows)} seeds, whose signal is lost in the noise")
     results = {
-        "quantile": QUANTILE, "batches": options.batches, "groups": GROUPS, "rollouts": ROLLOUTS, "faithful": faithful,
-        "seeds_without_signal": without_signal(rows),
-        "seeds": [{"with": asdict(one), "without": asdict(all_)} for one, all_ in rows],
-        "with_minus_without": {name: None if one is None else asdict(one) for name, one in found.items()},
+        "quantile": QUANTILE, "batches": batches, "groups": GROUPS, "rollouts": ROLLOUTS, "faithful": faithful,
+        "seeds_without_signal": left_out,
+        "seeds": [{name: asdict(one) for name, one in row.items()} for row in rows],
+        "log_noise_selected_minus": {other: None if one is None else asdict(one) for other, one in found.items()},
     }  # fmt: skip
     what = "real: the tiny model and the trainer on this machine's CPU; the task and its rewards are made up"
     print(sweep.write("learning/entropy", Path(MODEL), results, what))

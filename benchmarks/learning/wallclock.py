@@ -3,20 +3,23 @@
 Runs protocols/wallclock.yaml: training on the ladder with the coupled baseline's schedule (batch-wise sampling,
 synchronous training, all replicas updated at once) and with the decoupled one, each without and with adaptive data
 curation. Chromium, vLLM, trainer and weight sync are real; one thing is artificial: environments sleep after each reset
-and action, 4 to 8 and 1 to 4 seconds, because a page answers in milliseconds and a desktop does not.
+and action, 2 to 4 and 0.5 to 2 seconds, because a page answers in milliseconds and a desktop does not.
 
-The result is the time of training until success in training reaches a level that the protocol fixed; runs that never
-reach it are censored, and shown so. Twelve runs of 30 minutes, one at a time: six and a half hours on two cores. It can
-be stopped at any moment, but a run that was interrupted shows a little more time than one that was not, and the report
-names it. --report makes the table and the picture of what is there. Writes results/learning/wallclock.json and
-wallclock.png.
+The result is the time of training until success in training reaches a level that the protocol fixed, with the number of
+updates that it took; runs that never reach it are censored, and shown so. Twelve runs of 30 minutes, one at a time: six
+and a half hours on two cores. It can be stopped at any moment, but a run that was interrupted shows a little more time
+than one that was not, and the report names it. --report makes the table and the picture of what is there. Writes
+results/learning/wallclock.json and wallclock.png.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -24,11 +27,13 @@ from benchmarks.trials.command import Experiment, main
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.inference import estimate
 from benchmarks.trials.protocol import FOLDER, Protocol, Section
-from benchmarks.trials.records import Point, Record, curve
+from benchmarks.trials.records import Episode, Point, Record, episodes_of
 from dart.core.json_text import JSON
 
 
 class Target(Section):
+    """Success in training on these levels: the mean over their tasks of that of `smoothing` roll-outs of each."""
+
     levels: tuple[str, ...] = Field(min_length=1)
     success: float = Field(gt=0, lt=1)
     smoothing: int = Field(gt=0)
@@ -70,13 +75,36 @@ class Ratio:
     at_least: bool = False
 
 
+class Arrival(NamedTuple):
+    """When a run reached a target: seconds of training, and updates."""
+
+    seconds: float
+    updates: float
+
+
+def arrival(run: Record, target: Target, protocol: Protocol) -> Arrival | None:
+    """The first moment at which success on the target's tasks is at its level; None if there is none.
+
+    Success is a moving average, and belongs to the middle of what it is taken over: its end would be later the slower a
+    schedule samples. It begins with a full window of each task. Successes are shorter than failures, so that of the
+    roll-outs that begin together they finish first, and fewer would show more success than there is.
+    """
+    count = sum(len(protocol.tasks_of(level, tuple(run["tasks"]))) for level in target.levels)
+    recent: dict[int, deque[Episode]] = {}
+    for episode in episodes_of(run, target.levels, protocol):
+        recent.setdefault(episode.task, deque(maxlen=target.smoothing)).append(episode)
+        if len(recent) < count or any(len(last) < target.smoothing for last in recent.values()):
+            continue
+        window = [one for last in recent.values() for one in last]
+        if fmean(one.success for one in window) >= target.success:
+            return Arrival(fmean(one.seconds for one in window), fmean(one.update for one in window))
+    return None
+
+
 def time_to(run: Record, target: Target, protocol: Protocol) -> float | None:
-    """Seconds of training until success on the target's tasks first reaches its level; None if it never does."""
-    names = {task for level in target.levels for task in protocol.tasks_of(level, tuple(run["tasks"]))}
-    wanted = [one for one in run["episodes"] if run["tasks"][one.task] in names]
-    if len({one.task for one in wanted}) < len(names):
-        return None  # some task was never sampled
-    return next((p.seconds for p in curve(wanted, target.smoothing) if p.success >= target.success), None)
+    """Seconds of training until the target; None if it is never reached."""
+    found = arrival(run, target, protocol)
+    return None if found is None else found.seconds
 
 
 def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol) -> Ratio | None:
@@ -100,18 +128,28 @@ def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol)
 
 
 def times(runs: Runs, protocol: WallclockProtocol) -> dict[str, JSON]:
-    """Each run's time to each target, None where it is censored, and the ratios of the protocol's pairs."""
+    """Each run's seconds and updates to each target, None where it is censored, and the ratios of the pairs."""
     ratios = [ratio(runs, pair, target, protocol) for target in protocol.targets for pair in protocol.pairs]
+    found = {
+        target.name: {
+            arm: {str(seed): arrival(run, target, protocol) for seed, run in of.items()} for arm, of in runs.items()
+        }
+        for target in protocol.targets
+    }
     return {
-        "seconds": {
-            target.name: {
-                arm: {str(seed): time_to(run, target, protocol) for seed, run in of.items()}
-                for arm, of in runs.items()
-            }
-            for target in protocol.targets
-        },
+        "seconds": _each(found, lambda one: one.seconds),
+        "updates": _each(found, lambda one: one.updates),
         "ratios": [asdict(one) for one in ratios if one is not None],
-    }  # fmt: skip
+    }
+
+
+def _each(
+    found: Mapping[str, Mapping[str, Mapping[str, Arrival | None]]], of: Callable[[Arrival], float]
+) -> dict[str, JSON]:
+    return {
+        target: {arm: {seed: one and of(one) for seed, one in by_seed.items()} for arm, by_seed in arms.items()}
+        for target, arms in found.items()
+    }
 
 
 def show(found: Mapping[str, JSON]) -> None:

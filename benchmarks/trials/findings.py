@@ -20,6 +20,7 @@ Runs = Mapping[str, Mapping[int, Record]]
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The reference minus another arm at one endpoint. `p_holm`: corrected over the family; None for a secondary one.
+    `p_unpaired`: of Welch's test, never corrected.
 
     `smallest`: the smallest true difference that these runs would have found with the protocol's power, from the spread
     that they had; for a primary endpoint at the family's level.
@@ -32,6 +33,7 @@ class Finding:
     difference: Estimate
     p: float | None
     p_holm: float | None
+    p_unpaired: float | None
     smallest: float | None
 
 
@@ -122,7 +124,9 @@ def _finding(runs: Runs, protocol: Protocol, endpoint: Endpoint, arm: str, *, pr
     if difference.sd is not None:
         family = protocol.family if primary else 1
         smallest = smallest_detectable(difference.sd, difference.n, family, protocol.alpha, protocol.power)
-    return Finding(endpoint.name, primary, protocol.reference, arm, difference, compared.p, None, smallest)
+    return Finding(
+        endpoint.name, primary, protocol.reference, arm, difference, compared.p, None, compared.p_unpaired, smallest
+    )
 
 
 def _corrected(found: list[Finding], family: int) -> list[Finding]:

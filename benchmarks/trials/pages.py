@@ -38,6 +38,7 @@ class Comparison(TypedDict):
     difference: Estimate
     p: float | None
     p_holm: float | None
+    p_unpaired: float | None
     smallest: float | None
 
 
@@ -70,6 +71,7 @@ class Results(TypedDict):
     courses: NotRequired[Mapping[str, list[Course]]]
     fisher_p: NotRequired[float | None]
     seconds: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
+    updates: NotRequired[Mapping[str, Mapping[str, Mapping[str, float | None]]]]
     ratios: NotRequired[list[Ratio]]
     temperatures: NotRequired[Mapping[str, Mapping[str, float]]]
 
@@ -98,10 +100,10 @@ def arms(found: Results) -> Table:
 
 
 def comparisons(found: Results) -> Table:
-    head = ("endpoint", "compared", "points", "p", "p, Holm", "would have been found, points", "seeds")
+    head = ("endpoint", "compared", "points", "p", "p, Holm", "p, Welch", "would have been found, points", "seeds")
     rows = [
         [one["endpoint"], f"{one['reference']} - {one['arm']}", points(one["difference"]),
-         p_value(one["p"]), p_value(one["p_holm"]),
+         p_value(one["p"]), p_value(one["p_holm"]), p_value(one["p_unpaired"]),
          "" if one["smallest"] is None else f"{100 * one['smallest']:.1f}", str(one["difference"]["n"])]
         for one in found["comparisons"]
     ]  # fmt: skip
@@ -130,14 +132,15 @@ def temperatures(found: Results) -> Table:
 
 
 def times(found: Results) -> Table:
-    """Minutes to each target by arm and seed, then the ratios."""
-    head = ("target", "arm", "minutes of training, by seed", "times as long as")
-    rows = []
+    """Minutes and updates to each target by arm and seed, then the ratios."""
+    head = ("target", "arm", "minutes of training, by seed", "updates", "times as long as")
+    rows, updates = [], found.get("updates", {})
     for target, arms_of in found.get("seconds", {}).items():
         for arm, by_seed in arms_of.items():
             said = ["never" if seconds is None else f"{seconds / 60:.1f}" for seconds in by_seed.values()]
+            made = ["" if count is None else f"{count:.0f}" for count in updates[target][arm].values()]
             slower = [one for one in found.get("ratios", []) if one["target"] == target and one["slower"] == arm]
-            rows.append([target, arm, ", ".join(said), "; ".join(_ratio(one) for one in slower)])
+            rows.append([target, arm, ", ".join(said), ", ".join(made), "; ".join(_ratio(one) for one in slower)])
     return head, rows + _incomplete(found, len(head)) + _notes(found, len(head))
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 
 from sqlalchemy import select
 
+from benchmarks.trials.protocol import Protocol
 from benchmarks.trials.sources import Code
 from dart.core.evaluation.documents import ByDecoding
 from dart.core.json_text import JSON
@@ -111,6 +112,12 @@ def curve(episodes: Sequence[Episode], smoothing: int = SMOOTHING, every: int = 
             success = fmean([fmean(last) for last in recent.values()])
             points.append(Point(steps, episode.seconds, episode.update, success))
     return points[:-1:every] + points[-1:]
+
+
+def episodes_of(run: Record, levels: Sequence[str], protocol: Protocol) -> list[Episode]:
+    """The training roll-outs of these levels' tasks."""
+    names = {task for level in levels for task in protocol.tasks_of(level, tuple(run["tasks"]))}
+    return [one for one in run["episodes"] if run["tasks"][one.task] in names]
 
 
 def read(run: RunDirectory) -> dict[str, object]:

@@ -43,12 +43,12 @@ def show_arms(rows: Sequence[ArmRow], title: str) -> None:
 
 
 def show_findings(found: Sequence[Finding]) -> None:
-    table = Table("endpoint", "compared", "points", "p", "p, Holm", "would have been found", "n")
+    table = Table("endpoint", "compared", "points", "p", "p, Holm", "p, Welch", "would have been found", "n")
     for one in found:
         smallest = "" if one.smallest is None else f"{100 * one.smallest:.1f}"
         table.add_row(
             one.endpoint, f"{one.reference} - {one.arm}", points(told(one.difference)),
-            p_value(one.p), p_value(one.p_holm), smallest, str(one.difference.n),
+            p_value(one.p), p_value(one.p_holm), p_value(one.p_unpaired), smallest, str(one.difference.n),
         )  # fmt: skip
     Console().print(table)
 

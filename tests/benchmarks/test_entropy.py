@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+from dart.errors import UserError
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -55,12 +60,40 @@ def test_noise_is_variance_over_signal() -> None:
     assert entropy.noise([torch.tensor([1.0]), torch.tensor([-1.0])]) == float("inf")
 
 
-def test_seeds_without_signal_are_left_out_and_counted() -> None:
-    rows = [tuple(Gradients(noise, 1.0, 1.0, 0.1) for noise in pair) for pair in ((2.0, 4.0), (float("inf"), 4.0))]
+def test_seeds_without_signal_are_left_out() -> None:
+    names = (entropy.SELECTED, entropy.RANDOM, entropy.ALL)
+    rows = [
+        dict(zip(names, (Gradients(noise, 1.0, 1.0, 0.1) for noise in noises), strict=True))
+        for noises in ((2.0, 4.0, 2.0), (float("inf"), 4.0, 4.0), (2.0, 8.0, 2.0))
+    ]
+    assert list(entropy.with_signal(rows)) == [0, 2]
     found = entropy.compared(rows)
-    assert found["log_noise"] is not None and found["log_noise"].difference.n == 1
-    assert found["push_on_decisions"] is not None and found["push_on_decisions"].difference.n == 2
-    assert entropy.without_signal(rows) == 1
+    at_random, none_out = found[entropy.RANDOM], found[entropy.ALL]
+    assert at_random is not None and at_random.difference.mean == pytest.approx(-math.log(2.0 * 4.0) / 2)
+    assert none_out is not None and none_out.difference.mean == 0.0 and none_out.difference.n == 2
+
+
+def test_selection_is_compared_with_as_many_steps_at_random(tmp_path: Path) -> None:
+    """It leaves out none of the steps that decide; chance leaves out as many of them as of the others."""
+    saved = [
+        [replace(one, task=task, entropy=one.entropy + n / 1e6) for n, one in enumerate(group())] for task in (7, 8)
+    ]
+    policy = tmp_path / "policy"
+    entropy.trainer(entropy.MODEL, 0.0).save_checkpoint(policy)
+    found = entropy.measured(str(policy), saved, random.Random(0))
+    chosen, chance, every = (found[name] for name in (entropy.SELECTED, entropy.RANDOM, entropy.ALL))
+    assert chosen.kept_steps == chance.kept_steps == pytest.approx(28 / 36) and every.kept_steps == 1.0
+    assert chosen.kept_deciding_steps == every.kept_deciding_steps == 1.0 and chance.kept_deciding_steps < 1.0
+
+
+def test_a_policy_that_cannot_be_measured_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="after 1 updates of imitation 0% of the steps"):
+        entropy.imitate(entropy.MODEL, tmp_path / "policy", random.Random(0), most=1)
+    monkeypatch.setattr(entropy, "MOST_GROUPS", 3)
+    monkeypatch.setattr(entropy, "sample", lambda model, asked, rollouts: group())
+    monkeypatch.setattr(entropy, "ROLLOUTS", 3)
+    with pytest.raises(UserError, match="of 3 groups fewer than 4 have roll-outs that differ"):
+        entropy.batch(torch.nn.Identity(), random.Random(0), dict.fromkeys(entropy.DECISIONS, "z"))
 
 
 def test_the_trainer_gives_both_gradients_and_keeps_its_weights() -> None:

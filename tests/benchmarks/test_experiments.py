@@ -11,7 +11,7 @@ from trial_samples import after, record
 
 from benchmarks.learning import alignment, controls, wallclock
 from benchmarks.learning.alignment import AlignmentProtocol, Collapse, collapses, course
-from benchmarks.learning.wallclock import Ratio, Target, WallclockProtocol, ratio, said_of, time_to, times
+from benchmarks.learning.wallclock import Ratio, Target, WallclockProtocol, arrival, ratio, said_of, time_to, times
 from benchmarks.trials import base, pages, sweep
 from benchmarks.trials.protocol import FOLDER, Protocol, as_options, load
 from benchmarks.trials.records import Episode
@@ -33,6 +33,8 @@ def run(successes: list[int], tasks: list[str] | None = None, seconds: float = 1
 
 # ---- alignment ----
 
+TWO = ["ladder-medium-01", "ladder-hard-01"]
+
 
 def test_the_alignment_experiment_is_the_one_that_was_designed() -> None:
     with_w, without = (ALIGNMENT.load_config(arm) for arm in ("with-w", "without-w"))
@@ -41,24 +43,39 @@ def test_the_alignment_experiment_is_the_one_that_was_designed() -> None:
     assert with_w.stop.updates == 150 and with_w.stop.env_steps is None
     assert with_w.model_copy(update={"trainer": without.trainer}) == without, "w is all that differs"
     assert (with_w.trainer.loss.importance, without.trainer.loss.importance) == ("truncated", "none")
-    assert ALIGNMENT.collapse == Collapse(smoothing=16, below=0.5)
+    tasks = {"levels": ("medium", "hard"), "smoothing": 64, "peak_at_least": 0.3, "below": 0.5}
+    assert ALIGNMENT.collapse == Collapse.model_validate(tasks)
+    assert ALIGNMENT.family == 1 and ALIGNMENT.alpha == 0.025, "the other endpoint, collapse, has the other half"
 
 
 def test_a_run_collapses_when_it_falls_below_half_its_peak() -> None:
-    falls = run([1] * 100 + [0] * 60)
-    found = course(0, falls, ALIGNMENT.collapse)
-    # 32 roll-outs are smoothed over, 17 failures of them are more than half.
-    assert found.peak == 1.0 and found.collapsed_at == 116 // 10 and found.lowest_after_peak == 0.0
-    dips = run([1] * 100 + [0] * 16 + [1] * 60)
-    found = course(0, dips, ALIGNMENT.collapse)
+    falls = run([1] * 200 + [0] * 140, TWO)
+    found = course(0, falls, ALIGNMENT)
+    # 128 roll-outs are smoothed over, 65 failures of them are more than half.
+    assert found.peak == 1.0 and found.collapsed_at == 264 // 10 and found.lowest_after_peak == 0.0
+    dips = run([1] * 200 + [0] * 64 + [1] * 140, TWO)
+    found = course(0, dips, ALIGNMENT)
     assert found.collapsed_at is None and found.lowest_after_peak == 0.5 and found.last == 1.0
-    assert course(0, run([0] * 100), ALIGNMENT.collapse).collapsed_at is None, "nothing learned is no collapse"
     with pytest.raises(ValueError, match="too short"):
-        course(0, run([]), ALIGNMENT.collapse)
+        course(0, run([], TWO), ALIGNMENT)
+
+
+def test_what_was_never_learned_is_not_lost() -> None:
+    """A rare success or two at the beginning is no peak."""
+    rare = [int(n % 8 < 2) for n in range(200)]  # 25 % of each task's, at most
+    assert course(0, run([*rare, *[0] * 200], TWO), ALIGNMENT).collapsed_at is None
+    learned = [int(n % 8 < 4) for n in range(200)]
+    assert course(0, run([*learned, *[0] * 200], TWO), ALIGNMENT).collapsed_at is not None
+
+
+def test_tasks_that_the_base_policy_does_hide_no_collapse() -> None:
+    tasks = [*TWO, *(f"ladder-easy-{number:02d}" for number in range(6))]
+    falls = [int(n < 1200 or n % 8 >= 2) for n in range(2400)]
+    assert course(0, run(falls, tasks), ALIGNMENT).collapsed_at is not None
 
 
 def test_collapses_are_tested_over_seeds() -> None:
-    good, bad = run([1] * 100), run([1] * 100 + [0] * 100)
+    good, bad = run([1] * 200, TWO), run([1] * 200 + [0] * 200, TWO)
     runs = {"with-w": dict.fromkeys(range(5), good), "without-w": dict.fromkeys(range(5), bad)}
     found = collapses(runs, ALIGNMENT)
     assert found["collapsed"] == {"with-w": 0, "without-w": 5}
@@ -68,7 +85,7 @@ def test_collapses_are_tested_over_seeds() -> None:
     told: Any = {"complete": True, "missing": [], **found}
     head, rows = pages.collapses(told)
     assert all(len(row) == len(head) for row in rows) and rows[-1][-1] == "p = 0.008"
-    assert [row[-1] for row in rows[4:6]] == ["never", "11"]
+    assert [row[-1] for row in rows[4:6]] == ["never", "26"]
 
 
 # ---- wall time ----
@@ -82,9 +99,10 @@ def test_the_schedules_are_the_baselines() -> None:
         "batch", "synchronous", "all")  # fmt: skip
     same = coupled.model_copy(update={"schedule": decoupled.schedule, "trainer": decoupled.trainer})
     assert same == decoupled, "the schedule and the size of a batch are all that differs"
-    batch = {"trajectories_per_update": decoupled.trainer.trajectories_per_update}
+    batch = {"trajectories_per_update": decoupled.trainer.trajectories_per_update, "minibatches": 1}
     assert coupled.trainer.model_copy(update=batch) == decoupled.trainer
     assert coupled.trainer.trajectories_per_update == 64, "the coupled batch fills the environments"
+    assert coupled.trainer.minibatches == 2 and decoupled.trainer.minibatches == 1, "optimiser steps of equal size"
     assert both.schedule == decoupled.schedule and both.curation.pool.enabled and not decoupled.curation.pool.enabled
     for config in (coupled, decoupled, both):
         assert config.environment.delay.step_seconds == (0.5, 2.0) and config.environment.slots == 64
@@ -97,16 +115,31 @@ MEDIUM = Target(levels=("medium",), success=0.75, smoothing=4)
 def test_the_time_is_that_of_the_targets_tasks_alone() -> None:
     """Medium tasks succeed from the 40th roll-out on; the easy one never does, and does not matter."""
     successes = [int(n >= 40 and n % 4 != 3) for n in range(80)]
-    found = time_to(run(successes, LADDER, seconds=2.0), MEDIUM, WALLCLOCK)
-    # Three quarters of each medium task's last four: three of each after the 40th.
-    assert found == 2.0 * (40 + 2 * 4 + 2)
+    found = arrival(run(successes, LADDER, seconds=2.0), MEDIUM, WALLCLOCK)
+    # Three quarters of each medium task's last four, from roll-outs 36 to 50, at the middle of these.
+    assert found is not None and found.seconds == 2.0 * 43 and found.updates == pytest.approx(46 / 12)
     assert time_to(run([0] * 80, LADDER), MEDIUM, WALLCLOCK) is None
     both = Target(levels=("medium", "easy"), success=0.1, smoothing=4)
     assert time_to(run([1] * 80, LADDER), both, WALLCLOCK) is not None
+    unsampled = Target(levels=("medium",), success=0.1, smoothing=4)
+    assert time_to(run([1] * 80, LADDER[:2]) | {"tasks": LADDER}, unsampled, WALLCLOCK) is None
+
+
+def test_successes_that_finish_first_are_no_success() -> None:
+    """Of four roll-outs of each task that begin together successes end first, and fill half a window."""
+    begin = [1] * 6 + [0] * 6
+    assert time_to(run(begin, LADDER[:3], seconds=1.0), MEDIUM, WALLCLOCK) is None
+
+
+def test_a_slow_schedule_has_no_lag_of_its_window() -> None:
+    """Success rises at the same moment, whether it is looked at every second or every four."""
+    quick = time_to(run([int(n >= 400) for n in range(800)], LADDER[:3], 1.0), MEDIUM, WALLCLOCK)
+    slow = time_to(run([int(n >= 100) for n in range(200)], LADDER[:3], 4.0), MEDIUM, WALLCLOCK)
+    assert quick is not None and slow is not None and slow - quick < 4.0 * 4 * 3 / 2
 
 
 def late(at: int, seconds: float) -> Any:
-    return run([int(n >= at) for n in range(200)], LADDER, seconds, train_seconds=200 * seconds)
+    return run([int(n >= at) for n in range(600)], LADDER, seconds, train_seconds=600 * seconds)
 
 
 def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
@@ -129,14 +162,15 @@ def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
 
 def test_every_run_has_its_times(capsys: pytest.CaptureFixture[str]) -> None:
     found = times({"coupled": {0: late(999, 1.0)}, "decoupled": {0: late(0, 1.0)}}, WALLCLOCK)
-    assert found["seconds"]["medium at 40%"]["coupled"] == {"0": None}
-    assert found["seconds"]["medium at 40%"]["decoupled"]["0"] is not None
+    for measure in ("seconds", "updates"):
+        assert found[measure]["medium at 30%"]["coupled"] == {"0": None}
+        assert found[measure]["medium at 30%"]["decoupled"]["0"] is not None
     assert Ratio(**found["ratios"][0]).at_least
     wallclock.show(found)
     told: Any = {"complete": False, "missing": ["coupled-1"], **found}
     head, rows = pages.times(told)
     assert all(len(row) == len(head) for row in rows)
-    assert rows[0][:3] == ["medium at 40%", "coupled", "never"] and rows[0][3].startswith("decoupled: at least ")
+    assert rows[0][:4] == ["medium at 30%", "coupled", "never", ""] and rows[0][4].startswith("decoupled: at least ")
     assert "never" in capsys.readouterr().out
 
 

@@ -49,6 +49,8 @@ def test_students_sleep_data() -> None:
     assert found.difference.low == pytest.approx(0.7001142, abs=1e-6)
     assert found.difference.high == pytest.approx(2.4598858, abs=1e-6)
     assert found.p == pytest.approx(0.00283289, abs=1e-7)
+    # R's t.test(extra ~ group, sleep), p = 0.07939
+    assert found.p_unpaired == pytest.approx(0.07939414, abs=1e-7)
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:
@@ -72,6 +74,8 @@ def test_differences_without_spread() -> None:
     same, shifted = compare({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.25}), compare({0: 1.0, 1: 0.75}, {0: 0.5, 1: 0.25})
     assert same is not None and same.p == 1.0
     assert shifted is not None and shifted.p == 0.0
+    level = compare(dict.fromkeys(range(3), 0.5), dict.fromkeys(range(3), 0.25))
+    assert level is not None and level.p_unpaired == 0.0
 
 
 def test_holm() -> None:

@@ -20,10 +20,9 @@ from dart.errors import UserError
 ABLATION = FOLDER / "ablation.yaml"
 
 
-@pytest.mark.parametrize("name", ["ablation", "sensitivity"])
-def test_shipped_protocols_are_sound(name: str) -> None:
-    protocol = load(FOLDER / f"{name}.yaml", Protocol)
-    assert protocol.name == name and len(protocol.seeds) == 5
+def test_the_shipped_protocol_is_sound() -> None:
+    protocol = load(ABLATION, Protocol)
+    assert protocol.name == "ablation" and len(protocol.seeds) == 5
     for arm in (*protocol.arms, *protocol.controls):
         config = protocol.load_config(arm)
         steps = None if config.algorithm == "sft" else 60_000
@@ -90,7 +89,7 @@ def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_
         load(path, Protocol)
 
 
-@pytest.mark.parametrize("name", ["ablation", "sensitivity", "alignment", "wallclock"])
+@pytest.mark.parametrize("name", ["ablation", "alignment", "wallclock"])
 def test_runs_that_hang_end(name: str) -> None:
     """Else an experiment of days waits for one of them."""
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
