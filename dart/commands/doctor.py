@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from dart.agent import resizing
 from dart.config import BUILTIN_SUITE, Config, Environment, load
 from dart.coordinator.job import Job, Train
 from dart.errors import UserError
@@ -68,6 +69,9 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
     if config is not None:
         if job.model:
             found.append(("model folder", lambda: _model(config)))
+        if job.model and job.environments(config):
+            seen = config.environment.viewport
+            found.append(("size of screenshots", lambda: resizing.problem(config.agent, seen, config.model.folder)))
         found.append(("port", lambda: _port(config)))
         if config.run.database or config.run.blobs or config.checkpoint.upload:
             found.append(("database and object store", lambda: _stores(config)))

@@ -146,6 +146,7 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         lora_rank=trainer.lora.rank if trainer.lora else 0,
         lora_targets=trainer.lora.target_modules if trainer.lora else (),
         fused=trainer.fused_kernels and gpus,
+        nccl=config.sync.transport == "nccl" and gpus and config.samples,
     )
 
 

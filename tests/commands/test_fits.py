@@ -148,7 +148,7 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     trainer, replica = fits.trainer_set_up(config, gpus=True), fits.replica_set_up(config, gpus=True)
-    expected = TrainerSetUp(8, True, True, True, False, True, 1000, fused=True)
+    expected = TrainerSetUp(8, True, True, True, False, True, 1000, fused=True, nccl=True)
     assert trainer == expected, "several ranks are sharded by default"
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
     adapted = fits.trainer_set_up(_config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"]}}), gpus=True)

@@ -109,6 +109,8 @@ class Engine:
         self._screenshots = Holder(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
+        self._joined: str | None = None
+        """The id of the transfer group that vLLM has joined last."""
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
         self._adapter = None if config.adapter is None else _adapter_request()
         self._stop_token = int(tokenizer.eos_token_id)
@@ -389,15 +391,14 @@ class Engine:
 
     async def _receive(self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec]) -> None:
         """Join, receive, load. Raises TransferError while the model is untouched, EngineDiedError after that."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
         staged = self._transport == "gloo"
         touched = False
         try:
             if group is not None:
-                joined = init_info(self._transport, group, self._transfer_seconds)
-                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(joined))
+                await self._join(group)
             touched = not staged
             await self._llm.start_weight_update()
             described = update_info(self._transport, version, tensors)
@@ -412,6 +413,22 @@ class Engine:
             if touched:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
+
+    async def _join(self, group: wpb.TransferGroup) -> None:
+        """Have vLLM join the group. Over NCCL once: it would set a group that it is in up once more, and wait there for
+        a trainer that does not; and a former one is left first, because vLLM does not free its communicator. Our engine
+        for gloo looks after both, and is told the group of each transfer."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        if self._transport == "nccl":
+            if group.group_id == self._joined:
+                return
+            if self._joined is not None:
+                self._joined = None
+                await self._llm.shutdown_weight_transfer_engine()
+        described = init_info(self._transport, group, self._transfer_seconds)
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(described))
+        self._joined = group.group_id
 
     async def _forget(self, mode: PauseMode) -> None:
         """Make sure that nothing computed with older weights is used again."""

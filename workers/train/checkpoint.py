@@ -112,6 +112,8 @@ def stage_sharded(
     def write() -> None:
         problem = ""
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a new thread is on GPU 0, where DCP's stream would cost a context
             with until_whole:
                 dcp.save(state, checkpoint_id=folder / PARTS, process_group=writers)
                 if first:

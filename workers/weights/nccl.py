@@ -5,8 +5,9 @@ through which vLLM's trainer engine would call the replica does nothing.
 
 CI has no GPU: tests/workers/weights/test_weights_nccl.py runs this with the transfer files of both vLLM versions and a
 communicator that copies in memory, and NCCL itself is not run. NCCL does not time out by itself: if a replica dies
-during a broadcast, the sending thread hangs in it. `open`, `send` and `close` therefore give up waiting after the
-timeout and abandon that thread and its communicator.
+during a broadcast, the sending thread hangs in it, and so does the GPU: vLLM's streams, which all transfers share, wait
+for the broadcast's end. `open`, `send` and `close` therefore give up waiting after the timeout, and abort the
+communicator, which ends the broadcast on the GPU; the thread is abandoned.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dart.workers.weights.transfer import TransferError, reason
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
+ABORT_SECONDS = 10.0
+"""How long an abort is waited for; vLLM gives it 5 s."""
 T = TypeVar("T")
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -68,7 +71,7 @@ class NcclSender:
     def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            with contextlib.suppress(TransferError):  # a stuck communicator is abandoned here, too
+            with contextlib.suppress(TransferError):  # this aborts the communicator, and has no more than that to do
                 self._bounded(engine.shutdown, f"group {self._group_id} was not left")
 
     def _bounded(self, work: Callable[[], T], what: str) -> T:
@@ -89,9 +92,23 @@ class NcclSender:
         thread.join(self._timeout_seconds)
         if outcome:
             return outcome[0]
-        self._engine = None  # Not shut down: a stuck communicator would block that, too.
+        self._abort()
         why = reason("nccl", failure[0]) if failure else f"no answer within {self._timeout_seconds:.0f} s"
         raise TransferError(f"{what}: {why}")
+
+    def _abort(self) -> None:
+        """Abort the communicator, in a thread of its own in case that hangs, too."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+
+        def abort() -> None:
+            with contextlib.suppress(Exception):  # the transfer has failed anyway
+                engine.shutdown()
+
+        thread = threading.Thread(target=abort, daemon=True, name="nccl-abort")
+        thread.start()
+        thread.join(ABORT_SECONDS)
 
 
 class _Snapshot(WeightSource):  # type: ignore[misc]

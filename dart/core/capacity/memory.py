@@ -24,6 +24,8 @@ RUNTIME = 2 << 30
 """A GPU's: CUDA context, NCCL's buffers, fragments."""
 RUNTIME_CPU = 1 << 30
 """A process that has imported torch, on a machine without GPUs."""
+PACK = 1 << 30
+"""Weights go over NCCL in packs, each sent once it holds more than this (vLLM's default)."""
 OVERHEAD_TEXT = 1_000
 """Tokens of a system message and an instruction."""
 TURN_TEXT = 150
@@ -85,6 +87,8 @@ class TrainerSetUp:
     """The matrices of a decoder layer that have one."""
     fused: bool = False
     """`trainer.fused_kernels`, on a GPU."""
+    nccl: bool = False
+    """Replicas get whole weights over NCCL, from rank 0."""
 
     @property
     def narrow(self) -> bool:
@@ -93,13 +97,14 @@ class TrainerSetUp:
 
 
 def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
-    """One rank's GPU, at the end of the forward pass of its largest micro-batch, in the second update or later.
+    """Rank 0's GPU, at the end of the forward pass of its largest micro-batch, in the second update or later.
 
     P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
     8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
     sharded, there are instead the weights of two gathered layers, of the embedding, and of the head in float32.
     An adapter adds its own weights, which are then all that train, and there is no reference in memory. Not sharded,
     what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
+    Over NCCL vLLM keeps, on each of two streams, a pack's tensors and the pack; only rank 0 has these.
     """
     adapter = shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
     weights = shape.weights + adapter
@@ -124,6 +129,9 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     elif set_up.mixed:
         needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
         needs["head in float32"] = SINGLE * shape.text.embedding * held_narrow
+    if set_up.nccl:
+        most = PACK + size * shape.text.hidden * shape.text.intermediate
+        needs["weight transfers"] = min(2 * size * shape.weights, 4 * most)
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
     needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
     return Needs(needs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
@@ -58,6 +59,16 @@ def test_eight_ranks_that_share_fit_a_card_of_eighty_gigabytes() -> None:
     assert memory.of_rank(UI_TARS, shared, prompts).total < 70e9
     unchecked = TrainerSetUp(ranks=8, sharded=True)
     assert memory.of_rank(UI_TARS, unchecked, prompts).total > 100e9
+
+
+def test_rank_0_holds_packs_of_weights_on_two_streams() -> None:
+    prompts = Prompts.expected(5, FULL_HD, 30, most=32768)
+    with_packs = memory.of_rank(UI_TARS, TrainerSetUp(nccl=True), prompts).parts
+    assert "weight transfers" not in memory.of_rank(UI_TARS, TrainerSetUp(), prompts).parts
+    # With the order of the model's weights the two largest packs are 1.13 and 1.37 GB, each there twice.
+    assert with_packs["weight transfers"] == pytest.approx(2 * (1.13e9 + 1.37e9), rel=0.05)
+    small = replace(UI_TARS, stored=1_000_000)
+    assert memory.of_rank(small, TrainerSetUp(nccl=True), prompts).parts["weight transfers"] == 4_000_000
 
 
 def test_a_frozen_tower_has_no_gradient_no_moments_and_keeps_nothing() -> None:

@@ -107,6 +107,19 @@ async def test_an_update_that_does_not_hang_is_served() -> None:
     ]  # fmt: skip
 
 
+async def test_vllm_joins_a_group_once_and_leaves_it_for_the_next() -> None:
+    """vLLM sets up whatever group it is told, and a trainer that is in it already does not come a second time."""
+    llm = FakeLLM()
+    engine = Engine(llm, worker_config(timeout_seconds=20.0))  # type: ignore[arg-type]
+    for version in (1, 2):
+        await engine.update(version, GROUP, SPECS, "drain")
+    assert llm.calls.count("init_weight_transfer_engine") == 1 and llm.calls.count("update_weights") == 2
+    llm.calls.clear()
+    await engine.update(3, wpb.TransferGroup(group_id="r-2", transport="nccl"), SPECS, "drain")
+    assert llm.calls[1:4] == [
+        "shutdown_weight_transfer_engine", "init_weight_transfer_engine", "start_weight_update"]  # fmt: skip
+
+
 class TrainerRole:
     """A trainer whose end of every transfer is done at once."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,11 +135,43 @@ def test_a_replica_that_hangs_costs_the_trainer_the_timeout(nccl: ModuleType, mo
 
     monkeypatch.setattr(Communicator, "broadcast", stuck)
     sender._timeout_seconds = SHORT
+    communicator = sender._engine.model_update_group
     with pytest.raises(TransferError, match=f"{group.group_id}: the transfer did not finish: no answer within"):
         sender.send(weights(1).items())
     with pytest.raises(TransferError, match="no group is open"):
         sender.send(weights(1).items())
     stop.set()
+    assert communicator.closed, "else the broadcast runs on on the GPU, and holds up all that follows"
+
+
+def test_an_abort_that_hangs_is_not_waited_for(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(replica.join, group)
+        sender.open(group)
+        joined.result()
+    monkeypatch.setattr(Communicator, "broadcast", lambda *_, **__: stop.wait())
+    monkeypatch.setattr(Communicator, "destroy", lambda self: stop.wait())
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", SHORT)
+    sender._timeout_seconds = SHORT
+    with pytest.raises(TransferError, match="the transfer did not finish: no answer within"):
+        sender.send(weights(1).items())
+    stop.set()
+
+
+def test_a_second_join_waits_for_a_trainer_that_does_not_come(nccl: ModuleType) -> None:
+    """Which is why the engine joins a group once (tests/workers/rollout/test_rollout_hangs.py)."""
+    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(replica.join, group)
+        sender.open(group)
+        joined.result()
+        again = pool.submit(replica.join, group)
+        sender.open(group)
+        sender._engine.model_update_group._wire.met.abort()
+        with pytest.raises(RuntimeError, match="nobody came"):
+            again.result()
 
 
 @pytest.mark.parametrize("error", [TypeError("trainer_init() got no argument 'client'"), AttributeError("send_all")])

@@ -60,7 +60,7 @@ def _host_copy(
             # Narrowed on the GPU, because a copy from there would send float32 and narrow it in one thread.
             copies[name] = copy.copy_(value.to(dtype) if pinned else value, non_blocking=pinned)
     if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()  # not the device: a broadcast of older weights may be under way
     return copies
 
 

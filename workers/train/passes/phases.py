@@ -29,8 +29,9 @@ class Phases:
             yield
         finally:
             if self._device.type == "cuda":
-                # Kernels run on after they were started, and would be counted with the next phase.
-                torch.cuda.synchronize(self._device)
+                # Kernels run on after they were started, and would be counted with the next phase. Only this stream's
+                # are waited for: a broadcast of weights may be waiting for its replica on another.
+                torch.cuda.current_stream(self._device).synchronize()
             self._seconds[name] += time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
