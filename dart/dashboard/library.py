@@ -12,7 +12,7 @@ from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.opening import NotFound
 from dart.inspection.records import RunRow
-from dart.inspection.runs import list_runs, run_directories
+from dart.inspection.runs import Kept, list_runs, run_directories
 from dart.rundir import RunDirectory
 
 MOST_OPEN = 8
@@ -28,13 +28,16 @@ class Library:
         self._open: OrderedDict[str, Inspector] = OrderedDict()
         self._opening = asyncio.Lock()
         self._rows: list[RunRow] = []
+        self._kept: Kept = {}
         self._listed = float("-inf")
+        self._listing = asyncio.Lock()
 
     async def rows(self) -> list[RunRow]:
-        """Every run, newest first. At most two seconds old."""
-        if time.monotonic() - self._listed > LISTED_SECONDS:
-            self._rows = await list_runs(self._paths)
-            self._listed = time.monotonic()
+        """Every run, newest first. At most two seconds old; all who ask meanwhile wait for the same listing."""
+        async with self._listing:
+            if time.monotonic() - self._listed > LISTED_SECONDS:
+                self._rows = await list_runs(self._paths, self._kept)
+                self._listed = time.monotonic()
         return self._rows
 
     async def run(self, run_id: str) -> Inspector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -15,7 +16,9 @@ import pytest
 from dashboards.made import SMALL, evaluate, event, execute, in_postgresql, small_run
 
 from benchmarks.stores.servers import PostgreSQL
+from dart.dashboard.library import Library
 from dart.errors import UserError
+from dart.inspection import opening
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
 from dart.inspection.runs import list_runs
@@ -220,11 +223,16 @@ async def test_a_hung_trainer_and_failing_resets_are_in_the_words_of_the_watchdo
     assert "reset: no browser" in words
 
 
-async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> None:
-    old = RunDirectory(tmp_path / "old-run")
-    old.path.mkdir()
-    with closing(sqlite3.connect(old.database)) as connection:
+def of_an_older_dart(path: Path) -> RunDirectory:
+    run = RunDirectory(path)
+    run.path.mkdir()
+    with closing(sqlite3.connect(run.database)) as connection:
         connection.executescript(OLD.read_text(encoding="utf-8"))
+    return run
+
+
+async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> None:
+    old = of_an_older_dart(tmp_path / "old-run")
     before = old.database.read_bytes()
     async with opened(old) as it:
         overview = await it.overview()
@@ -232,6 +240,28 @@ async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> 
         assert (await it.trajectories()).rows
         assert await it.tasks()
     assert old.database.read_bytes() == before
+
+
+async def test_the_list_reads_a_run_of_an_older_schema_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = of_an_older_dart(tmp_path / "old-run")
+    copies: list[Path] = []
+    copy = opening._copy
+    monkeypatch.setattr(opening, "_copy", lambda source, target: (copies.append(source), copy(source, target)))
+    monkeypatch.setattr("dart.dashboard.library.LISTED_SECONDS", -1.0)
+    library = Library([tmp_path])
+    ((first,), (second,), _) = await asyncio.gather(library.rows(), library.rows(), library.run("old-run"))
+    assert (first.name, second) == ("old", first)
+    assert len(copies) == 2, "one for the list and one for the run's own pages"
+    execute(old, ("update runs set name = 'changed'", ()))
+    (changed,) = await library.rows()
+    assert (changed.name, len(copies)) == ("changed", 3)
+    with old.lock():
+        (held,) = await library.rows()
+    (free,) = await library.rows()
+    assert (changed.state, held.state, free.state) == ("interrupted", "running", "interrupted")
+    await library.close()
 
 
 async def test_missing_screenshots_are_told(run: RunDirectory) -> None:
