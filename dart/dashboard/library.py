@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from dart.errors import UserError
@@ -16,7 +17,7 @@ from dart.inspection.runs import Kept, list_runs, run_directories
 from dart.rundir import RunDirectory
 
 MOST_OPEN = 8
-"""Runs that are kept open; each holds a few file descriptors."""
+"""Runs that are kept open, unless more are in use; each holds a few file descriptors."""
 LISTED_SECONDS = 2.0
 
 
@@ -26,6 +27,8 @@ class Library:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._open: OrderedDict[str, Inspector] = OrderedDict()
+        self._used = Counter[str]()
+        """How many blocks of `run` each run is in."""
         self._opening = asyncio.Lock()
         self._rows: list[RunRow] = []
         self._kept: Kept = {}
@@ -40,17 +43,27 @@ class Library:
                 self._listed = time.monotonic()
         return self._rows
 
-    async def run(self, run_id: str) -> Inspector:
-        """Raises NotFound for a run that is in none of the folders, UserError for one that cannot be read."""
+    @asynccontextmanager
+    async def run(self, run_id: str) -> AsyncIterator[Inspector]:
+        """The run, which stays open until the block ends. Raises NotFound for one that is in none of the folders,
+        UserError for one that cannot be read."""
+        self._used[run_id] += 1
+        try:
+            yield await self._opened(run_id)
+        finally:
+            self._used -= Counter([run_id])
+
+    async def _opened(self, run_id: str) -> Inspector:
+        """Also closes what was asked for longest ago, where too many are open that nobody uses."""
         async with self._opening:
             found = self._open.get(run_id)
             if found is None:
                 found = await Inspector.open(self._directory(run_id))
                 self._open[run_id] = found
             self._open.move_to_end(run_id)
-            while len(self._open) > MOST_OPEN:
-                _, oldest = self._open.popitem(last=False)
-                await oldest.close()
+            unused = [name for name in self._open if not self._used[name]]
+            for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
+                await self._open.pop(name).close()
         return found
 
     def _directory(self, run_id: str) -> RunDirectory:

@@ -251,7 +251,8 @@ async def test_the_list_reads_a_run_of_an_older_schema_once_until_it_changes(
     monkeypatch.setattr(opening, "_copy", lambda source, target: (copies.append(source), copy(source, target)))
     monkeypatch.setattr("dart.dashboard.library.LISTED_SECONDS", -1.0)
     library = Library([tmp_path])
-    ((first,), (second,), _) = await asyncio.gather(library.rows(), library.rows(), library.run("old-run"))
+    async with library.run("old-run"):
+        ((first,), (second,)) = await asyncio.gather(library.rows(), library.rows())
     assert (first.name, second) == ("old", first)
     assert len(copies) == 2, "one for the list and one for the run's own pages"
     execute(old, ("update runs set name = 'changed'", ()))
