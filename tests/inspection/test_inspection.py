@@ -265,6 +265,15 @@ async def test_the_list_reads_a_run_of_an_older_schema_once_until_it_changes(
     await library.close()
 
 
+async def test_bytes_of_an_endpoint_are_no_tokens_of_the_model(run: RunDirectory) -> None:
+    async with opened(run) as it:
+        first = (await it.trajectories(limit=1)).rows[0].id
+        assert (await it.overview()).token_texts and (await it.trajectory(first)).steps[0].token_texts
+    execute(run, ("update runs set config_json = json_set(config_json, '$.vocabulary', null)", ()))
+    async with opened(run) as it:
+        assert not (await it.overview()).token_texts and (await it.trajectory(first)).steps[0].token_texts is None
+
+
 async def test_missing_screenshots_are_told(run: RunDirectory) -> None:
     shutil.rmtree(run.blobs)
     async with opened(run) as it:
