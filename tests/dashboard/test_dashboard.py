@@ -122,7 +122,7 @@ async def test_a_run_that_somebody_watches_stays_open(
     library = Library([tmp_path])
     streams = Streams(library, poll_seconds=0.01)
     with RunDirectory(tmp_path / "a").lock():
-        async with asyncio.timeout(60), contextlib.aclosing(streams.stream("a")) as messages:  # type: ignore[type-var]
+        async with asyncio.timeout(60), contextlib.aclosing(streams.stream("a")) as messages:
             assert b"9001" in await until(messages, b"event: events")
             for other in "bc":
                 async with library.run(other) as inspector:
