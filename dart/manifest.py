@@ -56,8 +56,9 @@ def problem(folder: Path) -> str | None:
 def written(folder: Path) -> Iterator[Path]:
     """Write a sealed folder: into the one that this gives, which takes `folder`'s place when the block has ended.
 
-    A reader sees the old folder or the new one, never a part, also after a power failure. One process alone writes
-    beside it; what it left when it was killed is removed.
+    A reader sees the old folder or the new one, never a part, also after a power failure. Its parent is for such
+    folders alone, and one process alone writes there: hidden .tmp and .old folders are what it left when it was killed,
+    and are removed.
     """
     _make(folder.parent)
     for left in (*folder.parent.glob(f".*{_UNFINISHED}"), *folder.parent.glob(f".*{_ASIDE}")):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,16 +193,23 @@ class RunDirectory:
         runs = [run for found in parents for run in cls.all_under(found)]
         if not runs:
             raise UserError(f"no run below {parent}: name a folder with runs, or start one with `dart train`")
-        return sorted(runs, key=lambda run: run.path.stat().st_ctime, reverse=True)
+        return sorted(runs, key=RunDirectory.began, reverse=True)
 
     @classmethod
     def all_under(cls, parent: Path) -> list[RunDirectory]:
         """Every run directory directly under `parent`, newest first. Raises UserError when there is none."""
-        began = {file.parent: file.stat().st_ctime for name in (_PLACE, _DATABASE) for file in parent.glob(f"*/{name}")}
-        runs = [run for run in map(cls, sorted(began, key=began.__getitem__, reverse=True)) if run.is_run]
+        found = {file.parent for name in (_PLACE, _DATABASE) for file in parent.glob(f"*/{name}")}
+        runs = [run for run in map(cls, found) if run.is_run]
         if not runs:
             raise UserError(f"no run under {parent}: name a run directory, or start one with `dart train`")
-        return runs
+        return sorted(runs, key=RunDirectory.began, reverse=True)
+
+    def began(self) -> tuple[float, str]:
+        """To order runs by: when its config was written, once, and its name. Other files change while it runs."""
+        for file in (self.config, self.path):
+            with suppress(FileNotFoundError):
+                return file.stat().st_mtime, self.name
+        return 0.0, self.name
 
     @property
     def is_run(self) -> bool:

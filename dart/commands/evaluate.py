@@ -60,8 +60,9 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions) -> None:
     """Evaluate, compare if asked to, print, and draw. Raises UserError for anything wrong, before it starts."""
     address = _address(options)
-    config = _chosen(load(options.config, options.overrides), options)
-    job, local = Evaluate(address), not options.external_workers
+    loaded = load(options.config, options.overrides)
+    trained, config = loaded.environment.tasks.training, _chosen(loaded, options)
+    job, local = Evaluate(address, trained), not options.external_workers
     if local:
         check_before(config, job)
     if address:
@@ -76,7 +77,7 @@ def evaluate(options: EvaluateOptions) -> None:
         check_before(other, Evaluate())
     document, directory = _run(config, job, "eval", quiet=options.quiet, local=local) or sys.exit(130)
     if isinstance(other, Config):
-        if (run := _run(other, Evaluate(), "eval-against", quiet=options.quiet, local=True)) is None:
+        if (run := _run(other, Evaluate(trained=trained), "eval-against", quiet=options.quiet, local=True)) is None:
             click.echo(f"{document['checkpoint']} has been evaluated: compare with it by --against {directory.path}")
             sys.exit(130)
         other, _ = run
@@ -130,18 +131,20 @@ def _chosen(config: Config, options: EvaluateOptions) -> Config:
 
 
 def _only(config: Config, names: tuple[str, ...]) -> Mapping[str, object]:
-    """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are."""
+    """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are. Where all
+    tasks of the config have one instance, as in OSWorld, so has any other."""
     tasks = config.environment.tasks
     if set(names) & set(tasks.training):
         chosen = {"names": names, "train_names": (), "eval_names": ()}
     else:
         chosen = {"names": tasks.names, "train_names": tasks.train_names, "eval_names": names}
     known = {name for listed in chosen.values() for name in listed}
+    single = set(tasks.single_instance)
     return {
         **tasks.model_dump(),
         **chosen,
         "step_limits": {name: limit for name, limit in tasks.step_limits.items() if name in known},
-        "single_instance": [name for name in tasks.single_instance if name in known],
+        "single_instance": sorted(known if single.issuperset(tasks.all) else known & single),
     }
 
 

@@ -164,7 +164,7 @@ class Start(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     task: str | None = None
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, lt=1 << 64)
     episode_id: str | None = Field(None, max_length=255)
 
 
@@ -236,8 +236,13 @@ class Session:
             action = action_from_json({key: value for key, value in data.items() if key not in ("last", "metadata")})
         except ValueError as error:
             raise Refused("VALIDATION_ERROR", str(error)) from None
+        try:
+            told = action_to_proto(action)
+        except ValueError as error:
+            why = f"action {data['kind']}: {error}: its whole numbers have 32 bits, and count is not negative"
+            raise Refused("VALIDATION_ERROR", why) from None
         self._steps += 1
-        seen = await self._ask(pb.Act(assignment=self._assignment(), action=action_to_proto(action), last=last))
+        seen = await self._ask(pb.Act(assignment=self._assignment(), action=told, last=last))
         self._running = not seen.done
         return self._told(seen)
 

@@ -45,8 +45,9 @@ class TrainOptions:
 
 def train(options: TrainOptions) -> None:
     """Run to the end; exit code 0 when it finished, 130 when it was interrupted. Raises UserError."""
-    if options.initial_weights and options.resume is None:
-        raise UserError("--initial-weights applies only to a resumed run: omit it, or add --resume RUN")
+    continues = options.resume is not None or (options.run is not None and RunDirectory(options.run).is_run)
+    if options.initial_weights and not continues:
+        raise UserError("--initial-weights applies only to a run that is continued: omit it, or add --resume RUN")
     config = load(options.config, options.overrides)
     resumed, given = _directories(options)
     if options.host is not None and given is not None:
@@ -59,7 +60,7 @@ def train(options: TrainOptions) -> None:
         check_before(config, job)
     else:
         check(config.run, config.checkpoint.upload)
-    if resumed is None:
+    if not continues:
         asyncio.run(check_sources(config, SFT if config.algorithm == "sft" else POOL))
     directory = resumed or given or RunDirectory.make(config.run.directory, config.run.name)
     wanted = JobRun(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +62,11 @@ class TaskSet(Section):
     @property
     def not_held_out(self) -> tuple[str, ...]:
         """Tasks that evaluations use although their only instance is trained on."""
-        single, trained = set(self.single_instance), set(self.training)
+        return self.not_held_out_from(self.training)
+
+    def not_held_out_from(self, trained: Collection[str]) -> tuple[str, ...]:
+        """The same where these are the tasks that are trained on."""
+        single = set(self.single_instance)
         return tuple(name for name in self.evaluation if name in single and name in trained)
 
     @property

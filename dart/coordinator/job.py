@@ -50,9 +50,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluates `endpoint`, or `config.model` when there is none."""
+    """Evaluates `endpoint`, or `config.model` when there is none. `trained`: the tasks that training has, if they are
+    others than the config's, whose tasks were chosen for this evaluation."""
 
     endpoint: Address | None = None
+    trained: tuple[str, ...] = ()
     kind: ClassVar = RunKind.EVALUATION
 
     @property

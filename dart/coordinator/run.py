@@ -299,13 +299,13 @@ class Run:
         match self._job:
             case Collect():
                 return self._common() | {"collected": await self._collected(self._job)}
-            case Evaluate(endpoint):
+            case Evaluate(endpoint, trained):
                 self._phase("evaluating")
                 source = await self.evaluations.alone(endpoint)
-                policy = str(endpoint) if endpoint else None
-                document = await asyncio.to_thread(source.document, self.directory.name, policy)
+                policy, tasks = str(endpoint) if endpoint else None, self.config.environment.tasks
+                seen = list(tasks.not_held_out_from(trained or tasks.training))
+                document = await asyncio.to_thread(source.document, self.directory.name, policy, seen)
                 write_json(self.directory.evaluation, document)
-                seen = list(self.config.environment.tasks.not_held_out)
                 return self._common() | {"evaluation": source.result(), "evaluated_on_training_tasks": seen}
             case Train():
                 return await self._trained()

@@ -8,7 +8,7 @@ only fields with a default may be left out.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import cast, get_args
@@ -16,6 +16,7 @@ from typing import cast, get_args
 from dart.core import action as a
 
 Decode = Callable[[object], object]
+_MOST = sys.float_info.max
 
 
 def _string(value: object) -> str:
@@ -31,9 +32,9 @@ def _integer(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST:
+        return float(value)
+    raise ValueError("must be a finite number")
 
 
 def _strings(value: object) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Dashboard:
 
 def make_dashboard(library: Library, token: str | None) -> Dashboard:
     """`token` None: only this machine may ask (`access`)."""
-    streams = Streams()
+    streams = Streams(library)
     handlers = _Handlers(library, streams)
     app = Starlette(
         routes=handlers.routes(),
@@ -119,8 +119,8 @@ class _Handlers:
 
     def _page(self, ask: Callable[[Inspector, Request], Awaitable[object]]) -> Handler:
         async def handler(request: Request) -> Response:
-            inspector = await self._library.run(request.path_params["run"])
-            return await _answer(await ask(inspector, request))
+            async with self._library.run(request.path_params["run"]) as inspector:
+                return await _answer(await ask(inspector, request))
 
         return handler
 
@@ -129,7 +129,7 @@ class _Handlers:
 
     async def _metrics(self, _: Request) -> Response:
         running = [row.id for row in await self._library.rows() if row.state == RunState.RUNNING]
-        # One after the other: the library closes the run that was asked longest ago when too many are open.
+        # One after the other, so that the library has not all of them open at once.
         asked = [await self._status(run) for run in running]
         live = [status for status in asked if status is not None]
         return Response(exposition(live), media_type=CONTENT_TYPE_LATEST)
@@ -137,35 +137,38 @@ class _Handlers:
     async def _status(self, run: str) -> Status | None:
         """None for a run that does not answer."""
         try:
-            found = await (await self._library.run(run)).status()
+            async with self._library.run(run) as inspector:
+                found = await inspector.status()
         except UserError:
             return None
         return found.status if found.live else None
 
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]
-        first, second = await self._library.run(asked[0]), await self._library.run(asked[2])
-        return await _answer(await compare(first, asked[1], second, asked[3]))
+        async with self._library.run(asked[0]) as first, self._library.run(asked[2]) as second:
+            return await _answer(await compare(first, asked[1], second, asked[3]))
 
     async def _image(self, request: Request) -> Response:
-        inspector = await self._library.run(request.path_params["run"])
-        data, media_type = await inspector.image(request.path_params["sha256"])
+        async with self._library.run(request.path_params["run"]) as inspector:
+            data, media_type = await inspector.image(request.path_params["sha256"])
         headers = {"cache-control": FOR_EVER, "content-encoding": "identity"}  # pictures are compressed already
         return Response(data, media_type=media_type, headers=headers)
 
     async def _stream(self, request: Request) -> Response:
-        inspector = await self._library.run(request.path_params["run"])
+        run = request.path_params["run"]
+        async with self._library.run(run):
+            pass  # one that is not there is told before the stream begins
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        messages = _until_closed(self._streams.stream(inspector))
+        messages = _until_closed(self._streams.stream(run))
         return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
 
     async def _export(self, request: Request) -> Response:
-        inspector = await self._library.run(request.path_params["run"])
         form = request.path_params["form"]
         if form not in FORMS:
             raise BadQuery(f"export.{form} is not known: there is {', '.join(f'export.{name}' for name in FORMS)}")
-        detail = await inspector.trajectory(request.path_params["id"])
-        data = await export(inspector, detail, form)
+        async with self._library.run(request.path_params["run"]) as inspector:
+            detail = await inspector.trajectory(request.path_params["id"])
+            data = await export(inspector, detail, form)
         name = "".join(c if c.isalnum() or c in "-_" else "-" for c in detail.row.id)
         headers = {"content-disposition": f'attachment; filename="{name}.{form}"'}
         return Response(data, media_type=FORMS[form], headers=headers)
@@ -174,8 +177,8 @@ class _Handlers:
         lever = request.path_params["lever"]
         if lever not in levers.LEVERS:
             raise NotFound(f"{lever} is no lever of a run: there is {', '.join(levers.LEVERS)}")
-        inspector = await self._library.run(request.path_params["run"])
-        return JSONResponse({"done": await levers.pull(inspector, lever)})
+        async with self._library.run(request.path_params["run"]) as inspector:
+            return JSONResponse({"done": await levers.pull(inspector, lever)})
 
 
 async def _until_closed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

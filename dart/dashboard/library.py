@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.opening import NotFound
 from dart.inspection.records import RunRow
-from dart.inspection.runs import list_runs, run_directories
+from dart.inspection.runs import Kept, list_runs, run_directories
 from dart.rundir import RunDirectory
 
 MOST_OPEN = 8
-"""Runs that are kept open; each holds a few file descriptors."""
+"""Runs that are kept open, unless more are in use; each holds a few file descriptors."""
 LISTED_SECONDS = 2.0
 
 
@@ -26,28 +27,43 @@ class Library:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._open: OrderedDict[str, Inspector] = OrderedDict()
+        self._used = Counter[str]()
+        """How many blocks of `run` each run is in."""
         self._opening = asyncio.Lock()
         self._rows: list[RunRow] = []
+        self._kept: Kept = {}
         self._listed = float("-inf")
+        self._listing = asyncio.Lock()
 
     async def rows(self) -> list[RunRow]:
-        """Every run, newest first. At most two seconds old."""
-        if time.monotonic() - self._listed > LISTED_SECONDS:
-            self._rows = await list_runs(self._paths)
-            self._listed = time.monotonic()
+        """Every run, newest first. At most two seconds old; all who ask meanwhile wait for the same listing."""
+        async with self._listing:
+            if time.monotonic() - self._listed > LISTED_SECONDS:
+                self._rows = await list_runs(self._paths, self._kept)
+                self._listed = time.monotonic()
         return self._rows
 
-    async def run(self, run_id: str) -> Inspector:
-        """Raises NotFound for a run that is in none of the folders, UserError for one that cannot be read."""
+    @asynccontextmanager
+    async def run(self, run_id: str) -> AsyncIterator[Inspector]:
+        """The run, which stays open until the block ends. Raises NotFound for one that is in none of the folders,
+        UserError for one that cannot be read."""
+        self._used[run_id] += 1
+        try:
+            yield await self._opened(run_id)
+        finally:
+            self._used -= Counter([run_id])
+
+    async def _opened(self, run_id: str) -> Inspector:
+        """Also closes what was asked for longest ago, where too many are open that nobody uses."""
         async with self._opening:
             found = self._open.get(run_id)
             if found is None:
                 found = await Inspector.open(self._directory(run_id))
                 self._open[run_id] = found
             self._open.move_to_end(run_id)
-            while len(self._open) > MOST_OPEN:
-                _, oldest = self._open.popitem(last=False)
-                await oldest.close()
+            unused = [name for name in self._open if not self._used[name]]
+            for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
+                await self._open.pop(name).close()
         return found
 
     def _directory(self, run_id: str) -> RunDirectory:

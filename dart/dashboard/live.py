@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pydantic import TypeAdapter
 
 from dart.core.json_text import to_json
+from dart.dashboard.library import Library
 from dart.errors import UserError
 from dart.inspection.inspector import Inspector, Pulse
 from dart.inspection.records import RunStatus
@@ -46,12 +47,19 @@ class _Watch:
             with contextlib.suppress(asyncio.QueueFull):  # one that reads too slowly misses some
                 listener.put_nowait(message)
 
+    def end(self) -> None:
+        """End the streams of all who look."""
+        for listener in self.listeners:
+            if listener.full():
+                listener.get_nowait()
+            listener.put_nowait(None)
+
 
 class Streams:
     """The streams of all runs of a dashboard."""
 
-    def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
-        self._poll_seconds = poll_seconds
+    def __init__(self, library: Library, poll_seconds: float = POLL_SECONDS) -> None:
+        self._library, self._poll_seconds = library, poll_seconds
         self._watches: dict[str, _Watch] = {}
         self._ending = asyncio.Event()
 
@@ -59,38 +67,44 @@ class Streams:
         """End all streams soon, because the server ends."""
         self._ending.set()
         for watch in self._watches.values():
-            for listener in watch.listeners:
-                with contextlib.suppress(asyncio.QueueFull):
-                    listener.put_nowait(None)
+            watch.end()
 
-    async def stream(self, inspector: Inspector) -> AsyncIterator[bytes]:
-        """Messages until the run is over or the client goes away."""
-        watch = self._watches.setdefault(inspector.run_id, _Watch())
+    async def stream(self, run_id: str) -> AsyncIterator[bytes]:
+        """Messages until the run is over or the client goes away. Raises as `Library.run` does."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(100)
-        watch.listeners.add(queue)
-        if watch.task is None or watch.task.done():
-            watch.last.clear()
-            watch.task = asyncio.get_running_loop().create_task(self._poll(inspector, watch))
-        try:
-            yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-            for newest in tuple(watch.last.values()):
-                yield newest
-            while not self._ending.is_set():
-                try:
-                    message = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                if message is None:
-                    return
-                yield message
-        finally:
-            watch.listeners.discard(queue)
-            if not watch.listeners and watch.task is not None:
-                watch.task.cancel()
-                self._watches.pop(inspector.run_id, None)
+        async with self._library.run(run_id) as inspector:
+            watch = self._watches.setdefault(run_id, _Watch())
+            watch.listeners.add(queue)
+            if watch.task is None or watch.task.done():
+                watch.last.clear()
+                watch.task = asyncio.get_running_loop().create_task(self._poll(inspector, watch))
+            try:
+                yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+                for newest in tuple(watch.last.values()):
+                    yield newest
+                while not self._ending.is_set():
+                    try:
+                        message = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
+                    except TimeoutError:
+                        yield b": still here\n\n"
+                        continue
+                    if message is None:
+                        return
+                    yield message
+            finally:
+                watch.listeners.discard(queue)
+                if not watch.listeners and watch.task is not None:
+                    watch.task.cancel()
+                    self._watches.pop(run_id, None)
 
     async def _poll(self, inspector: Inspector, watch: _Watch) -> None:
+        """Until the run is over. Whatever ends it, the streams end too: a page whose run goes on asks for another."""
+        try:
+            await self._tell(inspector, watch)
+        finally:
+            watch.end()
+
+    async def _tell(self, inspector: Inspector, watch: _Watch) -> None:
         before: Pulse | None = None
         while True:
             try:
@@ -105,8 +119,5 @@ class Streams:
                 before = None
             if before is not None and before.state != RunState.RUNNING:
                 watch.tell("ended", to_json({"state": before.state}))
-                for listener in watch.listeners:
-                    with contextlib.suppress(asyncio.QueueFull):
-                        listener.put_nowait(None)
                 return
             await asyncio.sleep(self._poll_seconds)

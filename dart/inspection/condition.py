@@ -58,6 +58,10 @@ async def ask(address: str, tls_ca: Path | None = None, token: str | None = None
         return answer
 
 
+def no_answer(address: str) -> str:
+    return f"its coordinator at {address} does not answer"
+
+
 def own_certificate(record: RunRecord) -> Path | None:
     """The certificate that the run's coordinator shows, which is enough to trust it on its own machine."""
     certificate = record.config.get("server", {}).get("tls_certificate")
@@ -89,7 +93,7 @@ async def condition(files: RunFiles) -> RunStatus:
             status = status_from_proto(answer)
             lines = [line for stall in status.stalls for line in stall_lines(stall)]
             return RunStatus(True, status, (*lines, *quarantine_lines(status.quarantined)))
-        refused = refused or (f"its coordinator at {record.control_address} does not answer",)
+        refused = refused or (no_answer(record.control_address),)
     ended = await how_it_ended(files)
     updates = await newest_events(files, "update")
     figures = Figures.from_json(json.loads(updates[0].json)) if updates else Figures()

@@ -29,13 +29,14 @@ async def events(
     before: int = 0,
     limit: int = 100,
 ) -> EventPage:
-    """`text`, `worker` and `task`: the event's JSON contains all of them. `before`: only lower sequence numbers."""
+    """`text`, `worker` and `task`: the event's JSON contains all of them, in capitals or not. `before`: only lower
+    sequence numbers."""
     limit = max(1, min(limit, MOST_ROWS))
     where: list[ColumnElement[bool]] = [_c.run_id == files.run_id]
     if kinds:
         where.append(_c.kind.in_(kinds))
     where += [
-        _c.json.contains(part, autoescape=True) for part in (_written(text), _written(worker), _written(task)) if part
+        _c.json.icontains(part, autoescape=True) for part in (_written(text), _written(worker), _written(task)) if part
     ]
     if start is not None:
         where.append(_c.unix_seconds >= start)
@@ -48,7 +49,7 @@ async def events(
     counted: Mapping[str, int] = {}
     if not before:
         by_kind = select(_c.kind, func.count().label("count")).where(_c.run_id == files.run_id).group_by(_c.kind)
-        counted = {row["kind"]: row["count"] for row in await files.rows(by_kind)}
+        counted = {row["kind"]: row["count"] for row in await files.rows(by_kind.order_by(_c.kind))}
     shown = [_event(row["sequence"], row["unix_seconds"], row["kind"], json.loads(row["json"])) for row in rows[:limit]]
     return EventPage(tuple(shown), shown[-1].sequence if len(rows) > limit else 0, counted)
 

@@ -118,6 +118,11 @@ class RunFiles:
         return files
 
     @property
+    def migrated(self) -> bool:
+        """A migrated copy is read, because an older dart wrote the database."""
+        return self._copied is not None
+
+    @property
     def _shown(self) -> str:
         return self.directory.shown_database
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
 from dart.rundir import RunDirectory
 from dart.store import tables as t
+from dart.store.lock import is_held
 from dart.store.records import RunKind, RunRecord, RunState
 
 SECRET = "(not shown)"
@@ -40,27 +42,52 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
     return list(found.values())
 
 
-async def list_runs(paths: Sequence[Path]) -> list[RunRow]:
-    """One row for each run, newest first. One that cannot be read has its `problem`."""
-    return await rows_of(run_directories(paths))
+Kept = dict[Path, tuple[object, RunRow]]
+"""The rows of runs that an older dart wrote, by their directories, with what the files were like: reading one takes a
+migrated copy of its database."""
 
 
-async def rows_of(directories: Sequence[RunDirectory]) -> list[RunRow]:
-    rows = [await _row(directory) for directory in directories]
+async def list_runs(paths: Sequence[Path], kept: Kept | None = None) -> list[RunRow]:
+    """One row for each run, newest first. One that cannot be read has its `problem`.
+
+    `kept`: given with every listing of the same paths, it saves what need not be read again.
+    """
+    return await rows_of(run_directories(paths), kept)
+
+
+async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
+    rows = [await _row(directory, {} if kept is None else kept) for directory in directories]
     return sorted(rows, key=lambda row: row.started, reverse=True)
 
 
-async def _row(directory: RunDirectory) -> RunRow:
+async def _row(directory: RunDirectory, kept: Kept) -> RunRow:
+    now = _files(directory)
+    then, row = kept.get(directory.path, (None, None))
+    if row is not None and then == now:
+        return row
     try:
         files = await RunFiles.open(directory)
     except UserError as error:
         return _unreadable(directory, str(error))
     try:
-        return await run_row(files)
+        row = await run_row(files)
     except UserError as error:
         return _unreadable(directory, str(error))
     finally:
         await files.close()
+    if files.migrated:
+        kept[directory.path] = now, row
+    return row
+
+
+def _files(directory: RunDirectory) -> object:
+    """Differs when the run's row may. Reading makes an empty write-ahead log, which does not count."""
+    found = []
+    for file in (directory.database, directory.write_ahead_log):
+        with contextlib.suppress(OSError):
+            if (status := file.stat()).st_size:
+                found.append((status.st_mtime_ns, status.st_size))
+    return is_held(directory.lock_file), found
 
 
 def _unreadable(directory: RunDirectory, problem: str) -> RunRow:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, case, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
 from sqlalchemy.orm import aliased
 
 from dart.inspection.opening import NotFound, RunFiles
@@ -67,17 +67,17 @@ def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") 
     found = []
     for group in connection.execute(_last_groups(own_groups)).mappings():
         key = (group["suite"], group["task_name"])
-        total = totals.get(key)
+        total, last = totals.get(key), recent[key]
         found.append(
             TaskRow(
                 suite=key[0],
                 name=key[1],
                 trajectories=total["count"] if total else 0,
                 successes=int(total["successes"] or 0) if total else 0,
-                recent_success=recent.get(key),
-                mean_steps=round(total["mean_steps"], 2) if total and total["count"] else None,
+                recent_success=last["success"],
+                mean_steps=round(float(total["mean_steps"]), 2) if total and total["count"] else None,
                 rollouts=group["planned"],
-                step_limit=total["step_limit"] if total else None,
+                step_limit=last["step_limit"],
                 plan=group["plan"],
                 pooled=int(total["pooled"] or 0) if total and kind == GroupKind.TRAINING else 0,
                 copies=int(total["copies"] or 0) if total else 0,
@@ -94,7 +94,7 @@ def _of_kind(kind: str) -> ColumnElement[bool]:
 
 
 def _totals(own: Sequence[ColumnElement[bool]], kind: str) -> Any:
-    """Counts by task. With one max() SQLite takes bare columns from the row that has it: the newest trajectory's."""
+    """Counts by task. PostgreSQL's mean of whole numbers is a Decimal."""
     copy = _c.pooled_from != ""
     pooled = case((~copy & _c.success & _c.screenshots_kept, 1), else_=0)
     return (
@@ -107,7 +107,6 @@ def _totals(own: Sequence[ColumnElement[bool]], kind: str) -> Any:
             func.sum(pooled).label("pooled"),
             func.sum(case((copy, 1), else_=0)).label("copies"),
             func.max(_c.finished).label("last"),
-            _c.step_limit,
         )
         .where(*own, _of_kind(kind))
         .group_by(_c.suite, _c.task_name)
@@ -115,30 +114,37 @@ def _totals(own: Sequence[ColumnElement[bool]], kind: str) -> Any:
 
 
 def _last_groups(own: Sequence[ColumnElement[bool]]) -> Any:
-    return (
-        select(_g.suite, _g.task_name, _g.planned, _g.plan, func.max(_g.opened).label("opened"))
-        .where(*own)
-        .group_by(_g.suite, _g.task_name)
+    """Each task's newest group."""
+    newest_first = func.row_number().over(
+        partition_by=(_g.suite, _g.task_name), order_by=(_g.opened.desc(), _g.id.desc())
     )
+    groups = select(_g.suite, _g.task_name, _g.planned, _g.plan, newest_first.label("place")).where(*own).subquery()
+    return select(groups).where(groups.c.place == 1)
 
 
-def _recent(connection: Connection, own: Sequence[ColumnElement[bool]], kind: str) -> Mapping[Key, float]:
-    """Success of each task's last `RECENT` trajectories, read by the index of tasks and times."""
+def _recent(connection: Connection, own: Sequence[ColumnElement[bool]], kind: str) -> Mapping[Key, RowMapping]:
+    """Success of each task's last `RECENT` trajectories, and the step limit of the last one, read by the index of tasks
+    and times; None where it has none."""
     tasks = select(_g.suite, _g.task_name, _g.run_id).where(*own).distinct().subquery()
-    last = (
-        select(case((_c.success, 1.0), else_=0.0).label("won"))
-        .where(
-            _c.run_id == tasks.c.run_id, _c.task_name == tasks.c.task_name, _c.suite == tasks.c.suite,
-            _c.pooled_from == "", _of_kind(kind),
-        )
-        .order_by(_c.finished.desc(), _c.id.desc())
-        .limit(RECENT)
-        .correlate(tasks)
-        .subquery()
-    )  # fmt: skip
-    mean = select(func.avg(last.c.won)).scalar_subquery()
-    found = connection.execute(select(tasks.c.suite, tasks.c.task_name, mean))
-    return {(suite, name): share for suite, name, share in found if share is not None}
+
+    def newest_first(value: ColumnElement[Any]) -> Select[Any]:
+        return (
+            select(value.label("value"))
+            .where(
+                _c.run_id == tasks.c.run_id, _c.task_name == tasks.c.task_name, _c.suite == tasks.c.suite,
+                _c.pooled_from == "", _of_kind(kind),
+            )
+            .order_by(_c.finished.desc(), _c.id.desc())
+            .correlate(tasks)
+        )  # fmt: skip
+
+    won = newest_first(case((_c.success, 1.0), else_=0.0)).limit(RECENT).subquery()
+    success = select(func.avg(won.c.value)).scalar_subquery()
+    step_limit = newest_first(_c.step_limit).limit(1).scalar_subquery()
+    found = connection.execute(
+        select(tasks.c.suite, tasks.c.task_name, success.label("success"), step_limit.label("step_limit"))
+    )
+    return {(row["suite"], row["task_name"]): row for row in found.mappings()}
 
 
 def _history(connection: Connection, run_id: str, suite: str, name: str) -> tuple[TaskPoint, ...]:

@@ -23,7 +23,10 @@ class Decoder(Protocol):
 
 
 def find_tokenizer(directory: RunDirectory, config: Mapping[str, JsonValue]) -> Decoder | None:
-    """The run's tokenizer: that of a checkpoint, else of its first model. None if there is none here."""
+    """The run's tokenizer: that of a checkpoint, else of its first model. None if there is none here, and for a run
+    that recorded that it has no vocabulary: its tokens are the bytes of an endpoint's text."""
+    if "vocabulary" in config and config["vocabulary"] is None:
+        return None
     model = config.get("model")
     path = str(model.get("path", "")) if isinstance(model, dict) else ""
     folders = sorted(directory.checkpoints.glob("v*"), reverse=True) if directory.checkpoints.is_dir() else []

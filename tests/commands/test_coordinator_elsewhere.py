@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from dart.cli import main
+from dart.commands.running import JobRun
 from dart.config import parse
 from dart.config.cluster import Needs
 from dart.launch.plan import Group, plan
@@ -103,6 +104,7 @@ async def test_the_certificate_is_good_for_its_host_and_no_other(tmp_path: Path)
     [
         (["--run", "r", "--resume", "s"], "omit one of them"),
         (["--host", "127.0.0.1"], "add --run RUN"),
+        (["--initial-weights", "--run", "r"], "--initial-weights applies only to a run that is continued"),
     ],
 )
 def test_the_coordinator_says_what_is_missing(tmp_path: Path, options: list[str], said: str) -> None:
@@ -177,6 +179,30 @@ def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
     (run / "summary.json").write_text("{}")
     result = CliRunner().invoke(main, ["coordinator", str(file), "--run", str(run), "--quiet"])
     assert result.exit_code == 0 and "is finished" in result.output
+
+
+def test_a_run_that_is_continued_needs_no_source_and_may_begin_with_its_initial_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, run = tmp_path / "config.yaml", RunDirectory(tmp_path / "run")
+    gone = {"pool": {"enabled": True, "sources": [str(tmp_path / "gone")]}}
+    file.write_text(yaml.safe_dump(SETTINGS | {"curation": gone}))
+    wanted: list[JobRun] = []
+    monkeypatch.setattr("dart.commands.train.run_in_loop", wanted.append)
+    command = ["coordinator", str(file), "--run", str(run.path), "--quiet"]
+    begun = CliRunner().invoke(main, command)
+    assert begun.exit_code == 2 and "gone is not a run directory" in begun.output
+
+    asyncio.run(make(run))
+    for options in ([], ["--initial-weights"]):
+        continued = CliRunner().invoke(main, [*command, *options])
+        assert continued.exit_code == 130, continued.output
+    assert [(one.either, one.initial_weights) for one in wanted] == [(True, False), (True, True)]
+
+
+async def make(run: RunDirectory) -> None:
+    async with await run.open_to_work(create=True) as database:
+        await database.start_run(run.name, "run", {}, started=1.0)
 
 
 async def test_runs_that_begin_at_the_same_moment_do_not_meet(tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_an_episode_has_instruction_screenshot_reward_and_evidence(address: str)
     [
         ("reset", {"task": "up"}, "VALIDATION_ERROR", "there is no task up: use left or right"),
         ("reset", {"seed": -1}, "VALIDATION_ERROR", "seed: "),
+        ("reset", {"seed": 2**64}, "VALIDATION_ERROR", "seed: "),
         ("reset", {"level": 1}, "VALIDATION_ERROR", "level: "),
+        ("step", {"kind": "scroll", "at": None, "dy": 10**12}, "VALIDATION_ERROR", "scroll: Value out of range: 10000"),
+        ("step", {"kind": "click", "at": None, "count": -1}, "VALIDATION_ERROR", "action click: Value out of range"),
         ("step", {"kind": "clack"}, "VALIDATION_ERROR", "action kind 'clack' is unknown"),
         ("step", {"kind": "click", "at": {"x": 2, "y": 0}}, "VALIDATION_ERROR", "outside the observation"),
         ("step", {"kind": "observe", "last": 1}, "VALIDATION_ERROR", "last is 1"),

@@ -176,6 +176,15 @@ def test_choosing_tasks_keeps_what_is_known_about_them(tmp_path: Path) -> None:
     assert chosen(config, tasks="os/1,page", seeds="2000000:2000003").evaluation.episodes == 4
 
 
+def test_a_task_that_the_config_does_not_name_has_one_instance_where_all_others_have(tmp_path: Path) -> None:
+    suite = load(written(tmp_path, "{seeds: one, train: [os/1], eval: [os/2]}", evaluation={"episodes": 0}))
+    for asked in ("os/3", "os/1,os/3"):
+        tasks = chosen(suite, tasks=asked).environment.tasks
+        assert set(tasks.evaluation) <= set(tasks.single_instance) and tasks.instances == len(asked.split(","))
+    mixed = load(written(tmp_path, OSWORLD_LIKE, evaluation={"episodes": 0}))
+    assert not chosen(mixed, tasks="os/3").environment.tasks.single_instance.count("os/3")
+
+
 def test_doctor_warns_of_miniwobs_unusual_tasks_and_says_why(tmp_path: Path) -> None:
     raw = yaml.safe_load(MINIWOB.read_text())
     raw["environment"]["tasks"] = {"names": ["click-test", "chase-circle"], "eval_names": ["hover-shape"]}

@@ -1,15 +1,16 @@
-"""`dart why` of a run that is over: from its events alone."""
+"""`dart why` and `dart status` of a run that does not answer: from its database alone."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dart.commands.look.status import StatusOptions
+from dart.commands.look.status import Found, StatusOptions, status, watch
 from dart.commands.look.why import why
 from dart.core.json_text import JSON, to_json
 from dart.core.progress import Counts
@@ -87,6 +88,49 @@ async def test_a_finished_run_has_nothing_to_explain(tmp_path: Path, capsys: pyt
     events: list[tuple[str, dict[str, JSON]]] = [("stalled", HUNG), ("phase", {"phase": "finished"})]
     said = await in_thread(await left_behind(tmp_path, events, RunState.FINISHED), capsys)
     assert said.startswith("run-1: finished\n") and "stalled for" not in said and "--resume" not in said
+
+
+async def test_a_coordinator_that_does_not_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(await left_behind(tmp_path, [("phase", {"phase": "training"})]))
+    async with await run.open_to_work() as database:
+        await database.set_control_address("127.0.0.1:1")
+    with run.lock():
+        said = await in_thread(run.path, capsys)
+        assert said.startswith(
+            "run-1: running while it was training\nits coordinator at 127.0.0.1:1 does not answer\nthe last event"
+        )
+        document = json.loads(await in_thread(run.path, capsys, as_json=True))
+        assert document["silent_coordinator"] == "127.0.0.1:1"
+        for show in (status, watch):
+            await asyncio.to_thread(show, StatusOptions(run.path))
+            said = capsys.readouterr().out
+            assert said.startswith("run-1: running") and "its coordinator at 127.0.0.1:1 does not answer" in said
+        await asyncio.to_thread(status, StatusOptions(run.path, as_json=True))
+        assert json.loads(capsys.readouterr().out)["silent_coordinator"] == "127.0.0.1:1"
+    assert "does not answer" not in await in_thread(run.path, capsys)
+
+
+async def test_the_newest_run_is_the_one_that_began_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (3, 1, 2):  # the last to be written to is not the last that began
+        run = RunDirectory(tmp_path / "runs" / f"run-{number}")
+        run.path.mkdir(parents=True)
+        await left_behind(run.path, [], RunState.FINISHED)
+        run.config.write_text("")
+        os.utime(run.config, (number, number))
+    monkeypatch.chdir(tmp_path)
+    found = [RunDirectory.all_under(Path("runs")), RunDirectory.all_below(tmp_path)]
+    assert [[run.name for run in runs] for runs in found] == [["run-3", "run-2", "run-1"]] * 2
+    asked: list[Path | None] = []
+
+    async def find(options: StatusOptions) -> Found:
+        asked.append(options.run)
+        return Found(None, RunDirectory.chosen(options.run))
+
+    monkeypatch.setattr("dart.commands.look.status.find", find)
+    await asyncio.to_thread(watch, StatusOptions())
+    assert asked == [Path("runs/run-3")] * 2, "a run that begins meanwhile is another one"
 
 
 def test_a_stall_on_lines() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import io
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from dashboards.made import SMALL, evaluate, event, execute, small_run
 
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
+from dart.dashboard.live import Streams
+from dart.inspection.inspector import Inspector, Pulse
 from dart.rundir import RunDirectory
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
@@ -102,6 +107,50 @@ async def test_every_other_path_is_a_page(client: httpx.AsyncClient, run: RunDir
         assert answer.headers["content-type"].startswith("text/html")
         policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
         assert policy.get("script-src", policy["default-src"]) == "'self'"
+
+
+# ---- streams ----
+
+
+async def test_a_run_that_somebody_watches_stays_open(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.dashboard.library.MOST_OPEN", 1)
+    for name in "abc":
+        shutil.copytree(run.path, tmp_path / name)
+        execute(RunDirectory(tmp_path / name), ("update runs set state = 'running'", ()))
+    library = Library([tmp_path])
+    streams = Streams(library, poll_seconds=0.01)
+    with RunDirectory(tmp_path / "a").lock():
+        async with asyncio.timeout(60), contextlib.aclosing(streams.stream("a")) as messages:
+            assert b"9001" in await until(messages, b"event: events")
+            for other in "bc":
+                async with library.run(other) as inspector:
+                    assert await inspector.tasks()
+            told = ("insert into events values (?, 9002, 1.0, 'plan', '{}')", (run.name,))
+            execute(RunDirectory(tmp_path / "a"), told)
+            assert b"9002" in await until(messages, b"event: events")
+    await library.close()
+
+
+async def until(messages: AsyncIterator[bytes], wanted: bytes) -> bytes:
+    async for message in messages:
+        if message.startswith(wanted):
+            return message
+    raise AssertionError(f"the stream ended without {wanted!r}")
+
+
+async def test_a_stream_whose_poll_fails_ends_so_that_the_page_asks_again(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_: Inspector) -> Pulse:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr(Inspector, "pulse", broken)
+    library = Library([run.path])
+    async with asyncio.timeout(60):
+        assert [message async for message in Streams(library).stream(run.name)] == [b"retry: 2000\n\n"]
+    await library.close()
 
 
 # ---- exports ----

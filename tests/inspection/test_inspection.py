@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
-from dashboards.made import SMALL, evaluate, event, execute, small_run
+from dashboards.made import SMALL, evaluate, event, execute, in_postgresql, small_run
 
+from benchmarks.stores.servers import PostgreSQL
+from dart.dashboard.library import Library
 from dart.errors import UserError
+from dart.inspection import opening
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
 from dart.inspection.runs import list_runs
@@ -78,6 +82,65 @@ async def test_numbers_of_tasks_are_those_of_their_trajectories(made: RunDirecto
             assert max(p.trajectories for p in detail.history) - min(p.trajectories for p in detail.history) <= 1
         with pytest.raises(NotFound):
             await it.task("made", "unknown")
+
+
+async def test_a_task_shows_the_plan_of_its_newest_group_and_the_limit_of_its_newest_rollout(run: RunDirectory) -> None:
+    execute(
+        run,
+        ("update groups set planned = 4, plan = 'the newest' where opened = (select max(opened) from groups)", ()),
+        ("update trajectories set step_limit = 7 where finished = (select max(finished) from trajectories)", ()),
+    )
+    async with opened(run) as it:
+        newest = (await it.trajectories(limit=1)).rows[0]
+        rows = {row.name: (row.rollouts, row.step_limit, row.plan) for row in await it.tasks()}
+    assert rows.pop(newest.task) == (4, 7, "the newest")
+    assert {row[:2] for row in rows.values()} == {(8, 30)}
+
+
+async def test_every_page_says_the_same_of_a_run_in_postgresql(
+    run: RunDirectory, tmp_path: Path, postgresql_server: PostgreSQL
+) -> None:
+    evaluate(run, "before-greedy-v0", [True, False])
+    evaluate(run, "after-greedy-v9", [True, True], opened=5.0)
+    event(run, 9001, "plan", json.dumps({"task": "task-0001", "reason": "N 4: CUDA is out of memory"}))
+    (tmp_path / "moved").mkdir()
+    moved = await in_postgresql(run, tmp_path / "moved", postgresql_server.url)
+    async with opened(run) as here, opened(moved) as there:
+        for ask in PAGES:
+            page, same = await ask(there), await ask(here)
+            assert repr(page).replace(str(moved.path), str(run.path)) == repr(same)
+
+
+async def _tasks(it: Inspector) -> object:
+    rows = await it.tasks()
+    return rows, [await it.task(row.suite, row.name) for row in rows]
+
+
+async def _trajectories(it: Inspector) -> object:
+    first = await it.trajectories(limit=3)
+    later = await it.trajectories(kind="training", success=False, fate="dropped", after=first.next)
+    return first, later, [(await it.trajectory(row.id), await it.group(row.group)) for row in first.rows]
+
+
+async def _compared(it: Inspector) -> object:
+    before, after = await it.sides()
+    return before, after, await compare(it, before.evaluation, it, after.evaluation)
+
+
+PAGES: tuple[Callable[[Inspector], Awaitable[object]], ...] = (
+    Inspector.row,
+    Inspector.overview,
+    Inspector.status,
+    Inspector.curves,
+    Inspector.timeline,
+    lambda it: it.episodes(0.0, float("inf")),
+    _tasks,
+    _trajectories,
+    _compared,
+    lambda it: it.events(limit=20),
+    lambda it: it.events(kinds=("plan",), text="cuda is OUT", task="task-0001", start=1.0, before=10_000),
+    Inspector.pulse,
+)
 
 
 async def test_a_trajectory_has_its_steps_group_and_screenshots(made: RunDirectory) -> None:
@@ -160,11 +223,16 @@ async def test_a_hung_trainer_and_failing_resets_are_in_the_words_of_the_watchdo
     assert "reset: no browser" in words
 
 
-async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> None:
-    old = RunDirectory(tmp_path / "old-run")
-    old.path.mkdir()
-    with closing(sqlite3.connect(old.database)) as connection:
+def of_an_older_dart(path: Path) -> RunDirectory:
+    run = RunDirectory(path)
+    run.path.mkdir()
+    with closing(sqlite3.connect(run.database)) as connection:
         connection.executescript(OLD.read_text(encoding="utf-8"))
+    return run
+
+
+async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> None:
+    old = of_an_older_dart(tmp_path / "old-run")
     before = old.database.read_bytes()
     async with opened(old) as it:
         overview = await it.overview()
@@ -172,6 +240,38 @@ async def test_a_run_of_an_older_schema_is_shown_from_a_copy(tmp_path: Path) -> 
         assert (await it.trajectories()).rows
         assert await it.tasks()
     assert old.database.read_bytes() == before
+
+
+async def test_the_list_reads_a_run_of_an_older_schema_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = of_an_older_dart(tmp_path / "old-run")
+    copies: list[Path] = []
+    copy = opening._copy
+    monkeypatch.setattr(opening, "_copy", lambda source, target: (copies.append(source), copy(source, target)))
+    monkeypatch.setattr("dart.dashboard.library.LISTED_SECONDS", -1.0)
+    library = Library([tmp_path])
+    async with library.run("old-run"):
+        ((first,), (second,)) = await asyncio.gather(library.rows(), library.rows())
+    assert (first.name, second) == ("old", first)
+    assert len(copies) == 2, "one for the list and one for the run's own pages"
+    execute(old, ("update runs set name = 'changed'", ()))
+    (changed,) = await library.rows()
+    assert (changed.name, len(copies)) == ("changed", 3)
+    with old.lock():
+        (held,) = await library.rows()
+    (free,) = await library.rows()
+    assert (changed.state, held.state, free.state) == ("interrupted", "running", "interrupted")
+    await library.close()
+
+
+async def test_bytes_of_an_endpoint_are_no_tokens_of_the_model(run: RunDirectory) -> None:
+    async with opened(run) as it:
+        first = (await it.trajectories(limit=1)).rows[0].id
+        assert (await it.overview()).token_texts and (await it.trajectory(first)).steps[0].token_texts
+    execute(run, ("update runs set config_json = json_set(config_json, '$.vocabulary', null)", ()))
+    async with opened(run) as it:
+        assert not (await it.overview()).token_texts and (await it.trajectory(first)).steps[0].token_texts is None
 
 
 async def test_missing_screenshots_are_told(run: RunDirectory) -> None:

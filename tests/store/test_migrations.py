@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -24,13 +25,17 @@ OLD = Path(__file__).parent / "schema_0002.sql"
 """A run that was interrupted, as the dart before migrations left it: one group consumed, one released, one open."""
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> RunDirectory:
-    run = RunDirectory(tmp_path / "old-run")
+def made(path: Path) -> RunDirectory:
+    run = RunDirectory(path)
     run.path.mkdir()
     with closing(sqlite3.connect(run.database)) as connection:
         connection.executescript(OLD.read_text(encoding="utf-8"))
     return run
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> RunDirectory:
+    return made(tmp_path / "old-run")
 
 
 def shape(file: Path) -> dict[str, object]:
@@ -61,6 +66,15 @@ async def test_every_step_of_the_way_leads_to_the_schema_that_is_made_anew(old: 
             (f"{tables.SCHEMA_VERSION:04d}",)
         ]
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_several_runs_are_migrated_at_once(tmp_path: Path) -> None:
+    runs = [made(tmp_path / f"old-{number}") for number in range(6)]
+    for database in await asyncio.gather(*(run.open_to_work() for run in runs)):
+        await database.close()
+    await (await Database.open(sqlite_url(tmp_path / "new.db"), tmp_path / "blobs")).close()
+    for run in runs:
+        assert shape(run.database) == shape(tmp_path / "new.db")
 
 
 def test_there_is_a_step_for_every_version() -> None:

@@ -85,6 +85,8 @@ def test_defaults_may_be_left_out() -> None:
         ({"kind": "click", "at": None, "button": ["left"]}, "one of left, middle, right"),
         ({"kind": "click", "at": None, "count": True}, "whole number"),
         ({"kind": "wait", "seconds": float("inf")}, "finite"),
+        ({"kind": "wait", "seconds": float("nan")}, "finite"),
+        ({"kind": "wait", "seconds": 10**400}, "finite"),
         ({"kind": "keys", "keysyms": "Return"}, "list of strings"),
         ({"kind": "system", "kind ": "home"}, "no field"),
     ],

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +23,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
-from dart.inspection.condition import ask, go_on, own_certificate, own_token
+from dart.inspection.condition import ask, go_on, no_answer, own_certificate, own_token
 from dart.inspection.pace import Pace
 from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
@@ -54,6 +54,8 @@ class Found:
 
     live: cpb.GetStatusResponse | None
     directory: RunDirectory | None
+    silent: str | None = None
+    """The address of a running run's coordinator that does not answer."""
 
 
 async def find(options: StatusOptions) -> Found:
@@ -71,7 +73,8 @@ async def find(options: StatusOptions) -> Found:
         record = await database.run()
     if directory.state(record) == RunState.RUNNING and record.control_address:
         certificate = options.tls_ca or own_certificate(record)
-        return Found(await ask(record.control_address, certificate, own_token(record)), directory)
+        answer = await ask(record.control_address, certificate, own_token(record))
+        return Found(answer, directory, None if answer else record.control_address)
     return Found(None, directory)
 
 
@@ -83,11 +86,14 @@ def status(options: StatusOptions) -> None:
         return
     assert found.directory is not None, "without --address there is a directory"
     record, figures = asyncio.run(_read(found.directory))
-    _print_past(Past(found.directory.path, record, found.directory.state(record), figures), options.as_json)
+    state = found.directory.state(record)
+    _print_past(Past(found.directory.path, record, state, figures, found.silent), options.as_json)
 
 
 def watch(options: StatusOptions) -> None:
     """Show a live run until it ends or Ctrl-C, then how it ended. Raises UserError when there is nothing to ask."""
+    if options.address is None:  # one that begins meanwhile is another run
+        options = replace(options, run=RunDirectory.chosen(options.run).path)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(options))
         if options.address is None:
@@ -139,12 +145,13 @@ def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A run that no process works on."""
+    """A run that no process works on, or whose coordinator does not answer at `silent`."""
 
     directory: Path
     record: RunRecord
     state: str
     figures: Figures | None
+    silent: str | None = None
 
     @property
     def status(self) -> Status:
@@ -161,6 +168,7 @@ class Past:
             "trajectories": figures.counts.trajectories if figures else 0,
             "success_rate": figures.success_rate if figures else None,
             "summary": dict(record.summary) if record.summary else None,
+            "silent_coordinator": self.silent,
         }
 
 
@@ -170,6 +178,8 @@ def _print_past(past: Past, as_json: bool) -> None:
         return
     record = past.record
     click.echo(f"{record.id}: {headline(past.status)}")
+    if past.silent:
+        click.echo(no_answer(past.silent))
     if record.finished:
         click.echo(f"ended {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.finished))}")
     if past.state in (RunState.INTERRUPTED, RunState.FAILED):

@@ -10,7 +10,7 @@ import click
 from dart.commands.look.status import StatusOptions, find
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Status
-from dart.inspection.condition import read_ended
+from dart.inspection.condition import no_answer, read_ended
 from dart.inspection.wording import elapsed, headline, plain, quarantine_lines, quiet_line, stall_lines
 from dart.wire.status import status_from_proto
 
@@ -24,9 +24,11 @@ def why(options: StatusOptions) -> None:
     assert found.directory is not None, "without --address there is a directory"
     told = asyncio.run(read_ended(found.directory))
     if options.as_json:
-        click.echo(to_json(told.to_json()))
+        click.echo(to_json(told.to_json() | {"silent_coordinator": found.silent}))
         return
-    for line in told.lines():
+    state, *more = told.lines()
+    silence = [no_answer(found.silent)] if found.silent else []
+    for line in (state, *silence, *more):
         click.echo(line)
 
 

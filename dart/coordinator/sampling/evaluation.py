@@ -181,8 +181,9 @@ class Evaluation:
             for task in sorted(why, key=lambda task: (task.name, task.seed))
         ]
 
-    def document(self, run: str, policy: str | None = None) -> Document:
-        """evaluation.json (docs/evaluation.md). `policy`: what acted, if it was not config.model.
+    def document(self, run: str, policy: str | None = None, seen: Sequence[str] = ()) -> Document:
+        """evaluation.json (docs/evaluation.md). `policy`: what acted, if it was not config.model. `seen`: tasks that
+        are not held out.
 
         It resamples, which takes a second if there are many instances.
         """
@@ -194,13 +195,13 @@ class Evaluation:
         return {
             "run": run,
             "checkpoint": policy or self._config.model.path,
-            "protocol": self._protocol(),
+            "protocol": self._protocol(seen),
             "success": self.result(),
             "pass_at_k": {str(k): _interval(estimate) for k, estimate in curve.items()},
             "instances": [_instance(task, by_instance[task.id]) for task in self._instances],
         }
 
-    def _protocol(self) -> Protocol:
+    def _protocol(self, seen: Sequence[str]) -> Protocol:
         tasks, cap = self._config.environment.tasks, self._config.curation.step_limit
         names = list(dict.fromkeys(task.name for task in self._instances))
         seeds = [task.seed for task in self._instances if task.name not in tasks.single_instance] or [0]
@@ -213,7 +214,7 @@ class Evaluation:
             "temperature": self.temperature,
             "step_limit": cap,
             "step_limits": limits,
-            "not_held_out": [name for name in names if name in tasks.not_held_out],
+            "not_held_out": [name for name in names if name in seen],
         }
 
 

@@ -22,6 +22,7 @@ from dart.commands.running import JobRun
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.job import Evaluate
 from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.service.journal import Journal
@@ -194,7 +195,9 @@ def run_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run_in_loop(wanted: JobRun) -> dict[str, Any]:
         config, directory = wanted.config, wanted.directory
         source = asyncio.run(finished(config, directory.path, 0.3 if config.model.path.startswith("builtin") else 0.9))
-        write_json(directory.evaluation, source.document(directory.name))
+        assert isinstance(wanted.job, Evaluate)
+        seen = config.environment.tasks.not_held_out_from(wanted.job.trained)
+        write_json(directory.evaluation, source.document(directory.name, None, seen))
         return {"evaluation": source.result()}
 
     monkeypatch.setattr(command, "run_in_loop", run_in_loop)
@@ -238,6 +241,18 @@ def test_two_checkpoints_and_then_one_against_a_finished_evaluation() -> None:
     assert "6 of them the same, 3 samples each; only these can be paired" in other.output
     assert "add --tasks click-dialog,enter-text --seeds 2000000:2000003 --episodes 6 --samples 2" in other.output
     assert len(list(Path("runs").iterdir())) == runs, "nothing was begun"
+
+
+@pytest.mark.usefixtures("run_for_real")
+def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
+    trained, held_out = "click-dialog", "enter-text"
+    lists = {"names": trained, "eval_names": held_out, "single_instance": f"{trained}, {held_out}"}
+    settings = [word for name, listed in lists.items() for word in ("--set", f"environment.tasks.{name}=[{listed}]")]
+    done = dart_eval(*settings, "--set", "evaluation.episodes=0", "--tasks", f"{trained},{held_out}")
+    assert done.exit_code == 0, done.output
+    assert f"not held out, because training has their only instance: {trained}\n" in done.output
+    protocol = json.loads((newest("*-eval-2*") / "evaluation.json").read_text())["protocol"]
+    assert (protocol["tasks"], protocol["not_held_out"]) == ([trained, held_out], [trained])
 
 
 @pytest.mark.usefixtures("run_for_real")

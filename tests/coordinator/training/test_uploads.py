@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import shutil
 import threading
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -110,13 +112,49 @@ async def test_export_takes_a_copy_by_its_url(tmp_path: Path, url: str) -> None:
     journal = Journal(tmp_path / "metrics.jsonl", 1)
     await Uploads(f"{url}/run", 2, journal).copy(checkpoint(tmp_path, 7))
     journal.close()
-    out = tmp_path / "out"
-    told = CliRunner().invoke(main, ["export", f"{url}/run/v000007", str(out)])
+    home = tmp_path / "home"
+    for hidden in (".config.old", ".cache.tmp", ".v1.7.tmp"):
+        (home / hidden).mkdir(parents=True)
+    told = exported(f"{url}/run/v000007", home / "out")
     assert told.exit_code == 0, told.output
-    assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "parts"]
-    refused = CliRunner().invoke(main, ["export", f"{url}/run/v000008", str(tmp_path / "other")])
-    assert refused.exit_code != 0 and "is no complete copy of a checkpoint" in refused.output
-    assert not (tmp_path / "other").exists()
+    assert files(home / "out") == ["model.safetensors"]
+    refused = exported(f"{url}/run/v000008", home / "other")
+    assert refused.exit_code == 2 and "is no complete copy of a checkpoint" in refused.output
+    names = sorted(path.name for path in home.iterdir())
+    assert names == [".cache.tmp", ".config.old", ".v1.7.tmp", "out"], "nothing beside OUT is touched"
+
+
+def exported(run: str | Path, out: Path) -> Result:
+    return CliRunner().invoke(main, ["export", str(run), str(out)])
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+async def saved(path: Path) -> Path:
+    """A run with a checkpoint."""
+    run = RunDirectory(path)
+    run.path.mkdir()
+    async with await run.open_to_work(create=True) as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        await database.add_checkpoint(CheckpointRecord(str(checkpoint(path, 5)), 5, 1.0, None))
+    return path
+
+
+def test_export_makes_all_of_out_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = asyncio.run(saved(tmp_path / "run")), tmp_path / "home" / "out"
+    assert exported(run, out).exit_code == 0 and files(out) == ["model.safetensors"]
+    again = exported(run, out)
+    assert again.exit_code == 2 and f"OUT {out} already exists" in again.output
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    refused = exported(run, out.with_name("other"))
+    assert refused.exit_code == 2 and "cannot be made ([Errno 28] No space left on device): name a" in refused.output
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 class SdkError(Exception):

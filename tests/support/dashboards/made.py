@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from sqlalchemy import create_engine, select
+
 from benchmarks.dashboard.made_run import Shape, made_run
+from dart.config import load
 from dart.rundir import RunDirectory
+from dart.store.tables import metadata, schema
 
 SMALL = Shape(trajectories=203, steps=6, tasks=5, width=160, height=100)
 CONFIG = Path("configs/ladder_demo.yaml")
@@ -16,6 +21,25 @@ CONFIG = Path("configs/ladder_demo.yaml")
 
 def small_run(parent: Path, shape: Shape = SMALL) -> RunDirectory:
     return made_run(parent, shape, CONFIG)
+
+
+async def in_postgresql(run: RunDirectory, parent: Path, url: str) -> RunDirectory:
+    """The same run in a directory below `parent`, with its rows in a PostgreSQL database."""
+    there = RunDirectory(parent / run.name)
+    there.path.mkdir()
+    there.settle(load(CONFIG, (f"run.database={url}",)))
+    await (await there.open_to_work(create=True)).close()
+    server = there.place.url()
+    assert server is not None
+    source, target = create_engine(f"sqlite:///{run.database}"), create_engine(server)
+    with source.connect() as old, target.begin() as new:
+        for table in metadata.sorted_tables:
+            if table is not schema and (rows := [dict(row) for row in old.execute(select(table)).mappings()]):
+                new.execute(table.insert(), rows)
+    source.dispose()
+    target.dispose()
+    shutil.copytree(run.blobs, there.blobs, dirs_exist_ok=True)
+    return there
 
 
 def execute(run: RunDirectory, *statements: tuple[str, Sequence[object]]) -> None:
