@@ -65,7 +65,7 @@ class Streams:
 
     async def stream(self, inspector: Inspector) -> AsyncIterator[bytes]:
         """Messages until the run is over or the client goes away."""
-        watch = self._watches.setdefault(inspector.run_id, _Watch())
+        watch = self._watches.setdefault(inspector.files.directory.name, _Watch())
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(100)
         watch.listeners.add(queue)
         if watch.task is None or watch.task.done():
@@ -88,7 +88,7 @@ class Streams:
             watch.listeners.discard(queue)
             if not watch.listeners and watch.task is not None:
                 watch.task.cancel()
-                self._watches.pop(inspector.run_id, None)
+                self._watches.pop(inspector.files.directory.name, None)
 
     async def _poll(self, inspector: Inspector, watch: _Watch) -> None:
         before: Pulse | None = None

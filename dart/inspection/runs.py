@@ -79,7 +79,7 @@ async def run_row(files: RunFiles) -> RunRow:
         success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
     count = await files.rows(select(func.count().label("count")).where(t.trajectories.c.run_id == files.run_id))
     return RunRow(
-        id=record.id,
+        id=files.directory.name,  # also of a directory that was renamed
         name=record.name,
         kind=str(record.kind),
         state=str(files.directory.state(record)),
