@@ -50,7 +50,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: cpb.WatchEventsRequest, context: Any
     ) -> AsyncIterator[cpb.WatchEventsResponse]:
         await self._admit(request, context)
-        async for event in self._journal.watch(request.from_sequence):
+        async for event in self._journal.watch(request.from_sequence, self._database):
             yield cpb.WatchEventsResponse(
                 sequence=event.sequence, unix_seconds=event.unix_seconds, kind=event.kind, json=event.json
             )
