@@ -110,7 +110,7 @@ def values(config: Config) -> dict[str, JsonValue]:
             f"model.path is {config.model.path!r}, which is not in cluster.k8s.model_folder, {k8s.model_folder!r}, "
             "where model_claim is mounted: set one of them"
         )
-    roles = {group.part: _role(group) for group in groups}
+    roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
     roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))
     derived: dict[str, JsonValue] = {
         "config": yaml.safe_dump(json.loads(config.model_dump_json(exclude={"cluster"})), sort_keys=False),
