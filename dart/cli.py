@@ -266,7 +266,7 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool, watch: bool) -> None:
     """Show what a running run is doing, or how a past one ended. RUN defaults to the newest under runs/.
 
-    If the coordinator requires a token, it is read from DART_TOKEN.
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
     """
     from dart.commands.look import status as command
 
@@ -281,7 +281,7 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
     """Explain why a run makes no progress and what causes it, or why it ended. RUN defaults to the newest under runs/.
 
-    If the coordinator requires a token, it is read from DART_TOKEN.
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
     """
     from dart.commands.look.status import StatusOptions
     from dart.commands.look.why import why as explain

@@ -80,17 +80,24 @@ class Access:
         rest = f"?{urlencode(query)}" if query else ""
         answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{rest}", status_code=303)
         secure = scope.get("scheme") == "https"
-        answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", secure=secure, path="/")
+        name = _cookie(Headers(scope=scope))
+        answer.set_cookie(name, self.token, httponly=True, samesite="strict", secure=secure, path="/")
         return answer
 
     def _known(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._matches(given)
-        return self._matches(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        return self._matches(cookie_parser(headers.get("cookie", "")).get(_cookie(headers), ""))
 
     def _matches(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), (self.token or "").encode())
+
+
+def _cookie(headers: Headers) -> str:
+    """Its name, with the port: a browser keeps cookies by host alone, and each run's dashboard has another port."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
 
 
 def _same_origin(headers: Headers) -> bool:

@@ -1,4 +1,4 @@
-"""What the dashboard's buttons do: calls of the run's Control service, with the token of DART_TOKEN."""
+"""What the dashboard's buttons do: calls of the run's Control service, with the run's own token or DART_TOKEN's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from dart.errors import UserError
-from dart.inspection.condition import own_certificate
+from dart.inspection.condition import own_certificate, own_token
 from dart.inspection.inspector import Inspector
 from dart.store.records import RunState
 from dart.v1 import control_pb2 as cpb
@@ -38,7 +38,8 @@ async def pull(inspector: Inspector, lever: str) -> str:
     record = await inspector.files.record()
     if inspector.files.directory.state(record) != RunState.RUNNING or not record.control_address:
         raise UserError(f"run {record.id} is not running: {lever} needs one that is")
-    dial = Dial(record.control_address, os.environ.get(TOKEN_ENVIRONMENT), own_certificate(record))
+    token = own_token(record) or os.environ.get(TOKEN_ENVIRONMENT)
+    dial = Dial(record.control_address, token, own_certificate(record))
     async with dial.channel() as channel:
         call = LEVERS[lever](control_pb2_grpc.ControlServiceStub(channel))
         try:

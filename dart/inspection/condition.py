@@ -41,9 +41,9 @@ MOST_EVENTS = 1000
 async def ask(address: str, tls_ca: Path | None = None, token: str | None = None) -> cpb.GetStatusResponse | None:
     """A coordinator's status, or None when it does not answer. Raises UserError when it refuses the token.
 
-    DART_TOKEN goes before `token`.
+    Without a `token`, that of DART_TOKEN is sent.
     """
-    dial = Dial(address, os.environ.get(TOKEN_ENVIRONMENT, token), tls_ca)
+    dial = Dial(address, token or os.environ.get(TOKEN_ENVIRONMENT), tls_ca)
     async with dial.channel() as channel:
         try:
             answer: cpb.GetStatusResponse = await control_pb2_grpc.ControlServiceStub(channel).GetStatus(

@@ -50,6 +50,18 @@ async def curves(files: RunFiles) -> Curves:
     )
 
 
+async def updates_after(files: RunFiles, sequence: int) -> dict[int, int]:
+    """Update → number of its last event, for updates with an event after `sequence`; in the order of these events."""
+    c = t.events.c
+    told = await files.rows(
+        select(c.sequence, c.json)
+        .where(c.run_id == files.run_id, c.kind == "update", c.sequence > sequence)
+        .order_by(c.sequence)
+    )
+    last = {int(json.loads(row["json"])["update"]): int(row["sequence"]) for row in told}
+    return dict(sorted(last.items(), key=lambda item: item[1]))
+
+
 def _number(value: JsonValue) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -54,7 +54,7 @@ class RunOverview:
     run: RunRow
     config: Mapping[str, JsonValue]
     summary: Mapping[str, JsonValue] | None
-    """`summary.json`, once the run has finished."""
+    """`summary.json`, once the run has finished. Both are without secrets."""
     missing: tuple[str, ...]
     """What is not there, a sentence each: screenshots that were removed, an interrupted end, an older schema."""
     checkpoints: tuple[Checkpoint, ...]

@@ -25,6 +25,8 @@ from dart.store.records import RunKind, RunRecord, RunState
 SECRET = "(not shown)"
 _SECRET_WORDS = ("token", "key", "password", "secret")
 _REFERENCES = ("env:", "file:")
+_PARTS = ("coordinator", "env", "rollout", "train")
+"""Of the config, or of the chart's values in it, whose `environment` holds variables."""
 
 
 def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
@@ -104,7 +106,7 @@ async def run_row(files: RunFiles) -> RunRow:
         success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
     count = await files.rows(select(func.count().label("count")).where(t.trajectories.c.run_id == files.run_id))
     return RunRow(
-        id=record.id,
+        id=files.directory.name,  # also of a directory that was renamed
         name=record.name,
         kind=str(record.kind),
         state=str(files.directory.state(record)),
@@ -125,7 +127,7 @@ async def overview(files: RunFiles) -> RunOverview:
     return RunOverview(
         run=row,
         config=masked(record.config),
-        summary=record.summary,
+        summary=record.summary and masked(record.summary),
         missing=tuple(await _missing(files, record, row.state)),
         checkpoints=tuple(Checkpoint(r["path"], r["version"], r["created"], r["success_rate"]) for r in kept),
         token_texts=find_tokenizer(files.directory, record.config) is not None,
@@ -168,17 +170,18 @@ async def _lost_screenshots(files: RunFiles) -> int:
 
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The config without secrets. Configs hold references ("env:NAME", "file:PATH"), which are no secrets; anything
-    else under a name that sounds like one is replaced."""
-    return {name: _masked(name, value) for name, value in config.items()}
+    """The config, or a summary with it, without secrets. Replaced are all environment variables, and whatever has a
+    name that sounds like a secret's, unless it is a reference ("env:NAME", "file:PATH")."""
+    return {name: _masked((name,), value) for name, value in config.items()}
 
 
-def _masked(name: str, value: JsonValue) -> JsonValue:
+def _masked(path: tuple[str, ...], value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
-        return {key: _masked(key, item) for key, item in value.items()}
+        return {name: _masked((*path, name), item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_masked(name, item) for item in value]
-    secret = name.rpartition("_")[2] in _SECRET_WORDS
-    if secret and isinstance(value, str) and value and not value.startswith(_REFERENCES) and "/" not in value:
-        return SECRET
-    return value
+        return [_masked(path, item) for item in value]
+    if not isinstance(value, str) or not value:
+        return value
+    is_variable = len(path) > 2 and path[-3] in _PARTS and path[-2] == "environment"
+    sounds_secret = path[-1].lower().endswith(_SECRET_WORDS) and not value.startswith(_REFERENCES)
+    return SECRET if is_variable or sounds_secret else value

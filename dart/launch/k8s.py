@@ -7,6 +7,7 @@ the cluster's. Whoever keeps releases in another tool (Argo CD, Flux) takes the 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from pydantic import JsonValue
 
 from dart.config import Config, load
 from dart.errors import UserError
-from dart.launch.plan import Group, plan
+from dart.launch.plan import Group, ending_seconds, plan
 
 CHART = Path(__file__).parent / "chart"
 LONGEST_RELEASE = 30
@@ -98,8 +99,8 @@ def values(config: Config) -> dict[str, JsonValue]:
         raise UserError("cluster.k8s.image is not set: name the image that containers/cpu.Containerfile made")
     if config.server.tls_client_ca:
         raise UserError("server.tls_client_ca: the chart gives workers tokens and no certificates: leave it out")
-    on_gpus = any(group.gpus for group in plan(config))
-    if on_gpus and not k8s.model_image:
+    groups = plan(config)
+    if any(group.gpus for group in groups) and not k8s.model_image:
         raise UserError(
             "cluster.k8s.model_image is not set: name the image that containers/gpu.Containerfile made, or set "
             "cluster.device: cpu"
@@ -109,10 +110,12 @@ def values(config: Config) -> dict[str, JsonValue]:
             f"model.path is {config.model.path!r}, which is not in cluster.k8s.model_folder, {k8s.model_folder!r}, "
             "where model_claim is mounted: set one of them"
         )
+    roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
+    roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))
     derived: dict[str, JsonValue] = {
         "config": yaml.safe_dump(json.loads(config.model_dump_json(exclude={"cluster"})), sort_keys=False),
         "images": {"coordinator": k8s.image, "model": k8s.model_image or k8s.image},
-        **{group.part: _role(group) for group in plan(config)},
+        **roles,
     }
     if k8s.model_claim:
         derived["model"] = {"claim": k8s.model_claim, "folder": k8s.model_folder}

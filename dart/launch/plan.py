@@ -11,6 +11,8 @@ from dart.config.cluster import Needs
 from dart.coordinator.job import Train
 
 Part = Literal["coordinator", "env", "rollout", "train"]
+GOODBYE_SECONDS = 30
+"""Of the time that a coordinator gets to end: for everything but the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,8 @@ def plan(config: Config) -> tuple[Group, ...]:
         )
         if group.count
     )
+
+
+def ending_seconds(config: Config) -> float:
+    """How long after SIGTERM the coordinator may take to end: it saves."""
+    return max(2.0 * GOODBYE_SECONDS, config.checkpoint.interrupt_seconds + GOODBYE_SECONDS)

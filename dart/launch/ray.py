@@ -26,7 +26,7 @@ import yaml
 from dart import __version__
 from dart.config import Config, load
 from dart.errors import UserError
-from dart.launch.plan import Group, plan
+from dart.launch.plan import Group, ending_seconds, plan
 from dart.launch.ray_cluster import Actor, RayCluster
 from dart.launch.restarts import COORDINATOR, INTERRUPTED, Action, End, Finish, Restarts, Say, Start, Stop
 from dart.launch.supervisor import FILES, Listening, Order, Place
@@ -38,9 +38,10 @@ LOOK_SECONDS = 0.5
 """How soon a signal or a delayed start is noticed."""
 WAITING_SECONDS = 30.0
 """A process without a place for so long is reported."""
-COORDINATOR_SECONDS, WORKER_SECONDS = 60.0, 10.0
-"""Time to end after SIGTERM: the coordinator saves."""
+WORKER_SECONDS = 10.0
+"""Time to end after SIGTERM; the coordinator's is `ending_seconds`."""
 GOODBYE_SECONDS = 10.0
+"""Time for workers to end after the coordinator's goodbye."""
 CONFIG = "config.yaml"
 
 
@@ -323,7 +324,7 @@ class Driver:
 
     def _stop(self, process: Process) -> None:
         """Its End arrives when it has ended; at once if it was not running yet."""
-        seconds = COORDINATOR_SECONDS if process.name == COORDINATOR else WORKER_SECONDS
+        seconds = ending_seconds(self.config) if process.name == COORDINATOR else WORKER_SECONDS
         if process.running and process.actor is not None:
             self._await(process, process.actor.stop.remote(process.starts, seconds))
             return
@@ -348,7 +349,7 @@ class Driver:
             if coordinator.running:
                 say("the coordinator is stopped")
                 self._stop(coordinator)
-                self._wait_for([coordinator], 2 * COORDINATOR_SECONDS)
+                self._wait_for([coordinator], 2 * ending_seconds(self.config))
             self._wait_for(list(self.processes.values()), GOODBYE_SECONDS)
             left = [process for process in self.processes.values() if process.running]
             for process in left:

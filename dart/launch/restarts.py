@@ -52,7 +52,8 @@ Action = Start | Stop | Say | Finish
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended. `code`: None if it was lost with its node; negative: a signal. `said`: its last line."""
+    """How a process ended. `code`: None if it was lost with its node, or its node cannot start it; negative: a signal.
+    `said`: its last line."""
 
     code: int | None
     said: str = ""

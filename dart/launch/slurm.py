@@ -26,11 +26,9 @@ import yaml
 from dart.config import Config, load
 from dart.config.cluster import Slurm
 from dart.errors import UserError
-from dart.launch.plan import Group, plan
+from dart.launch.plan import GOODBYE_SECONDS, Group, plan
 from dart.rundir import RunDirectory
 
-GOODBYE_SECONDS = 30
-"""Of the lead time that Slurm's signal gives: for everything but the checkpoint."""
 MB_PER_GB = 1000
 
 

@@ -12,7 +12,7 @@ child=""
 
 finished() { [ -e "$run/summary.json" ]; }
 
-begun() { [ -e "$run/run.db" ]; }
+begun() { [ -e "$run/config.yaml" ]; } # wherever its database is
 
 # keep NAME COMMAND...: run it again and again, until the run is finished, this shell is told to stop, or it has failed
 # too often.
@@ -51,6 +51,8 @@ pass_on() {
 # One task of an srun.
 process() {
     local part=$1
+    # Those of the shell that submitted the job: a worker finds its own token in the run's directory.
+    if [ "$part" != coordinator ]; then unset DART_TOKEN DART_VIEW_TOKEN; fi
     prepare "$part"
     case $part in
     coordinator)

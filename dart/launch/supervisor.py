@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -106,27 +105,31 @@ class Supervisor:
         return str(made.path), ""
 
     def run(self, number: int, order: Order) -> End:
-        """Returns when the process has ended. Raises OSError when it cannot be started."""
+        """Returns when the process has ended; without a code where this machine cannot start it."""
         life = self._life(number)
-        folder = Path(tempfile.mkdtemp(prefix="dart-"))
         try:
-            for name, content in order.files.items():
-                (folder / name).touch(mode=0o600)
-                (folder / name).write_text(content, encoding="utf-8")
-            life.address = _identity(RunDirectory(Path(order.run)).address)
-            life.process = process = _started(order, folder)
-            life.began.set()
-            said = _Said(order)
-            reading = threading.Thread(target=said.read, args=(process,), daemon=True)
-            reading.start()
-            code = process.wait()
-            _signal_group(process.pid, signal.SIGKILL)  # an engine or a browser that has outlived its worker
-            reading.join(LAST_WORDS_SECONDS)
-            return End(code, said.last)
+            with tempfile.TemporaryDirectory(prefix="dart-", ignore_cleanup_errors=True) as folder:
+                return self._run(life, order, Path(folder))
+        except OSError as error:
+            return End(None, f"it cannot be started there: {error}")
         finally:
             life.ended.set()
             life.began.set()
-            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, life: _Life, order: Order, folder: Path) -> End:
+        for name, content in order.files.items():
+            (folder / name).touch(mode=0o600)
+            (folder / name).write_text(content, encoding="utf-8")
+        life.address = _identity(RunDirectory(Path(order.run)).address)
+        life.process = process = _started(order, folder)
+        life.began.set()
+        said = _Said(order)
+        reading = threading.Thread(target=said.read, args=(process,), daemon=True)
+        reading.start()
+        code = process.wait()
+        _signal_group(process.pid, signal.SIGKILL)  # an engine or a browser that has outlived its worker
+        reading.join(LAST_WORDS_SECONDS)
+        return End(code, said.last)
 
     def stop(self, number: int, seconds: float) -> None:
         """Ask the process to end; after so many seconds, end its group."""

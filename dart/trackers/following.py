@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 from dart.dashboard.exports import screenshots
 from dart.dashboard.exports.frames import frames
 from dart.errors import UserError
+from dart.inspection.curves import updates_after
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves, EvaluationPoint, TrajectoryDetail
+from dart.inspection.runs import masked
 from dart.inspection.wording import plain
 from dart.rundir import RunDirectory
 from dart.store.records import RunKind, RunState
@@ -33,6 +36,8 @@ class Following:
     """How far a tracker has come: the last update, the number of evaluations, the update of the last pictures."""
 
     updates: int = 0
+    sequence: int = 0
+    """Number of the last update's event: a resumed run makes updates again, whose events are newer."""
     evaluations: int = 0
     pictures: int = 0
     over: bool = False
@@ -54,11 +59,13 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
 
     `pictures`: trajectories shown at once; 0 for none. `every_updates`: updates between them.
     """
+    fresh = await updates_after(inspector.files, at.sequence)
     curves = await inspector.curves()
     sent = 0
-    for update, values in _updates(curves, at.updates):
-        tracker.numbers(update, values)
-        at.updates, sent = update, sent + 1
+    for update, sequence in fresh.items():
+        tracker.numbers(update, _numbers(curves, update))
+        at.updates, at.sequence, sent = update, sequence, sent + 1
+        at.pictures = min(at.pictures, update - 1)
     for point in curves.evaluations[at.evaluations :]:
         tracker.numbers(point.update, _held_out(point))
         at.evaluations, sent = at.evaluations + 1, sent + 1
@@ -70,14 +77,14 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
 
 
 async def tell_outcome(inspector: Inspector, tracker: Tracker, at: Following) -> None:
-    """Once, when the run has finished: its summary and the picture of its learning curve."""
+    """Once, when the run has finished: its summary without secrets and the picture of its learning curve."""
     record = await inspector.files.record()
     directory = inspector.files.directory
     finished = directory.state(record) == RunState.FINISHED
     complete = record.kind != RunKind.TRAINING or directory.summary.exists()
     if at.over or not finished or not complete or record.summary is None:
         return
-    tracker.outcome(record.summary, picture if (picture := _curve(directory)).exists() else None)
+    tracker.outcome(masked(record.summary), picture if (picture := _curve(directory)).exists() else None)
     at.over = True
 
 
@@ -85,16 +92,14 @@ def _curve(directory: RunDirectory) -> Path:
     return directory.path / "learning_curve.png"
 
 
-def _updates(curves: Curves, after: int) -> Iterator[tuple[int, Mapping[str, float]]]:
-    for place, update in enumerate(curves.updates):
-        if update <= after:
-            continue
-        told: dict[str, float | None] = {f"tasks/{name}": rates[place] for name, rates in curves.by_task.items()}
-        for name, values in curves.series.items():
-            if not name.startswith(_TRAINER):
-                section = "trainer" if f"{_TRAINER}{name}" in curves.series else "run"
-                told[name.replace(".", "/") if "." in name else f"{section}/{name}"] = values[place]
-        yield update, {name: value for name, value in told.items() if value is not None and math.isfinite(value)}
+def _numbers(curves: Curves, update: int) -> Mapping[str, float]:
+    place = bisect.bisect_left(curves.updates, update)
+    told: dict[str, float | None] = {f"tasks/{name}": rates[place] for name, rates in curves.by_task.items()}
+    for name, values in curves.series.items():
+        if not name.startswith(_TRAINER):
+            section = "trainer" if f"{_TRAINER}{name}" in curves.series else "run"
+            told[name.replace(".", "/") if "." in name else f"{section}/{name}"] = values[place]
+    return {name: value for name, value in told.items() if value is not None and math.isfinite(value)}
 
 
 def _held_out(point: EvaluationPoint) -> Mapping[str, float]:

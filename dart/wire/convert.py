@@ -345,14 +345,15 @@ def generation_from_proto(message: spb.Generated) -> t.Generation:
 def trajectory_to_proto(
     trajectory: t.Trajectory, advantages: Sequence[float], fate: str, with_images: bool
 ) -> tpb.Trajectory:
-    """`advantages`: one per step, or none."""
+    """`advantages`: one per step, or none. `with_images`: with each picture's bytes, at the first step that has it."""
+    sent: set[bytes] = set()
     message = tpb.Trajectory(
         task=task_to_proto(trajectory.task),
         termination=_TERMINATIONS[trajectory.termination],
         fate=fate,
         started_unix_seconds=trajectory.started,
         finished_unix_seconds=trajectory.finished,
-        steps=[step_to_proto(step, with_images) for step in trajectory.steps],
+        steps=[step_to_proto(step, with_images, sent) for step in trajectory.steps],
         advantages=advantages,
         **_values(trajectory, _TRAJECTORY),
     )
@@ -361,10 +362,15 @@ def trajectory_to_proto(
     return message
 
 
-def step_to_proto(step: t.Step, with_images: bool) -> tpb.Step:
+def step_to_proto(step: t.Step, with_images: bool, sent: set[bytes]) -> tpb.Step:
+    """`sent`: digests of pictures whose bytes come with an earlier step. This step's are added."""
     g = step.generation
+    images = []
+    for image in step.images:
+        images.append(image_to_proto(image, with_images and image.sha256 not in sent))
+        sent.add(image.sha256)
     return tpb.Step(
-        images=[image_to_proto(image, with_images) for image in step.images],
+        images=images,
         prompt_token_ids=g.prompt_token_ids,
         token_ids=g.token_ids,
         logprobs=g.logprobs,

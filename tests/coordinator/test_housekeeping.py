@@ -276,7 +276,7 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
     keeping = asyncio.create_task(rig.keeping().run())
     rig.run.lock_file.unlink()
     told: dict[str, str] = {}
-    async for event in rig.journal.watch(0):
+    async for event in rig.journal.watch(0, rig.database):
         told[event.kind] = event.json
         if {"lock_renewed", "screenshots_removed"} <= told.keys():
             break
@@ -284,7 +284,7 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
     rig.database.patience.told(40.0, False)
     rig.database.patience.told(50.0, False)
     rig.database.patience.told(75.0, True)
-    async for event in rig.journal.watch(0):
+    async for event in rig.journal.watch(0, rig.database):
         told[event.kind] = event.json
         if "database_unlocked" in told:
             break

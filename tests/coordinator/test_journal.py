@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
+
 from dart.commands.plot import read_metrics
 from dart.coordinator.service.journal import Journal
 from dart.rundir import RunDirectory
@@ -50,20 +52,36 @@ def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
     assert [event["update"] for event in updates] == [1, 2]
 
 
-async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl", first_sequence=5)
-    journal.event("phase", phase="training")
-    seen: list[tuple[int, str]] = []
+async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an earlier process, no longer in memory, not in the database yet, and live."""
+    monkeypatch.setattr("dart.coordinator.service.journal.KEPT_EVENTS", 3)
+    monkeypatch.setattr("dart.coordinator.service.journal.PAGE_EVENTS", 2)
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "test", {}, started=0.0)
+        earlier = Journal(tmp_path / "metrics.jsonl")
+        for update in range(1, 6):
+            earlier.event("update", update=update)
+        await earlier.flush(database)
+        earlier.close()
+        journal = Journal(tmp_path / "metrics.jsonl", first_sequence=6)
+        for update in range(6, 16):
+            journal.event("update", update=update)
+            if update == 11:
+                await journal.flush(database)
+        assert len(journal._events) == 3 + 4
+        seen: list[tuple[int, int]] = []
 
-    async def watch() -> None:
-        async for event in journal.watch(0):
-            seen.append((event.sequence, event.kind))
-            if len(seen) == 2:
-                return
+        async def watch() -> None:
+            async for event in journal.watch(2, database):
+                seen.append((event.sequence, json.loads(event.json)["update"]))
+                if event.sequence == 3:  # a watcher that is slower than the run
+                    await journal.flush(database)
+                if event.sequence == 15:
+                    asyncio.get_running_loop().call_soon(lambda: journal.event("update", update=16))
+                if event.sequence == 16:
+                    return
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        tasks.create_task(watch())
-        await asyncio.sleep(0)
-        journal.event("update", update=1)
-    journal.close()
-    assert seen == [(5, "phase"), (6, "update")]
+        async with asyncio.timeout(20):
+            await watch()
+        journal.close()
+    assert seen == [(number, number) for number in range(2, 17)]

@@ -170,7 +170,7 @@ async def test_a_hung_trainer_behind_a_session_that_lives(tmp_path: Path, capsys
         trained = pb.Trained(assignment=asked[-1].assignment, update=1, weight_version=1, seconds=1.0)
         scene.run.fleet.receive(trainer, pb.SessionRequest(trained=trained))
         async with asyncio.timeout(10):
-            async for event in scene.run.journal.watch(0):
+            async for event in scene.run.journal.watch(0, scene.run.database):
                 if event.kind == "moving" and json.loads(event.json)["kind"] == "trainer":
                     break
         assert scene.run.progress.counts.updates == 1

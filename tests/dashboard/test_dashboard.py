@@ -10,7 +10,9 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 from dashboards.made import SMALL, evaluate, event, execute, small_run
@@ -20,6 +22,8 @@ from dart.dashboard.library import Library
 from dart.dashboard.live import Streams
 from dart.inspection.inspector import Inspector, Pulse
 from dart.rundir import RunDirectory
+from dart.v1 import control_pb2 as cpb
+from dart.v1 import control_pb2_grpc
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 
@@ -76,6 +80,14 @@ async def test_every_page_has_its_data(client: httpx.AsyncClient, run: RunDirect
         text = "".join([part async for part in stream.aiter_text()])
     assert "event: status" in text
     assert "event: ended" in text
+
+
+async def test_a_directory_that_was_renamed_is_opened_as_it_is_listed(run: RunDirectory, tmp_path: Path) -> None:
+    renamed = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "renamed")))
+    async with client_of(renamed) as client:
+        (row,) = (await client.get("/api/runs")).json()
+        overview = (await client.get(f"/api/runs/{row['id']}")).json()
+        assert (row["id"], overview["run"]) == ("renamed", row)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +238,61 @@ async def test_elsewhere_than_on_loopback_a_token_is_needed(run: RunDirectory) -
         assert (await client.get("/api/runs")).status_code == 200
         elsewhere = await client.get("//evil.example/?token=correct+horse")
         assert not elsewhere.headers.get("location", "/").startswith("//")
+
+
+async def test_two_dashboards_of_one_host_keep_their_visitors(run: RunDirectory) -> None:
+    hosts = {"gpu-7.example:8700": "one", "gpu-7.example:8701": "two"}
+    cookies = httpx.Cookies()  # a browser's, which knows no ports
+    for host, token in hosts.items():
+        async with client_of(run, token=token, host=host) as client:
+            await client.get(f"/?token={token}")
+            cookies.update(client.cookies)
+    for host, token in hosts.items():
+        async with client_of(run, token=token, host=host) as client:
+            client.cookies = cookies
+            assert (await client.get("/api/runs")).status_code == 200
+
+
+class Coordinator(control_pb2_grpc.ControlServiceServicer):
+    """Notes the tokens that it is sent."""
+
+    def __init__(self) -> None:
+        self.tokens: list[object] = []
+
+    def _note(self, context: Any) -> None:
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+
+    async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
+        self._note(context)
+        return cpb.GetStatusResponse(run_id="run", phase="training")
+
+    async def Pause(self, request: cpb.PauseRequest, context: Any) -> cpb.PauseResponse:
+        self._note(context)
+        return cpb.PauseResponse()
+
+
+async def test_each_run_is_asked_with_its_own_token(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DART_TOKEN", "another-run's")
+    run = RunDirectory(Path(shutil.copytree(run.path, tmp_path / run.name)))
+    coordinator, server, token = Coordinator(), grpc.aio.server(), tmp_path / "control.token"
+    control_pb2_grpc.add_ControlServiceServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    config = json.dumps({"server": {"tokens": {"control": f"file:{token}"}}})
+    address = f"127.0.0.1:{port}"
+    execute(run, ("update runs set state = 'running', control_address = ?, config_json = ?", (address, config)))
+    with run.lock():
+        async with client_of(run) as client:
+            for own, sent in ((None, "another-run's"), ("own", "own")):
+                if own:
+                    token.write_text(own)
+                assert (await client.get(f"/api/runs/{run.name}/status")).json()["live"]
+                assert (await client.post(f"/api/runs/{run.name}/pause")).status_code == 200
+                assert coordinator.tokens == [f"Bearer {sent}"] * 2
+                coordinator.tokens.clear()
+    await server.stop(None)
 
 
 async def test_no_secret_is_sent(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dart.errors import UserError
 from dart.inspection import opening
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
-from dart.inspection.runs import list_runs
+from dart.inspection.runs import SECRET, list_runs, masked
 from dart.rundir import RunDirectory
 
 OLD = Path(__file__).parents[1] / "store" / "schema_0002.sql"
@@ -272,6 +272,34 @@ async def test_bytes_of_an_endpoint_are_no_tokens_of_the_model(run: RunDirectory
     execute(run, ("update runs set config_json = json_set(config_json, '$.vocabulary', null)", ()))
     async with opened(run) as it:
         assert not (await it.overview()).token_texts and (await it.trajectory(first)).steps[0].token_texts is None
+
+
+def test_a_config_is_masked_whatever_its_secrets_are_called_and_look_like() -> None:
+    environment = {"kind": "webapps", "options": {"api_key": "abc/def==", "apiToken": "x", "keys": ["ENTER"]}}
+    config = {
+        "environment": environment,
+        "rollout": {"environment": {"HF_TOKEN": "hf_1", "HTTPS_PROXY": "http://me:pw@proxy"}, "max_tokens": 512},
+        "server": {"tls_key": "/etc/tls.key", "tokens": {"control": "env:CONTROL"}, "token": "file:/run/token"},
+        "cluster": {"k8s": {"values": {"coordinator": {"environment": {"PGPASSWORD": "pw"}}}}},
+    }
+    hidden = {
+        "environment": environment | {"options": {"api_key": SECRET, "apiToken": SECRET, "keys": ["ENTER"]}},
+        "rollout": {"environment": {"HF_TOKEN": SECRET, "HTTPS_PROXY": SECRET}, "max_tokens": 512},
+        "server": config["server"] | {"tls_key": SECRET},
+        "cluster": {"k8s": {"values": {"coordinator": {"environment": {"PGPASSWORD": SECRET}}}}},
+    }
+    assert masked(config) == hidden
+    assert masked({"run": "r", "config": config}) == {"run": "r", "config": hidden}, "in a summary"
+
+
+async def test_neither_the_config_nor_the_summary_shows_a_secret(run: RunDirectory) -> None:
+    config = {"rollout": {"environment": {"HF_TOKEN": "hf_1"}}}
+    told = (json.dumps(config), json.dumps({"config": config, "updates": 3}))
+    execute(run, ("update runs set config_json = ?, summary_json = ?", told))
+    async with opened(run) as it:
+        overview = await it.overview()
+    assert overview.summary == {"config": overview.config, "updates": 3}
+    assert overview.config == {"rollout": {"environment": {"HF_TOKEN": SECRET}}}
 
 
 async def test_missing_screenshots_are_told(run: RunDirectory) -> None:

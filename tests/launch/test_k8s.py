@@ -54,6 +54,14 @@ def test_a_run_that_samples_nothing_has_no_env_workers_and_replicas() -> None:
     assert {"env", "rollout"}.isdisjoint(values(parse(imitation)))
 
 
+@pytest.mark.parametrize(("interrupt_seconds", "grace"), [(3.0, 60), (30.5, 61), (600.0, 630)])
+def test_the_coordinator_has_the_time_that_its_checkpoint_may_take(interrupt_seconds: float, grace: int) -> None:
+    told = values(parse(RUN | {"checkpoint": {"interrupt_seconds": interrupt_seconds}}))
+    assert isinstance(told["coordinator"], dict) and isinstance(told["train"], dict)
+    assert told["coordinator"]["terminationGracePeriodSeconds"] == grace
+    assert "terminationGracePeriodSeconds" not in told["train"], "that of the chart"
+
+
 def test_other_values_win_key_by_key() -> None:
     told = values(parse(cluster(values={"env": {"count": 5}, "images": {"pullSecrets": ["mine"]}, "user": 7})))
     assert isinstance(told["env"], dict) and isinstance(told["images"], dict)

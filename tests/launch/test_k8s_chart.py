@@ -15,6 +15,7 @@ from launching.charts import MISSING, PYTHON, VERSIONS, manifests, render
 
 from dart.config import parse
 from dart.config.run import TokenRole
+from dart.coordinator.fleet.environments import NOT_BUSY
 from dart.core.status import Status, TimeSpent
 from dart.core.usage import EnvState
 from dart.dashboard.metrics import exposition
@@ -141,8 +142,9 @@ def test_the_autoscaler_asks_for_metrics_that_the_dashboard_has() -> None:
     said = exposition([Status("demo", "training", env_time=TimeSpent({EnvState.IDLE: 2.0}))]).decode()
     (series,) = re.findall(r'^(dart_environments_slot_seconds_total{run="demo")', said, re.MULTILINE)
     assert query.count(series) == 2
-    (without,) = re.findall(r'state!~"([^"]*)"', query)
-    assert set(without.split("|")) == {EnvState.IDLE, EnvState.QUEUED, EnvState.RESTING}
+    busy, absent = (set(names.split("|")) for names in re.findall(r'state[=!]~"([^"]*)"', query))
+    assert busy == set(EnvState) - NOT_BUSY - {EnvState.QUEUED} | {EnvState.RENEWING}
+    assert absent == {EnvState.LOST, EnvState.MISSING}, "nobody could use them"
 
 
 def test_the_schemas_are_strict() -> None:

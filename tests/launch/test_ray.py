@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,8 +24,11 @@ import yaml
 from click.testing import CliRunner
 
 from dart.cli import main
+from dart.config import load
 from dart.config.cluster import Needs, Ray
-from dart.launch.plan import Group
+from dart.launch.plan import Group, plan
+from dart.launch.ray import Driver, _Signals
+from dart.launch.ray_cluster import RayCluster
 from dart.launch.supervisor import Order
 from dart.rundir import RunDirectory
 
@@ -241,8 +245,6 @@ def test_two_runs_on_one_cluster_end_whole_one_by_ctrl_c_and_one_killed(cluster:
 @needs_ray
 def test_each_replica_and_rank_gets_gpus_of_its_own_from_ray(cluster: Any, tmp_path: Path) -> None:
     """Nodes that claim to have GPUs: what Ray assigns, as the processes see it."""
-    from dart.launch.ray_cluster import RayCluster
-
     cluster.add_node(num_cpus=8, num_gpus=4)
     cluster.add_node(num_cpus=8, num_gpus=4)
     groups = (
@@ -293,6 +295,17 @@ def test_what_would_be_started_is_shown_without_ray(tmp_path: Path) -> None:
     assert (train["count"], train["gpus"], train["memory_gb"]) == (2, 1, 64.0)
     assert train["environment"]["WORLD_SIZE"] == "2" and "--role train" in train["command"]
     assert not (tmp_path / "r").exists()
+
+
+def test_the_coordinator_is_ended_no_sooner_than_its_checkpoint_may_take() -> None:
+    config = load(DEMO, ("cluster.device=cpu", "checkpoint.interrupt_seconds=600"))
+    driver = Driver(config, plan(config), None, RayCluster(config.cluster.ray, ()), _Signals())
+    actor = SimpleNamespace(stop=SimpleNamespace(remote=lambda _, seconds: seconds))
+    for name in ("coordinator", "env-0"):
+        driver.processes[name].actor, driver.processes[name].running = actor, True
+        driver._stop(driver.processes[name])
+    given = {awaited.process.name: seconds for seconds, awaited in driver._pending.items()}
+    assert given == {"coordinator": 630.0, "env-0": 10.0}
 
 
 def test_client_certificates_are_refused(tmp_path: Path) -> None:

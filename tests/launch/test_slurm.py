@@ -96,6 +96,41 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     assert not done.stdout
 
 
+# ---- one process of it ----
+
+
+def process(run: Path, part: str, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script as srun does for one task, with the lines of bash in place of Python and no pause."""
+    run.mkdir(exist_ok=True)
+    stand_in, file = run / "stand-in", run / "job.sbatch"
+    stand_in.write_text(f'#!/bin/bash\nrun={run}\necho "$*" >> "$run/started"\n{program}\n')
+    stand_in.chmod(0o755)
+    slurm = {"python": str(stand_in)}
+    text = script(parse(SETTINGS | {"cluster": {"slurm": slurm}}), run)
+    file.write_text(text.replace("pause_seconds=5", "pause_seconds=0"))
+    return subprocess.run(
+        ["bash", str(file), part], env=os.environ | {"SLURM_PROCID": "0"} | environment,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_bad_input_is_no_reason_to_start_again_and_a_lost_trainer_is_wherever_the_database_is(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    assert process(bad, "coordinator", "exit 2").returncode == 2 and started(bad, "coordinator") == 1
+    begun = tmp_path / "begun"
+    lost = 'if [ -e "$run/config.yaml" ]; then touch "$run/summary.json"; else touch "$run/config.yaml"; exit 2; fi'
+    assert process(begun, "coordinator", lost).returncode == 0 and started(begun, "coordinator") == 2
+
+
+def test_a_worker_gets_no_token_of_the_shell_that_submitted(tmp_path: Path) -> None:
+    exported = {"DART_TOKEN": "control", "DART_VIEW_TOKEN": "view"}
+    tells = 'echo "${DART_TOKEN-none} ${DART_VIEW_TOKEN-none}" >> "$run/tokens"; touch "$run/summary.json"'
+    for part, seen in (("env", "none none"), ("coordinator", "control view")):
+        done = process(tmp_path / part, part, tells, **exported)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / part / "tokens").read_text().strip() == seen
+
+
 # ---- wrong use ----
 
 
@@ -197,7 +232,7 @@ STAND_IN = """#!/bin/bash
 run={run}
 echo "$*" >> "$run/started"
 case "$*" in
-*" coordinator "*) touch "$run/run.db"; {coordinator} ;;
+*" coordinator "*) touch "$run/config.yaml"; {coordinator} ;;
 *" train "*)
     echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES" >> "$run/ranks"
     sleep 600 ;;

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner, Result
 from dashboards.made import event, execute, small_run
+from pydantic import JsonValue
 from tracking.read_back import SWANLAB, read_back
 
 from benchmarks.dashboard.made_run import Shape
@@ -24,6 +25,7 @@ from dart.commands.track import last_words
 from dart.config.run import TrackerKind
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves
+from dart.inspection.runs import SECRET
 from dart.rundir import RunDirectory
 from dart.trackers import base
 from dart.trackers.following import FRAME_WIDTH, FRAMES, sheet
@@ -141,43 +143,75 @@ def test_only_what_is_new_is_sent(run: RunDirectory) -> None:
     assert read_back("tensorboard", run.path)["run/success_rate"][6] == 0.5
 
 
-class Failing:
-    """A tracker whose server goes away at the third update."""
+class Recording:
+    """A tracker that keeps what it is told. Its server goes away at the update `failing_at`."""
+
+    told: list[tuple[int, Mapping[str, float]]]
+    pictured: list[int]
+    outcomes: list[Mapping[str, JsonValue]]
+    failing_at: int | None
 
     def __init__(self, tracked: base.Tracked) -> None: ...
 
     def numbers(self, update: int, values: Mapping[str, float]) -> None:
-        if update == 3 and not FIXED:
+        if update == self.failing_at:
             raise ConnectionError("the server is gone")
-        TOLD.append(update)
+        self.told.append((update, values))
 
-    def pictures(self, update: int, pictures: Any) -> None: ...
+    def pictures(self, update: int, pictures: Any) -> None:
+        self.pictured.append(update)
 
-    def outcome(self, summary: Any, curve: Any) -> None: ...
+    def outcome(self, summary: Mapping[str, JsonValue], curve: Any) -> None:
+        self.outcomes.append(summary)
 
     def close(self) -> None: ...
 
 
-TOLD: list[int] = []
-FIXED: list[bool] = []
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> type[Recording]:
+    """`--to recording`."""
+    module = types.ModuleType("recording_tracker")
+    module.Recording = Recording  # type: ignore[attr-defined]
+    Recording.told, Recording.pictured, Recording.outcomes, Recording.failing_at = [], [], [], None
+    monkeypatch.setitem(sys.modules, "recording_tracker", module)
+    monkeypatch.setitem(base.KINDS, "recording", base._Kind("recording_tracker", "Recording", ""))
+    return Recording
 
 
 def test_one_that_fails_is_told_once_and_goes_on_later_where_it_was(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, recording: type[Recording]
 ) -> None:
     pytest.importorskip("tensorboardX")
-    module = types.ModuleType("failing_tracker")
-    module.Failing = Failing  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "failing_tracker", module)
-    monkeypatch.setitem(base.KINDS, "failing", base._Kind("failing_tracker", "Failing", ""))
-    done = track(run, "--to", "failing", "--to", "tensorboard")
+    recording.failing_at = 3
+    done = track(run, "--to", "recording", "--to", "tensorboard")
     assert done.exit_code == 2
-    assert "tracker failing failed: ConnectionError: the server is gone" in done.output
+    assert "tracker recording failed: ConnectionError: the server is gone" in done.output
     assert "tensorboard: 6 updates and evaluations sent" in done.output, "the others go on"
-    assert TOLD == [1, 2]
-    FIXED.append(True)
-    assert track(run, "--to", "failing").exit_code == 0
-    assert TOLD == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
+    assert [update for update, _ in recording.told] == [1, 2]
+    recording.failing_at = None
+    assert track(run, "--to", "recording").exit_code == 0
+    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
+
+
+def test_updates_that_a_resumed_run_makes_again_are_sent_again(run: RunDirectory, recording: type[Recording]) -> None:
+    pictures = json.dumps({"pictures": 1, "pictures_every_updates": 2})
+    execute(run, ("update runs set config_json = json_set(config_json, '$.tracking', json(?))", (pictures,)))
+    track(run, "--to", "recording")
+    assert recording.pictured == [5]
+    recording.told.clear()
+    for number, update in enumerate((4, 5)):
+        event(run, 9_001 + number, "update", json.dumps({"update": update, "success_rate": 0.125, "trajectories": 240}))
+    assert "recording: 2 updates and evaluations sent" in track(run, "--to", "recording").output
+    assert [(update, values["run/success_rate"]) for update, values in recording.told] == [(4, 0.125), (5, 0.125)]
+    assert recording.pictured == [5, 5], "the policy that went on is shown, too"
+    assert "recording: 0 updates and evaluations sent" in track(run, "--to", "recording").output
+
+
+def test_the_outcome_has_no_secrets(run: RunDirectory, recording: type[Recording]) -> None:
+    summary = {"updates": 5, "config": {"rollout": {"environment": {"HF_TOKEN": "hf_1"}}}}
+    execute(run, ("update runs set summary_json = ?", (json.dumps(summary),)))
+    track(run, "--to", "recording")
+    assert recording.outcomes == [{"updates": 5, "config": {"rollout": {"environment": {"HF_TOKEN": SECRET}}}}]
 
 
 def test_the_cause_is_what_train_prints_at_its_end(

@@ -17,6 +17,7 @@ from dart.errors import UserError
 from dart.store.database import Database
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
+from dart.wire.channel import MAX_MESSAGE_BYTES
 from dart.wire.convert import task_from_proto, trajectory_to_proto
 from dart.wire.rules import REQUESTS, shortened
 from dart.wire.status import status_to_proto
@@ -50,7 +51,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: cpb.WatchEventsRequest, context: Any
     ) -> AsyncIterator[cpb.WatchEventsResponse]:
         await self._admit(request, context)
-        async for event in self._journal.watch(request.from_sequence):
+        async for event in self._journal.watch(request.from_sequence, self._database):
             yield cpb.WatchEventsResponse(
                 sequence=event.sequence, unix_seconds=event.unix_seconds, kind=event.kind, json=event.json
             )
@@ -82,10 +83,18 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         with_images = request.with_images and stored.screenshots_kept
         if with_images:
             stored = await self._database.with_images(stored)
-        return cpb.GetTrajectoryResponse(
+        answer = cpb.GetTrajectoryResponse(
             trajectory=trajectory_to_proto(stored.trajectory, stored.advantages, stored.fate, with_images),
             screenshots_removed=not stored.screenshots_kept,
         )
+        if (size := answer.ByteSize()) > MAX_MESSAGE_BYTES:
+            remedy = "ask for it without with_images, and see its screenshots" if with_images else "look at it"
+            why = (
+                f"trajectory {request.id!r} is {size:,} bytes, and the limit is {MAX_MESSAGE_BYTES:,}: {remedy} with "
+                "`dart view` or `dart show`"
+            )
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        return answer
 
     async def SubmitTasks(self, request: cpb.SubmitTasksRequest, context: Any) -> cpb.SubmitTasksResponse:
         await self._admit(request, context)

@@ -1,8 +1,8 @@
 """The run's record of itself: every event in order, in metrics.jsonl, in the database and for watchers.
 
-An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to all watchers. The last
-`KEPT_EVENTS` stay in memory, so that a watcher may resume from any of them. Every line and every row is valid JSON;
-numbers that are not finite become null.
+An event goes to metrics.jsonl at once, to the database in batches (`write_events`), and to all watchers. In memory are
+those that the database has not got yet, and the last `KEPT_EVENTS`; a watcher of older ones reads them in the database.
+Every line and every row is valid JSON; numbers that are not finite become null.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dart.store.database import Database
 from dart.store.records import Event
 
 KEPT_EVENTS = 2_000
+PAGE_EVENTS = 1_000
+"""Read from the database at once, for a watcher."""
 
 
 def ends_within_a_line(path: Path) -> bool:
@@ -41,7 +43,7 @@ class Journal:
         if ends_within_a_line(path):
             self._file.write("\n")
         self._next = first_sequence
-        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._events: deque[Event] = deque()
         self._unwritten: list[Event] = []
         self._news = asyncio.Event()
 
@@ -74,11 +76,21 @@ class Journal:
         """Let readers of metrics.jsonl see the last lines now, because the database takes no events for a while."""
         self._file.flush()
 
-    async def watch(self, from_sequence: int) -> AsyncIterator[Event]:
-        """Events from a sequence number on, then live ones. Events that are no longer in memory are left out."""
+    @property
+    def _oldest(self) -> int:
+        """Number of the oldest event in memory. The database has all before it."""
+        return self._events[0].sequence if self._events else self._next
+
+    async def watch(self, from_sequence: int, database: Database) -> AsyncIterator[Event]:
+        """Events from a sequence number on, then live ones. Left out are those that `retention` has removed."""
         at = from_sequence
         while True:
             news = self._news
+            while at < (oldest := self._oldest):
+                page = await database.events_since(at, PAGE_EVENTS)
+                at = page[-1].sequence + 1 if page else oldest
+                for event in page:
+                    yield event
             for event in [e for e in self._events if e.sequence >= at]:
                 at = event.sequence + 1
                 yield event
@@ -97,6 +109,8 @@ class Journal:
         self._file.flush()
         batch, self._unwritten = self._unwritten, []
         await database.append_events(batch)
+        while len(self._events) > KEPT_EVENTS + len(self._unwritten):
+            self._events.popleft()
 
     def close(self) -> None:
         self._file.close()
