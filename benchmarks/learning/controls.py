@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import fmean
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.trials import base, command, findings, showing, sweep
@@ -112,7 +111,7 @@ def show_temperatures(at: Mapping[float, Mapping[str, float]]) -> None:
     table = Table("base policy at temperature", *levels, title="held-out success without any training")
     for temperature, found in at.items():
         table.add_row(f"{temperature:g}", *(f"{found[level]:.1%}" for level in levels))
-    Console().print(table)
+    showing.console().print(table)
 
 
 if __name__ == "__main__":

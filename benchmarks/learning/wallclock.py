@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
+from benchmarks.trials import showing
 from benchmarks.trials.command import Experiment, main
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.inference import estimate
@@ -153,7 +154,6 @@ def _each(
 
 
 def show(found: Mapping[str, JSON]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     seconds, ratios = found["seconds"], found["ratios"]
@@ -165,7 +165,7 @@ def show(found: Mapping[str, JSON]) -> None:
             assert isinstance(of, Mapping)
             said = ["never" if time is None else f"{time:.0f}" for time in of.values()]
             table.add_row(target, arm, ", ".join(said))
-    Console().print(table)
+    showing.console().print(table)
     for one in ratios:
         print(said_of(Ratio(**one)))
 

@@ -82,9 +82,11 @@ def _p_value(difference: Estimate) -> float | None:
 def _welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     if min(len(one), len(other)) < 2:
         return None
-    if statistics.variance(one) == statistics.variance(other) == 0.0:  # t is infinite, or 0/0
-        return 1.0 if one[0] == other[0] else 0.0
-    return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    (mean, sd), (other_mean, other_sd) = ((statistics.fmean(them), statistics.stdev(them)) for them in (one, other))
+    if sd == other_sd == 0.0:  # t is infinite, or 0/0
+        return 1.0 if mean == other_mean else 0.0
+    test = stats.ttest_ind_from_stats(mean, sd, len(one), other_mean, other_sd, len(other), equal_var=False)
+    return float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 
 EVERY = 5
 """Of a curve's points, one of so many is drawn."""
+WIDTH = 240
+"""Columns of a table that is no terminal's."""
 
 
 def told(found: Estimate) -> pages.Estimate:
     return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+
+
+def console() -> Console:
+    """A terminal of its own width; in a file or a pipe, wide enough for what the tables hold."""
+    found = Console()
+    return found if found.is_terminal else Console(width=WIDTH)
 
 
 def show_arms(rows: Sequence[ArmRow], title: str) -> None:
@@ -39,7 +47,7 @@ def show_arms(rows: Sequence[ArmRow], title: str) -> None:
             f"{row.env_steps.mean:.0f}", f"{row.updates.mean:.0f}", f"{row.staleness.mean:.1f}",
             f"{row.stale.mean:.1%}", f"{row.pooled.mean:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
 
 
 def show_findings(found: Sequence[Finding]) -> None:
@@ -50,7 +58,7 @@ def show_findings(found: Sequence[Finding]) -> None:
             one.endpoint, f"{one.reference} - {one.arm}", points(told(one.difference)),
             p_value(one.p), p_value(one.p_holm), p_value(one.p_unpaired), smallest, str(one.difference.n),
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
 
 
 def say_if_incomplete(missing: Sequence[tuple[str, int]], total: int) -> None:
