@@ -283,16 +283,18 @@ async def test_each_run_is_asked_with_its_own_token(
     config = json.dumps({"server": {"tokens": {"control": f"file:{token}"}}})
     address = f"127.0.0.1:{port}"
     execute(run, ("update runs set state = 'running', control_address = ?, config_json = ?", (address, config)))
-    with run.lock():
-        async with client_of(run) as client:
-            for own, sent in ((None, "another-run's"), ("own", "own")):
-                if own:
-                    token.write_text(own)
-                assert (await client.get(f"/api/runs/{run.name}/status")).json()["live"]
-                assert (await client.post(f"/api/runs/{run.name}/pause")).status_code == 200
-                assert coordinator.tokens == [f"Bearer {sent}"] * 2
-                coordinator.tokens.clear()
-    await server.stop(None)
+    try:
+        with run.lock():
+            async with client_of(run) as client:
+                for own, sent in ((None, "another-run's"), ("own", "own")):
+                    if own:
+                        token.write_text(own)
+                    assert (await client.get(f"/api/runs/{run.name}/status")).json()["live"]
+                    assert (await client.post(f"/api/runs/{run.name}/pause")).status_code == 200
+                    assert coordinator.tokens == [f"Bearer {sent}"] * 2
+                    coordinator.tokens.clear()
+    finally:
+        await server.stop(None)
 
 
 async def test_no_secret_is_sent(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,14 +88,13 @@ def test_wrong_input_is_told_in_its_own_words(coordinator: Running, threads: Thr
 
 
 def test_a_machine_that_cannot_start_a_process_says_why(
-    coordinator: Running, threads: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor, run, order = coordinator
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
-    listens = threads.submit(supervisor.listening, 1, str(run.path))
     end = supervisor.run(1, order)
     assert end.code is None and "it cannot be started there: [Errno 2]" in str(end)
-    assert listens.result(HANG_SECONDS) is None
+    assert supervisor.listening(1, str(run.path)) is None
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
