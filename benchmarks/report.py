@@ -410,6 +410,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "sensitivity": sensitivity,
     **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
     **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
+    "learning_pieces": partial(learning, "ablation", pages.pieces),
     "learning_temperatures": partial(learning, "controls", pages.temperatures),
     "learning_alignment_collapses": partial(learning, "alignment", pages.collapses),
     "learning_wallclock": partial(learning, "wallclock", pages.times),

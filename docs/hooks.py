@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 DESCRIPTORS = ROOT / "build" / "protocol.binpb"
 """The compiled .proto files with their comments; `make docs` makes it."""
 FROM_ELSEWHERE = {"security.md": "SECURITY.md", "contributing.md": "CONTRIBUTING.md"}
-PICTURES = ("benchmarks/results/sensitivity.png", "benchmarks/results/ablation.png")
+RESULTS = "benchmarks/results/"
+PICTURES = ("sensitivity.png", "ablation.png")
+"""Below RESULTS; on the site they lie beside the pages, `learning/x.png` as `learning-x.png`."""
 _SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 Comments = Mapping[tuple[int, ...], str]
 
@@ -30,16 +32,19 @@ def on_files(files: Files, config: Any) -> Files:
     for page, text in {**pages, "protocol.md": protocol()}.items():
         files.append(File.generated(config, page, content=text))
     for picture in PICTURES:
-        name = Path(picture).name
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / picture)))
+        files.append(File.generated(config, _flat(picture), abs_src_path=str(ROOT / RESULTS / picture)))
     return files
+
+
+def _flat(picture: str) -> str:
+    return picture.replace("/", "-")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links that leave docs/ in the repository lead to the pages made here."""
     for page, source in FROM_ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source})", f"]({page})").replace(f"]({source})", f"]({page})")
-    markdown = re.sub(r"\]\(\.\./benchmarks/results/([a-z_]+\.png)\)", r"](\1)", markdown)
+    markdown = re.sub(rf"\]\(\.\./{RESULTS}([a-z_/]+\.png)\)", lambda found: f"]({_flat(found[1])})", markdown)
     return markdown.replace("](docs/", "](")
 
 

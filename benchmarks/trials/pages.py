@@ -110,6 +110,27 @@ def comparisons(found: Results) -> Table:
     return head, rows + _incomplete(found, len(head))
 
 
+def pieces(found: Results) -> Table:
+    """Each arm at the primary endpoints, and by how much the whole algorithm is above it: the table of the README."""
+    primary = list(dict.fromkeys(one["endpoint"] for one in found["comparisons"] if one["primary"]))
+    head = ("held-out success", *(column for name in primary for column in (name, "below the whole by")))
+    rows = []
+    for row in sorted(found["arms"], key=lambda row: -row["endpoints"][primary[0]]["mean"]):
+        cells = [row["arm"]]
+        for name in primary:
+            below = [one for one in found["comparisons"] if (one["endpoint"], one["arm"]) == (name, row["arm"])]
+            cells += [percent(row["endpoints"][name]), "; ".join(map(_below, below))]
+        rows.append(cells)
+    return head, rows + _incomplete(found, len(head))
+
+
+def _below(one: Comparison) -> str:
+    difference = one["difference"]
+    low, high = difference["low"], difference["high"]
+    interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
+    return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(one['p_holm'])}".replace("= <", "<")
+
+
 def collapses(found: Results) -> Table:
     """Every run's course, and Fisher's exact test over seeds."""
     head = ("arm", "seed", "peak", "lowest after it", "last", "below half its peak at update")
