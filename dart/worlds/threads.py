@@ -89,11 +89,16 @@ class Threaded(Env):
         """Start a thread and call `make` on it. If the caller gives up, what `make` still returns is closed."""
         thread = _Thread(name)
         made: list[SyncEnv] = []
+
+        def close() -> None:
+            for env in made:
+                env.close()
+
         try:
             await thread.call(lambda: made.append(make()))
             return cls(thread, made[0])
         except BaseException:  # cancelled too: without its environment nobody would end the thread
-            thread.put(lambda: [env.close() for env in made])
+            thread.put(close)
             thread.end()
             raise
 
