@@ -25,7 +25,8 @@ from dart.processes.gpus import gpus_here, place
 from dart.trackers.base import KINDS, installed
 from dart.worlds.plugs import find, read_options
 
-ARCHITECTURES = ("Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
+ARCHITECTURES = ("Qwen3VLForConditionalGeneration", QWEN2_5)
 
 
 def doctor(config_path: Path | None, overrides: Sequence[str] = ()) -> None:
@@ -175,6 +176,12 @@ def _model(config: Config) -> str | None:
         return (
             f"{field}: architecture {', '.join(architectures) or 'unnamed'} is not supported: "
             f"use one of {', '.join(ARCHITECTURES)}"
+        )
+    if config.agent.grammar == "qwen3_vl" and QWEN2_5 in architectures:
+        return (
+            f"{field}: agent.grammar qwen3_vl reads coordinates on a grid of 0 to 999, as Qwen3-VL writes them, and "
+            f"{QWEN2_5} writes pixels, so that its clicks would land elsewhere: use agent.grammar: ui_tars with a "
+            "UI-TARS model, or a Qwen3-VL"
         )
     if not list(folder.glob("*.safetensors")):
         return f"{field}: the folder has no *.safetensors: save the model with save_pretrained"

@@ -72,7 +72,9 @@ class Agent(Section):
         "accepts one form alone, for models that are trained on it from the start.",
     )
     coordinates: Literal["pixels", "thousand"] = Field(
-        "pixels", description="UI-TARS 1.5 uses pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid."
+        "pixels",
+        description="UI-TARS 1.5 uses pixels of the resized screenshot, UI-TARS 1.0 a 0-1000 grid. Only for "
+        "`grammar: ui_tars`: `qwen3_vl` has a grid of its own.",
     )
     prompt: str = Field(
         "ui_tars",

@@ -34,6 +34,8 @@ MOST_RESTARTS = 3
 LASTING_SECONDS = 600.0
 """A child that ran for so long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
+ENV_GOODBYE_SECONDS = 15.0
+"""An env worker may have machines to give back. It ends itself `ENDING_SECONDS` after its parent's pipe has closed."""
 TERMINATE_SECONDS = 2.0
 KILLED_SECONDS = 5.0
 """Only the kernel is waited for then: to take down a process with gigabytes takes it a moment."""
@@ -56,6 +58,8 @@ class Child:
     """False: the run goes on without it, however it ends."""
     descriptors: tuple[int, ...] = ()
     """File descriptors that it inherits."""
+    goodbye_seconds: float = GOODBYE_SECONDS
+    """How long it may take to end by itself when the run ends."""
 
 
 def local_children(config: Config, address: str, job: Job) -> list[Child]:
@@ -69,7 +73,8 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
             *(prefix or [sys.executable]), "-m", "dart", "worker",
             "--role", role, "--coordinator", address, "--id", name, "--parent-watch", *tls,
         ]  # fmt: skip
-        return Child(name, command, {**extra, **token}, restart=role != "train")
+        goodbye = ENV_GOODBYE_SECONDS if role == "env" else GOODBYE_SECONDS
+        return Child(name, command, {**extra, **token}, restart=role != "train", goodbye_seconds=goodbye)
 
     children = [child("env", f"env-{n}", {}) for n in range(job.environments(config))]
     gpus = place(config, job, gpus_here())
@@ -182,9 +187,7 @@ class Launcher:
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                await asyncio.gather(*(process.wait() for process in self._processes.values()))
+        await asyncio.gather(*map(self._goodbye, self._children))
         groups = {process.pid for process in self._processes.values()}
         for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, KILLED_SECONDS)):
             groups = {group for group in groups if _signal(group, number)}
@@ -192,6 +195,13 @@ class Launcher:
             while groups and time.monotonic() < until:
                 await asyncio.sleep(LOOK_AT_GROUPS_SECONDS)
                 groups = {group for group in groups if _signal(group, 0)}
+
+    async def _goodbye(self, child: Child) -> None:
+        """Wait until it has ended by itself, as long as it may take."""
+        if (process := self._processes.get(child.name)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(child.goodbye_seconds):
+                    await process.wait()
 
     def _log(self, child: Child) -> Path:
         return self._logs / f"{child.name}.log"

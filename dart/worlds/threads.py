@@ -86,11 +86,19 @@ class Threaded(Env):
 
     @classmethod
     async def start(cls, make: Callable[[], SyncEnv], name: str) -> Threaded:
-        """Start a thread and call `make` on it."""
+        """Start a thread and call `make` on it. If the caller gives up, what `make` still returns is closed."""
         thread = _Thread(name)
+        made: list[SyncEnv] = []
+
+        def close() -> None:
+            for env in made:
+                env.close()
+
         try:
-            return cls(thread, await thread.call(make))
+            await thread.call(lambda: made.append(make()))
+            return cls(thread, made[0])
         except BaseException:  # cancelled too: without its environment nobody would end the thread
+            thread.put(close)
             thread.end()
             raise
 

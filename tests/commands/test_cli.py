@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from dart.commands import doctor
+from dart.config import load
 
 ROOT = Path(__file__).parents[2]
 MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
@@ -96,6 +100,22 @@ def test_other_architecture_is_told(tmp_path: Path) -> None:
     done = dart("train", MINIWOB, "--set", f"model.path={folder}", cwd=tmp_path)
     assert done.returncode == 2
     assert "architecture LlamaForCausalLM is not supported: use one of Qwen3VL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("architecture", "grammar", "message"),
+    [
+        ("Qwen2_5_VLForConditionalGeneration", "ui_tars", "the folder has no *.safetensors"),
+        ("Qwen2_5_VLForConditionalGeneration", "qwen3_vl", "agent.grammar qwen3_vl reads coordinates on a grid"),
+        ("Qwen3VLForConditionalGeneration", "qwen3_vl", "the folder has no *.safetensors"),
+    ],
+)
+def test_an_architecture_that_writes_otherwise_is_told(
+    architecture: str, grammar: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    told = doctor._model(load(Path(MINIWOB), [f"model.path={tmp_path}", f"agent.grammar={grammar}"]))
+    assert told is not None and message in told
 
 
 def test_doctor_finds_a_missing_browser(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dart.processes import gpus, launcher
 from dart.processes.gpus import Placement, gpus_here, place
 from dart.processes.launcher import Child, Launcher, local_children
 from dart.processes.logs import bound, elder
+from dart.processes.settings import ENDING_SECONDS
 
 COUNT = """
 import sys
@@ -190,3 +191,32 @@ async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.Mo
         await running
     engine = Path("/proc") / there.read_text() / "stat"
     assert not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+Path(sys.argv[1]).write_text("there")
+sys.stdin.read()
+time.sleep(float(sys.argv[2]))
+Path(sys.argv[1]).write_text("gave all back")
+"""
+
+
+@pytest.mark.parametrize(("takes", "may_take", "left"), [(0.5, 30.0, "gave all back"), (30.0, 0.1, "there")])
+async def test_each_worker_has_its_time_to_end(tmp_path: Path, takes: float, may_take: float, left: str) -> None:
+    there = tmp_path / "there"
+    child = Child("env-0", [sys.executable, "-c", SLOW, str(there), str(takes)], goodbye_seconds=may_take)
+    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
+    while not there.exists() or not there.read_text():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert there.read_text() == left
+
+
+def test_env_workers_have_time_to_give_machines_back_before_they_end_themselves() -> None:
+    times = {child.name: child.goodbye_seconds for child in local_children(_config(1, 1), "127.0.0.1:1", Evaluate())}
+    assert times["env-0"] > times["rollout-0"]
+    assert times["env-0"] + launcher.TERMINATE_SECONDS < ENDING_SECONDS

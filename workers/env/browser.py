@@ -1,8 +1,8 @@
 """One headless Chromium for many environments: a `Page` is one tab in a browser context of its own.
 
 Always true: every call on a page ends within its timeout, with a result or an EnvironmentFailure; after a failure
-the page is `broken` and must be closed and replaced. When Chromium itself dies, all its pages are broken, and the next
-`new_page` starts another Chromium.
+the page is `broken` and must be closed and replaced. When Chromium itself dies or hangs, all its pages are broken, and
+the next `new_page` starts another Chromium; that it hangs is found out when it makes no page.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from dart.worlds.contract import EnvironmentFailure
 
 __all__ = ["Browser", "EnvironmentFailure", "Page", "PageCrashed", "PageTimeout", "ProtocolError"]
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Call = tuple[str, Mapping[str, object]]
 
@@ -47,6 +49,7 @@ FRAME_SECONDS = 0.05  # between two frames while time passes
 FRAME_LIMIT_SECONDS = 5.0  # while one page draws, all others wait
 INPUT_FRAME_SECONDS = 0.005  # between two frames until the page has handled an input: a scroll takes two or three
 NO_PROXY = "http://127.0.0.1:1"  # nothing listens on port 1
+SIGN_OF_LIFE_SECONDS = 10.0  # Chromium says its version in milliseconds, whatever its pages do
 SCREENSHOT_TRIES = 5  # just after a page has loaded, a frame may come without a picture
 
 
@@ -91,7 +94,22 @@ class Browser:
                     self._connection = await Connection.launch(self._executable)
                 except UserError as error:  # it started before, so the cause may be temporary
                     raise PageCrashed(str(error)) from error
-        return await Page.open(self._connection, viewport, timeout, only)
+        connection = self._connection
+        try:
+            return await Page.open(connection, viewport, timeout, only)
+        except PageTimeout:
+            await _close_if_hung(connection)
+            raise
+
+
+async def _close_if_hung(connection: Connection) -> None:
+    """Close Chromium if it does not answer at all. Its other pages hang as well then."""
+    try:
+        async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+            await connection.send("Browser.getVersion", {})
+    except (TimeoutError, EnvironmentFailure):
+        log.warning("Chromium does not answer any more and is started again")
+        await connection.close()
 
 
 class Page:

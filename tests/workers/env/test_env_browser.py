@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from dart.errors import UserError
+from dart.workers.env import browser as browser_module
 from dart.workers.env import devtools
 from dart.workers.env.browser import Browser, EnvironmentFailure, Page, PageCrashed, PageTimeout
 from dart.workers.env.devtools import Profile
@@ -149,6 +150,19 @@ async def test_chromium_is_started_again(browser: Browser) -> None:
     with pytest.raises(EnvironmentFailure):
         await page.evaluate("new Promise(() => {})", wait=True)
     await page.close()
+    again = await browser.new_page(VIEWPORT, 10.0)
+    assert browser.pid != pid
+    assert await again.screenshot()
+
+
+async def test_chromium_that_hangs_is_started_again(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browser_module, "SIGN_OF_LIFE_SECONDS", 0.5)
+    page = await browser.new_page(VIEWPORT, 10.0)
+    pid = browser.pid
+    os.killpg(pid, signal.SIGSTOP)
+    with pytest.raises(PageTimeout):
+        await browser.new_page(VIEWPORT, 0.5)
+    assert page.broken
     again = await browser.new_page(VIEWPORT, 10.0)
     assert browser.pid != pid
     assert await again.screenshot()

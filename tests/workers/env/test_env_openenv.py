@@ -135,7 +135,12 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize(
     ("url", "socket"),
-    [("http://a:1/", "ws://a:1/ws"), ("https://a/env", "wss://a/env/ws"), ("ws://a:1", "ws://a:1/ws")],
+    [
+        ("http://a:1/", "ws://a:1/ws"),
+        ("https://a/env", "wss://a/env/ws"),
+        ("ws://a:1", "ws://a:1/ws"),
+        ("wss://a/env/", "wss://a/env/ws"),
+    ],
 )
 def test_the_address_of_the_socket(url: str, socket: str) -> None:
     assert OpenEnvOptions(url=url).socket == socket

@@ -64,6 +64,7 @@ class AndroidEnv(Env):
     async def act(self, action: Action) -> Observation:
         error = await self._carry_out(action)
         if self._steps >= (self._tasks.step_limit or self._steps + 1):
+            await self._settled()  # the verdict is about what the screen has become
             return Observation(NO_IMAGE, done=True)
         return await self._seen(error=error)
 

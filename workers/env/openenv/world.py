@@ -85,7 +85,8 @@ class OpenEnvOptions(WorldOptions):
     @property
     def socket(self) -> str:
         """The address of its WebSocket."""
-        return f"{self.url.rstrip('/').replace('http', 'ws', 1) if self.url.startswith('http') else self.url}/ws"
+        url = self.url.rstrip("/")
+        return f"{url.replace('http', 'ws', 1) if url.startswith('http') else url}/ws"
 
 
 class _Result(BaseModel):

@@ -6,6 +6,7 @@ that speak to machines are imported when the world starts.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -88,12 +89,17 @@ class OSWorld(World):
         self._leased = {one for one in self._leased if one is not env}
 
     async def close(self) -> None:
-        for env in tuple(self._leased):
-            await env.close()
-        self._leased.clear()
-        if self._shared is not None:
-            shared, self._shared = self._shared, None
-            await shared.close()
+        """Close all environments at once, because each waits for its machine, and then what they share, even if some
+        fail to close."""
+        leased, self._leased = self._leased, set()
+        shared, self._shared = self._shared, None
+        try:
+            for error in await asyncio.gather(*(env.close() for env in leased), return_exceptions=True):
+                if isinstance(error, Exception):
+                    log.warning("an environment did not close: %s: %s", type(error).__name__, error)
+        finally:
+            if shared is not None:
+                await shared.close()
 
 
 def _httpx() -> str | None:

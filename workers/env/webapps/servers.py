@@ -175,14 +175,14 @@ class Servers:
         """A server that answers; `give` it back. Raises EnvironmentFailure."""
         async with self._starting[application]:
             server = self._running.get(application)
-            if server is not None and not await server.answers():
+            if server is not None and not await self._still_answers(server):
                 log.warning("the application %s does not answer and is started again", server.name)
                 await self._end(application)
                 server = None
             if server is None:
                 await self._make_room()
                 server = self._running[application] = await Server.start(application, self._options)
-            server.users += 1
+                server.users += 1
             return server
 
     async def give(self, server: Server) -> None:
@@ -193,6 +193,16 @@ class Servers:
         """End all of them."""
         await asyncio.gather(*(self._end(application) for application in list(self._running)))
 
+    async def _still_answers(self, server: Server) -> bool:
+        """Whether it answers: then it has one user more, from before it is asked, so that nobody ends it meanwhile."""
+        server.users += 1
+        answers = False
+        try:
+            answers = await server.answers()
+        finally:
+            server.users -= not answers
+        return answers
+
     async def _make_room(self) -> None:
         """End the one that has been idle longest, if too many run and one is idle."""
         idle = [application for application, server in self._running.items() if not server.users]
@@ -200,8 +210,9 @@ class Servers:
             await self._end(min(idle, key=lambda application: self._running[application].idle_since))
 
     async def _end(self, application: Path) -> None:
-        server = self._running.pop(application)
-        await asyncio.to_thread(server.close)
+        """Nothing if another has ended it already."""
+        if (server := self._running.pop(application, None)) is not None:
+            await asyncio.to_thread(server.close)
 
 
 def _free_port() -> int:

@@ -16,10 +16,11 @@ from android.phone import SWITCH
 from android.programs import SCREEN, TASKS, device, folder, leased, options
 
 from dart.core.action import Click, Finish, Observe, Point
-from dart.core.types import Task
+from dart.core.types import Image, Task
 from dart.errors import UserError
 from dart.testing import conform
 from dart.workers.env.android.adb import DeviceError
+from dart.workers.env.android.device import Phone
 from dart.workers.env.android.options import AndroidOptions
 from dart.workers.env.android.tasks import Folder, TaskFile
 from dart.workers.env.android.world import Android
@@ -57,11 +58,22 @@ async def test_the_answer_is_a_variable_of_the_check(phone: Device, tmp_path: Pa
             assert (await env.judge(Finish(answer=answer), False)).reward == reward, answer
 
 
-async def test_a_tasks_own_step_limit_ends_the_episode(phone: Device, tmp_path: Path) -> None:
+async def test_a_tasks_own_step_limit_ends_the_episode_once_the_screen_is_still(
+    phone: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, settled = [], Phone.settled
+
+    async def counted(self: Phone, still: float, most: float) -> Image:
+        waits.append((still, most))
+        return await settled(self, still, most)
+
+    monkeypatch.setattr(Phone, "settled", counted)
     async with leased(tmp_path, [phone.serial]) as env:
         for _ in range(2):
+            waits.clear()
             await env.reset(Task("android", "short"))
             assert [(await env.act(Observe())).done for _ in range(2)] == [False, True]
+            assert waits == [(0.0, 5.0)] * 3, "after the reset and each action, the last one too"
 
 
 async def test_a_set_up_that_fails_voids_the_attempt_and_a_tear_down_that_fails_replaces_the_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -228,6 +229,30 @@ async def test_the_screen_must_be_the_configs(prepared: tuple[Path, Path], tmp_p
         with pytest.raises(UserError, match=r"write environment.viewport: \[160, 224\]"):
             await world.lease()
         await world.close()
+
+
+async def test_all_environments_are_closed_at_once_even_if_one_fails() -> None:
+    closed, all_closing = [], asyncio.Barrier(3)
+
+    class Part:
+        """An environment, or what they share."""
+
+        def __init__(self, name: str, error: OSError | None = None) -> None:
+            self.name, self.error = name, error
+
+        async def close(self) -> None:
+            if self.name != "shared":
+                await all_closing.wait()
+            if self.error:
+                raise self.error
+            closed.append(self.name)
+
+    world = OSWorld()
+    world._leased = {Part("one"), Part("fails", OSError("the disk is full")), Part("other")}  # type: ignore[arg-type]
+    world._shared = Part("shared")  # type: ignore[assignment]
+    async with asyncio.timeout(30):
+        await world.close()
+    assert (sorted(closed[:-1]), closed[-1]) == (["one", "other"], "shared")
 
 
 async def test_a_static_host_is_reverted_by_a_command(prepared: tuple[Path, Path], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from dart.testing import conform
 from dart.workers.env.webapps import limited, programs
 from dart.workers.env.webapps.environment import WebAppEnv
 from dart.workers.env.webapps.options import WebAppsOptions
-from dart.workers.env.webapps.servers import Server
+from dart.workers.env.webapps.servers import Server, Servers
 from dart.workers.env.webapps.world import WebApps
 from dart.worlds import EnvironmentFailure
 from dart.worlds.plugs import check
@@ -181,6 +181,39 @@ async def test_applications_that_no_episode_uses_make_room(tmp_path: Path) -> No
         await env.reset(task("elsewhere"))
         assert not first.alive()
         assert not first.folder.exists()
+
+
+async def test_an_application_that_is_being_taken_does_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Servers(WebAppsOptions.model_validate(options(tmp_path, most_applications=1)))
+    todo, other = (tmp_path / "websites" / name for name in ("todo_mock", "other_mock"))
+    other.mkdir()
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def answers(_: Server) -> bool:
+        asked.set()
+        return await answer.wait()
+
+    monkeypatch.setattr(Server, "answers", answers)
+    try:
+        first = await servers.take(todo)
+        await servers.give(first)
+        taking = asyncio.create_task(servers.take(todo))
+        await asked.wait()
+        await servers.take(other)
+        answer.set()
+        assert await taking is first and first.alive(), "it was ended while it was asked whether it answers"
+        await servers.give(first)
+        asked.clear()
+        answer.clear()
+        taking = asyncio.create_task(servers.take(todo))
+        await asked.wait()
+        taking.cancel()
+        await asyncio.wait({taking})
+        assert first.users == 0, "who gave up counts as a user"
+    finally:
+        await servers.close()
 
 
 async def test_a_task_that_gives_every_session_one_id_is_refused(tmp_path: Path) -> None:

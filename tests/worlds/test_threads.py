@@ -1,0 +1,51 @@
+"""Synchronous environments on threads of their own: what becomes of one whose caller has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from dart.core.action import Action
+from dart.core.types import Observation, Task
+from dart.worlds import SyncEnv, Verdict, WorldOptions
+from dart.worlds.threads import Threaded
+
+HANG_GUARD_SECONDS = 30.0
+
+
+class Slow(SyncEnv):
+    """Is made once `go` is set; notes the threads on which it was made and closed."""
+
+    making, go, closed = threading.Event(), threading.Event(), threading.Event()
+    threads: list[int] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.making.set()
+        self.go.wait(HANG_GUARD_SECONDS)
+        self.threads.append(threading.get_ident())
+        super().__init__(WorldOptions(), (1, 1))
+
+    def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+    def act(self, action: Action) -> Observation:
+        raise NotImplementedError
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.threads.append(threading.get_ident())
+        self.closed.set()
+
+
+async def test_one_that_is_made_too_late_is_closed_on_its_thread() -> None:
+    leasing = asyncio.create_task(Threaded.start(Slow, "slow"))
+    assert await asyncio.to_thread(Slow.making.wait, HANG_GUARD_SECONDS)
+    leasing.cancel()
+    await asyncio.wait({leasing})
+    assert leasing.cancelled()
+    Slow.go.set()
+    assert await asyncio.to_thread(Slow.closed.wait, HANG_GUARD_SECONDS)
+    made, closed = Slow.threads
+    assert made == closed != threading.get_ident()
