@@ -77,7 +77,7 @@ class OSWorldEnv(Env):
         super().__init__(shared.options, shared.screen)
         self._shared, self._settings = shared, shared.options
         self._machine: Machine | None = Machine(address, shared.client)
-        self._used = False
+        self._used = not shared.pool.fresh
         """Whether an episode may have changed the machine since it was made or reverted."""
         self._name = ""
         self._task: OSWorldTask | None = None

@@ -105,7 +105,7 @@ class Watch:
             options["timeout"] = REQUEST_SECONDS
         parts = urlsplit(request.url)
         ports = (self._machine["server"], self._machine["chromium"], self._machine["vlc"])
-        if parts.hostname == self._machine["host"] and parts.port in ports:
+        if parts.hostname == self._machine["host"].lower() and parts.port in ports:
             return self._to_machine(session, request, options, parts.path, parts.port == ports[0])
         try:
             answer = self._send(session, request, **options)

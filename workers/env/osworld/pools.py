@@ -18,6 +18,9 @@ from dart.worlds import Full
 class Pool(ABC):
     """Machines, each taken by one environment at a time."""
 
+    fresh = True
+    """Whether what `take` gives is in its first state."""
+
     async def start(self) -> None:
         """Raises UserError if the options cannot work."""
         return
@@ -41,7 +44,9 @@ class Pool(ABC):
 
 
 class StaticHosts(Pool):
-    """The machines that the user names."""
+    """The machines that the user names, used by whoever had them before."""
+
+    fresh = False
 
     def __init__(self, options: StaticPool, client: httpx.AsyncClient) -> None:
         self._options, self._client = options, client

@@ -30,6 +30,9 @@ _NAMES = {
     **{f"F{number}": f"f{number}" for number in range(1, 25)},
 }  # fmt: skip
 """pyautogui's names of the keysyms."""
+MOST_NOTCHES = 100
+"""Of a wheel in one step. pyautogui turns them one by one, and OSWorld's server ends a program after two minutes, so
+that without a limit a policy could make its attempt void."""
 _CLICKS = {1: "click", 2: "doubleClick", 3: "tripleClick"}
 
 
@@ -54,8 +57,9 @@ def program(action: Action, screen: tuple[int, int], typing: Typing) -> str:
             return _drag(action, [at(point) for point in action.path])
         case Scroll(point, dx, dy):
             x_y = "" if point is None else ", x={}, y={}".format(*at(point).split(", "))
-            vertical = [f"pyautogui.scroll({-dy}{x_y})"] if dy else []
-            return _lines([*vertical, *([f"pyautogui.hscroll({dx}{x_y})"] if dx else [])])
+            down, right = (max(-MOST_NOTCHES, min(notches, MOST_NOTCHES)) for notches in (dy, dx))
+            vertical = [f"pyautogui.scroll({-down}{x_y})"] if down else []
+            return _lines([*vertical, *([f"pyautogui.hscroll({right}{x_y})"] if right else [])])
         case Keys(keysyms, mode):
             return _keys([_name(keysym) for keysym in keysyms], mode)
         case TypeText(text):

@@ -9,6 +9,7 @@ OSWorld does not look at it either.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -171,15 +172,20 @@ class Downloads:
             await asyncio.sleep(2.0**attempt)
 
     async def _fetch_once(self, url: str, path: Path) -> None:
-        """Into a file beside it first, so that a download that breaks off leaves nothing that looks whole."""
-        part = path.with_suffix(".part")
+        """Into a file of its own beside it first: another worker may be fetching the same, and a download that breaks
+        off must leave nothing that looks whole."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
-        async with self._client.stream("GET", url, timeout=DOWNLOAD_SECONDS, follow_redirects=True) as answer:
-            answer.raise_for_status()
-            with part.open("wb") as file:
-                async for piece in answer.aiter_bytes():
-                    file.write(piece)
-        await asyncio.to_thread(part.rename, path)
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
+            part = Path(file.name)
+            try:
+                async with self._client.stream("GET", url, timeout=DOWNLOAD_SECONDS, follow_redirects=True) as answer:
+                    answer.raise_for_status()
+                    async for piece in answer.aiter_bytes():
+                        file.write(piece)
+                file.close()
+                await asyncio.to_thread(part.replace, path)
+            finally:
+                await asyncio.to_thread(part.unlink, missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ MIDDLE, CORNER = Point(0.5, 0.5), Point(0.123456, 0.999)
         (Drag((MIDDLE,), "right"), "pyautogui.dragTo(960.0, 540.0, duration=0.5, button='right')"),
         (Scroll(MIDDLE, 0, 5), "pyautogui.scroll(-5, x=960.0, y=540.0)"),
         (Scroll(None, -3, -5), "pyautogui.scroll(5)\npyautogui.hscroll(-3)"),
+        (Scroll(None, 10**6, -(2**31)), "pyautogui.scroll(100)\npyautogui.hscroll(100)"),
         (Scroll(MIDDLE), ""),
         (Keys(("Control_L", "c")), "pyautogui.hotkey('ctrl', 'c')"),
         (Keys(("Return",)), "pyautogui.hotkey('enter')"),

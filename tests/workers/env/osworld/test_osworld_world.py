@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from osworld import standin
 from osworld.emulators import EmulatorServer
@@ -22,6 +23,7 @@ from dart.workers.env.osworld import machine as machine_module
 from dart.workers.env.osworld.episodes import OSWorldEnv
 from dart.workers.env.osworld.machine import MachineError
 from dart.workers.env.osworld.options import OSWorldOptions
+from dart.workers.env.osworld.setup import Downloads
 from dart.workers.env.osworld.world import OSWorld
 from dart.worlds import Full
 from dart.worlds.plugs import check, read_options
@@ -263,14 +265,48 @@ async def test_a_static_host_is_reverted_by_a_command(prepared: tuple[Path, Path
             raw = options_of(prepared, there, tmp_path) | {"static": {"hosts": hosts, "renew": renew}}
             world = OSWorld()
             await world.start(OSWorldOptions.model_validate(raw), SCREEN)
+            reverted = Path(f"{done}-127.0.0.1-{there[0].port}")
+            reverted.unlink(missing_ok=True)
             env = await world.lease()
-            assert await env.renew(), "nothing was used yet"
-            await env.reset(Task("osworld", "os/write"))
-            assert await env.renew() is renewed
+            assert await env.renew() is renewed, "whoever had the host before may have used it"
+            assert reverted.exists() is renewed
+            if renewed:
+                reverted.unlink()
+                await env.reset(Task("osworld", "os/write"))
+                assert not reverted.exists(), "it was reverted and not used since"
+                assert await env.renew() and reverted.exists()
             await world.dispose(env)
-            await world.lease()  # the host is free again
+            again = await world.lease()  # the host is free again
+            if not renewed:
+                with pytest.raises(MachineError, match="renew"):
+                    await again.reset(Task("osworld", "os/write"))
             await world.close()
-        assert Path(f"{done}-127.0.0.1-{there[0].port}").exists()
+
+
+async def test_workers_that_fetch_the_same_file_at_once_each_get_all_of_it(tmp_path: Path) -> None:
+    """They share a folder, and the second begins while the first is half done."""
+    half, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pieces(first: bool) -> AsyncIterator[bytes]:
+        yield b"a" * 1000
+        if first:
+            half.set()
+            await go_on.wait()
+        yield b"b" * 1000
+
+    def client(first: bool) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=pieces(first))))
+
+    one, other = Downloads(tmp_path, client(True)), Downloads(tmp_path, client(False))
+    fetching = asyncio.create_task(one.get("http://files/x"))
+    await half.wait()
+    path = await other.get("http://files/x")
+    assert path.read_bytes() == b"a" * 1000 + b"b" * 1000
+    go_on.set()
+    assert await fetching == path and path.read_bytes() == b"a" * 1000 + b"b" * 1000
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    await one.close()
+    await other.close()
 
 
 def test_names_are_checked_with_the_folder(prepared: tuple[Path, Path]) -> None:
