@@ -179,16 +179,21 @@ sys.stdin.read()
 """  # fmt: skip  # noqa: E501
 
 
-async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "TERMINATE_SECONDS", 0.2)
-    there = tmp_path / "engine"
-    child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
-    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
+async def ended_once_there(child: Child, folder: Path, there: Path) -> None:
+    """Run the child until it has written into the file, and end the run then."""
+    running = asyncio.create_task(Launcher([child], folder / "logs").run())
     while not there.exists() or not there.read_text():
         await asyncio.sleep(0.02)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "TERMINATE_SECONDS", 0.2)
+    there = tmp_path / "engine"
+    child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
+    await ended_once_there(child, tmp_path, there)
     engine = Path("/proc") / there.read_text() / "stat"
     assert not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
@@ -207,12 +212,7 @@ Path(sys.argv[1]).write_text("gave all back")
 async def test_each_worker_has_its_time_to_end(tmp_path: Path, takes: float, may_take: float, left: str) -> None:
     there = tmp_path / "there"
     child = Child("env-0", [sys.executable, "-c", SLOW, str(there), str(takes)], goodbye_seconds=may_take)
-    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
-    while not there.exists() or not there.read_text():
-        await asyncio.sleep(0.02)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await ended_once_there(child, tmp_path, there)
     assert there.read_text() == left
 
 

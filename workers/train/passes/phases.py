@@ -23,7 +23,7 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Counts what is run within, until the device has finished it."""
+        """Counts what is run within, until this thread's stream on the device has finished it."""
         began = time.perf_counter()
         try:
             yield
