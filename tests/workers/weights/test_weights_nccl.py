@@ -71,6 +71,16 @@ class Replica:
         self._engine.finish_weight_update()
 
 
+def both_ends(nccl: ModuleType) -> tuple[Any, Replica, wpb.TransferGroup]:
+    """A sender and a replica that are in one group."""
+    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(replica.join, group)
+        sender.open(group)
+        joined.result()
+    return sender, replica, group
+
+
 def weights(version: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(version)
     return {
@@ -90,11 +100,8 @@ def assert_same(arrived: list[tuple[str, torch.Tensor]], sent: dict[str, torch.T
 
 
 def test_what_arrives_is_the_snapshot_transfer_after_transfer(nccl: ModuleType) -> None:
-    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
+    sender, replica, group = both_ends(nccl)
     with ThreadPoolExecutor() as pool:
-        joined = pool.submit(replica.join, group)
-        sender.open(group)
-        joined.result()
         for version in (1, 2):
             sender.open(group)
             sent = weights(version)
@@ -146,11 +153,7 @@ def test_a_replica_that_hangs_costs_the_trainer_the_timeout(nccl: ModuleType, mo
 
 def test_an_abort_that_hangs_is_not_waited_for(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
-    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
-    with ThreadPoolExecutor() as pool:
-        joined = pool.submit(replica.join, group)
-        sender.open(group)
-        joined.result()
+    sender, _, _ = both_ends(nccl)
     monkeypatch.setattr(Communicator, "broadcast", lambda *_, **__: stop.wait())
     monkeypatch.setattr(Communicator, "destroy", lambda self: stop.wait())
     monkeypatch.setattr(nccl, "ABORT_SECONDS", SHORT)
@@ -162,11 +165,8 @@ def test_an_abort_that_hangs_is_not_waited_for(nccl: ModuleType, monkeypatch: py
 
 def test_a_second_join_waits_for_a_trainer_that_does_not_come(nccl: ModuleType) -> None:
     """Which is why the engine joins a group once (tests/workers/rollout/test_rollout_hangs.py)."""
-    sender, replica, group = nccl.NcclSender(TIMEOUT), Replica(), transfer_group()
+    sender, replica, group = both_ends(nccl)
     with ThreadPoolExecutor() as pool:
-        joined = pool.submit(replica.join, group)
-        sender.open(group)
-        joined.result()
         again = pool.submit(replica.join, group)
         sender.open(group)
         sender._engine.model_update_group._wire.met.abort()
