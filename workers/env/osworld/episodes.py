@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from dart.workers.env.osworld.tasks import OSWorldTask, Step, Tasks
 from dart.worlds import Env, Full, UserError, Verdict, from_png
 
 log = logging.getLogger(__name__)
+TRIED_AGAIN_SECONDS = 900.0
+"""How long a task that could not be graded here is refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class Shared:
     downloads: Downloads
     pool: Pool
     evaluators: Evaluators
-    without_result: dict[str, str] = field(default_factory=dict)
-    """Tasks that were found to be impossible to grade here, and why: not tried again by this worker."""
+    without_result: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Tasks that were found to be impossible to grade here: when (time.monotonic), and why."""
 
     @classmethod
     def make(cls, options: OSWorldOptions, screen: tuple[int, int]) -> Shared:
@@ -64,10 +67,10 @@ class Shared:
         await self.pool.start()
 
     async def close(self) -> None:
-        await self.evaluators.close()
-        await self.pool.close()
-        await self.downloads.close()
-        await self.client.aclose()
+        """Close all of them, also if one fails to close: machines that are not given back cost money."""
+        async with contextlib.AsyncExitStack() as parts:
+            for close in (self.client.aclose, self.downloads.close, self.pool.close, self.evaluators.close):
+                parts.push_async_callback(close)
 
 
 class OSWorldEnv(Env):
@@ -240,14 +243,16 @@ class OSWorldEnv(Env):
 
     @contextlib.contextmanager
     def _not_evaluated(self) -> Iterator[None]:
-        """A task that has no result here is not tried again: each attempt would take minutes to say the same."""
-        if why := self._shared.without_result.get(self._name):
+        """A task that has no result here is not tried again for a while: each attempt would take minutes to say the
+        same. It is tried again then, because an address that does not answer may answer later."""
+        since, why = self._shared.without_result.get(self._name, (0.0, ""))
+        if why and time.monotonic() < since + TRIED_AGAIN_SECONDS:
             raise NotEvaluated(f"{self._name} is not evaluated: {why}")
         try:
             yield
         except NotEvaluated as error:
             log.error("%s is not evaluated: %s", self._name, error)
-            self._shared.without_result[self._name] = str(error)
+            self._shared.without_result[self._name] = (time.monotonic(), str(error))
             raise NotEvaluated(f"{self._name} is not evaluated: {error}") from None
 
 

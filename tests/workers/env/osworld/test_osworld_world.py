@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,7 @@ from dart.core.action import Click, Finish, Observe, Point, TypeText, Wait
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.testing import conform
+from dart.workers.env.osworld import episodes
 from dart.workers.env.osworld import machine as machine_module
 from dart.workers.env.osworld.episodes import OSWorldEnv
 from dart.workers.env.osworld.machine import MachineError
@@ -189,11 +190,25 @@ async def test_a_task_that_cannot_work_is_not_evaluated(place: Place, name: str,
     assert await place.run("write", note=b"hello") == 1.0
 
 
-async def test_an_expected_file_that_cannot_be_had_is_not_a_zero(place: Place) -> None:
+async def test_an_expected_file_that_cannot_be_had_is_not_a_zero(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"os/gold is not evaluated: http.*does not answer"):
         await place.run("gold", note=b"x")
     with pytest.raises(UserError, match="os/gold is not evaluated"):
         await place.env.reset(Task("osworld", "os/gold"))
+    with monkeypatch.context() as later:
+        later.setattr(episodes, "TRIED_AGAIN_SECONDS", 0.0)
+        await place.env.reset(Task("osworld", "os/gold"))
+
+
+async def test_machines_are_given_back_even_if_the_evaluators_fail_to_close(place: Place) -> None:
+    class Failing:
+        async def close(self) -> None:
+            raise OSError("broken on purpose")
+
+    shared = replace(place.env._shared, evaluators=Failing())  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="broken on purpose"):
+        await shared.close()
+    assert shared.client.is_closed
 
 
 async def test_what_a_metric_cannot_read_is_a_zero_with_the_reason(place: Place) -> None:
