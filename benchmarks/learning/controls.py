@@ -47,7 +47,7 @@ def main() -> None:
             command.prepare(PROTOCOL, controls, protocol)
             for temperature in TEMPERATURES:
                 base.held_out(controls, protocol, temperature)
-            command.run(PROTOCOL, controls, protocol, patience)
+            command.run(PROTOCOL, command.chosen(controls, options.arms), protocol, patience)
         report(command.plan_of(PROTOCOL, protocol), controls, protocol)
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -53,7 +53,7 @@ def main(experiment: Experiment[P]) -> None:
         protocol = load(experiment.path, experiment.kind)
         plan = plan_of(experiment.path, protocol, options.jobs, options.piece_minutes)
         if not options.report:
-            run(experiment.path, plan, protocol, Patience(options.minutes))
+            run(experiment.path, chosen(plan, options.arms), protocol, Patience(options.minutes))
         report(experiment, plan, protocol)
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
@@ -66,6 +66,7 @@ def arguments(doc: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--piece-minutes", type=_above_0, help=f"interrupt and resume a run after this long [default: {PIECE_MINUTES}]"
     )
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="make the runs of these arms alone [default: of all]")
     parser.add_argument("--report", action="store_true", help="run nothing; table and picture of the finished runs")
     return parser.parse_args()
 
@@ -105,6 +106,17 @@ def plan_of(
         None if protocol.piece_minutes is None else 60 * (piece_minutes or PIECE_MINUTES),
         jobs or protocol.jobs,
     )
+
+
+def chosen(plan: Plan, arms: Sequence[str] | None) -> Plan:
+    """The plan with these arms alone; None: with all. Raises UserError for an arm that it does not have."""
+    if arms is None:
+        return plan
+    if unknown := sorted(set(arms) - plan.arms.keys()):
+        raise UserError(
+            f"--arms {' '.join(unknown)}: {plan.name} has no such arm: write some of {', '.join(plan.arms)}"
+        )
+    return replace(plan, arms={arm: plan.arms[arm] for arm in plan.arms if arm in arms})
 
 
 def run(path: Path, plan: Plan, protocol: Protocol, patience: Patience) -> None:

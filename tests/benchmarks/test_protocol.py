@@ -108,6 +108,15 @@ def test_the_length_of_pieces_is_no_part_of_the_protocol(monkeypatch: pytest.Mon
         command.plan_of(path, whole, piece_minutes=6)
 
 
+def test_some_arms_can_be_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "marks", lambda path, protocol: {})
+    plan = command.plan_of(ABLATION, load(ABLATION, Protocol))
+    assert command.chosen(plan, None) is plan
+    assert list(command.chosen(plan, ["without-pool", "none"]).arms) == ["none", "without-pool"]
+    with pytest.raises(UserError, match="--arms own-pool: learning/ablation has no such arm: write some of none, full"):
+        command.chosen(plan, ["own-pool", "full"])
+
+
 def test_pieces_have_a_length(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["ablation", "--piece-minutes", "7.5"])
     assert command.arguments(None).piece_minutes == 7.5
