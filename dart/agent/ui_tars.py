@@ -220,7 +220,8 @@ def read_call(text: str) -> tuple[str, dict[str, str]]:
 
 
 def call_at_start(text: str, names: Container[str] = SIGNATURES) -> tuple[str, dict[str, str], int]:
-    """The call of one of `names` that `text` begins with: its name, its arguments and where it ends."""
+    """The call of one of `names` that `text` begins with: its name, its arguments and where it ends. Raises
+    ParseError."""
     found = _OPENED.match(text) or _NAME.match(text)
     if found is None:
         raise ParseError("no_action" if not text.strip() else "unknown_action", f"{shown(text)} is not an action")

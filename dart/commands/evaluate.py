@@ -276,7 +276,7 @@ def report(document: Document) -> None:
         )
         if (by_state := success.get("by_state")) and by_state["mean"] != success["mean"]:
             rate = f"{by_state['mean']:.1%} ({by_state['low']:.1%} to {by_state['high']:.1%})"
-            click.echo(f"{name} {rate} if text that is no action were judged by the state that it left".strip())
+            click.echo(f"{name} {rate} if text that is not an action were judged by the state it left behind".strip())
         for line in (*_undone(success), *_seen(side["protocol"])):
             click.echo(f"{name} {line}".strip())
     if "against" in document:

@@ -38,7 +38,7 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
     for path in paths:
         directory = RunDirectory(path)
         if not path.is_dir():
-            raise UserError(f"no run under {path}, which is no directory: name a run directory, or a folder of them")
+            raise UserError(f"{path} is not a directory: name a run directory, or a folder of them")
         for one in [directory] if directory.is_run else RunDirectory.all_under(path):
             found.setdefault(one.path.resolve(), one)
     return list(found.values())

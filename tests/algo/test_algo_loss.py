@@ -168,7 +168,7 @@ def test_a_loss_of_ones_own_goes_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpro", "gpro is no loss: use grpo, cispo, likelihood, or module:function"),
+        ("gpro", "gpro is not a loss: use grpo, cispo, likelihood, or module:function"),
         ("no_such_module:f", "module no_such_module cannot be imported"),
         (f"{__name__}:nothing", "has no function nothing"),
         (f"{__name__}:VALUES", "has no function VALUES"),

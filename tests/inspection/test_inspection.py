@@ -350,7 +350,7 @@ async def test_a_directory_that_cannot_be_written_to_is_read_and_left_alone(run:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "no database of dart's, or is damaged"), (b"x" * 5000, "no database of dart's, or is damaged")],
+    [(b"", "is not a dart database, or is damaged"), (b"x" * 5000, "is not a dart database, or is damaged")],
 )
 async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
     run = RunDirectory(tmp_path / "run")

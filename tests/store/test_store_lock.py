@@ -93,7 +93,7 @@ def test_a_lock_file_that_is_removed_lets_nobody_in(tmp_path: Path, holder: subp
     file = tmp_path / "run.lock"
     file.unlink()
     assert is_held(file)
-    with pytest.raises(UserError, match="is worked on by another process: stop it first"), held(file):
+    with pytest.raises(UserError, match="is in use by another process: stop it first"), held(file):
         pass
     assert is_held(file)
 

@@ -136,7 +136,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._receiving = None
 
     def begin(self, update_info: GlooUpdate) -> None:
-        """Receive in the background."""
+        """Receive in the background. Raises TransferError if no group was named."""
         if self._init is None or not self._group_is_new:
             raise TransferError(f"version {update_info.version} was not received, and no group was named for it")
         self._group_is_new = False

@@ -70,7 +70,7 @@ def read_mended(
 
 
 def held_seconds(value: float | None, name: str, written: str) -> float:
-    """A time for which a button is held, or a drag takes. Raises ParseError; `value` None is no number."""
+    """How long a button is held, or a drag takes. `value` None: not a number. Raises ParseError."""
     if value is None:
         raise ParseError("bad_arguments", f"{name} {written} is not a number of seconds")
     if not 0 <= value <= MOST_HELD_SECONDS:

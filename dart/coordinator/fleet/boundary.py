@@ -70,7 +70,7 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
         except header.BadHeader as error:
             return _image("data", f"{len(data):,} bytes", f"a whole screenshot: it {error}")
     elif not shared:
-        return _image("data", "empty", "there: this worker shares no directory")
+        return _image("data", "empty", "sent, because this worker shares no directory")
     return _image("width_pixels, height_pixels", f"{width}×{height}", wrong) if wrong else None
 
 
@@ -185,4 +185,6 @@ class Boundary:
             worker.end.remind(REMINDERS)
         if worker.end.surplus <= LATE_ANSWERS:
             return None
-        return self.broke(worker, Violation("Assignment", "that of no command", "that of a command which waits"))
+        return self.broke(
+            worker, Violation("Assignment", "that of no open command", "that of a command without an answer")
+        )

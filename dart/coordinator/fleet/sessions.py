@@ -225,7 +225,7 @@ class Worker:
 
     def _too_large(self, message: pb.SessionResponse, size: int) -> None:
         why = f"{self.id}: {too_large(message.WhichOneof('body') or '', size)}"
-        log.error("%s: it has failed", why)
+        log.error("%s: the command has failed", why)
         if (key := self.end.refused(message)) is not None:
             self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why, self.id))
 

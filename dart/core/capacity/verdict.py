@@ -56,7 +56,7 @@ def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts) -> Iterator[tuple[s
         yield "trainer.loss.kl_coefficient: 0, which needs no reference model", _Change(reference=False)
     if not set_up.lora_rank:
         adapter = _Change(lora_rank=LORA_RANK, lora_targets=LORA_TARGETS)
-        yield "trainer.lora: {}, which trains an adapter in the place of the weights", adapter
+        yield "trainer.lora: {}, which trains an adapter instead of the weights", adapter
 
 
 class _Change:

@@ -1,7 +1,8 @@
 """The outcomes of an evaluation's episodes, and the estimates made from them.
 
 An *instance* is one concrete task (name and seed); an evaluation samples each of its instances K times. `Outcome` is
-one episode without its screenshots; `coordinator.evaluation` collects them, `dart eval` compares two evaluations.
+one episode without its screenshots; `coordinator.sampling.evaluation` collects them, `dart eval` compares two
+evaluations.
 """
 
 from __future__ import annotations

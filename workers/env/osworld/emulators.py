@@ -182,7 +182,9 @@ class Emulators(Pool):
         try:
             made = _Ordered.model_validate_json(answer.content).data
         except ValidationError as error:
-            raise MachineError(f"{self._url}/start_emulator: {_message(answer)} is not understood: {error}") from None
+            raise MachineError(
+                f"{self._url}/start_emulator answered {_message(answer)}, which cannot be read: {error}"
+            ) from None
         self._journal.made(order, made.emulator_id)
         self.held.add(made.emulator_id)
         return Address(made.emulator_id, self._host, made.server_port, made.chromium_port, made.vnc_port, made.vlc_port)
