@@ -169,7 +169,7 @@ class UITars:
     def place(self, x: float, y: float, grid: tuple[int, int]) -> Point:
         """The point at (x, y) of the grid. Raises ParseError outside of it.
 
-        1.0's grid has its end in it: 1000 is the screen's last pixel. 1.5's pixels end before the width.
+        1.0's grid includes its end: 1000 is the screen's last pixel. 1.5's pixels end before the width.
         """
         if self.thousand:
             if max(x, y) > THOUSAND:

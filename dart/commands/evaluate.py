@@ -131,8 +131,8 @@ def _chosen(config: Config, options: EvaluateOptions) -> Config:
 
 
 def _only(config: Config, names: tuple[str, ...]) -> Mapping[str, object]:
-    """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are. Where all
-    tasks of the config have one instance, as in OSWorld, so has any other."""
+    """The config's tasks, of which these alone are evaluated. They are held out by name if training has none of them.
+    Where all tasks of the config have one instance, as in OSWorld, so has any other."""
     tasks = config.environment.tasks
     if set(names) & set(tasks.training):
         chosen = {"names": names, "train_names": (), "eval_names": ()}

@@ -119,7 +119,7 @@ async def _send(
 
 
 async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, options: TrackOptions) -> None:
-    """A tracker that fails is told of once, and gets nothing more from this process."""
+    """A tracker's failure is reported once; it gets nothing more from this process."""
     if sent.failed:
         return
     try:

@@ -1,6 +1,6 @@
 """The records that travel through the system: task, step, trajectory, group.
 
-They are plain and frozen; state that changes (statistics, groups, feed) is documented in the module that owns it.
+They are plain and frozen; state that changes (statistics, groups) is documented in the module that owns it.
 """
 
 from __future__ import annotations

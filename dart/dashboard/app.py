@@ -192,7 +192,7 @@ def _trajectories(inspector: Inspector, request: Request) -> Awaitable[object]:
     query = request.query_params
     success = {"": None, "true": True, "false": False}.get(query.get("success", ""), BadQuery)
     if success is BadQuery:
-        raise BadQuery(f"success: {query['success'][:40]!r} must be true or false")
+        raise BadQuery(f"success: {query['success'][:40]!r} is neither true nor false")
     return inspector.trajectories(
         kind=query.get("kind", ""),
         suite=query.get("suite", ""),

@@ -80,7 +80,7 @@ def own_token(record: RunRecord) -> str | None:
 
 
 async def condition(files: RunFiles) -> RunStatus:
-    """What the run is doing, or how it ended. Never fails: what cannot be asked is said in `why`."""
+    """What the run is doing, or how it ended. Never fails: `why` says what could not be found out."""
     record = await files.record()
     state = files.directory.state(record)
     refused: tuple[str, ...] = ()

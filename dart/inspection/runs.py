@@ -45,7 +45,7 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
 
 
 Kept = dict[Path, tuple[object, RunRow]]
-"""The rows of runs that an older dart wrote, by their directories, with what the files were like: reading one takes a
+"""By directory, the rows of runs that an older dart wrote, each with `_files` as they were then: reading one takes a
 migrated copy of its database."""
 
 
@@ -83,7 +83,7 @@ async def _row(directory: RunDirectory, kept: Kept) -> RunRow:
 
 
 def _files(directory: RunDirectory) -> object:
-    """Differs when the run's row may. Reading makes an empty write-ahead log, which does not count."""
+    """Changes when the run's row may have. Reading makes an empty write-ahead log, which does not count."""
     found = []
     for file in (directory.database, directory.write_ahead_log):
         with contextlib.suppress(OSError):

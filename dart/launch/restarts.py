@@ -23,7 +23,7 @@ COORDINATOR = "coordinator"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Together: ranks have one meeting point. `seconds`: from now."""
+    """Start these together, because ranks have one meeting point. `seconds`: the delay."""
 
     names: tuple[str, ...]
     seconds: float = 0.0

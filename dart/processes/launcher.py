@@ -101,7 +101,7 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
 
 class Launcher:
     def __init__(self, children: Sequence[Child], logs: Path, most_log_bytes: int | None = None) -> None:
-        """`most_log_bytes`: of each child's log, beside which its elder of that length is kept; None for no bound."""
+        """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound."""
         self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 

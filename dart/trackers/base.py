@@ -1,4 +1,4 @@
-"""What a tracker is told, and which there are."""
+"""The interface of trackers, and the kinds there are."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def test_pages_of_trajectories_give_each_once_and_newest_first(made: RunDi
         assert {row.id for row in wins.rows} == {row.id for row in seen if row.success}
         dropped = await it.trajectories(fate="dropped", limit=500)
         assert {row.id for row in dropped.rows} == {row.id for row in seen if row.fate.startswith("dropped: ")}
-        with pytest.raises(UserError, match="after: 'nobody' is no trajectory"):
+        with pytest.raises(UserError, match="after: 'nobody' is not a trajectory"):
             await it.trajectories(after="nobody")
 
 

@@ -38,7 +38,7 @@ def holder(tmp_path: Path):
 def test_a_run_that_another_process_works_on_is_refused_and_named(tmp_path: Path, holder: subprocess.Popen[str]):
     assert is_held(tmp_path / "run.lock")
     with (
-        pytest.raises(UserError, match=f"worked on by process {holder.pid} of .*: stop it first"),
+        pytest.raises(UserError, match=f"in use by process {holder.pid} of .*: stop it first"),
         held(tmp_path / "run.lock"),
     ):
         pass

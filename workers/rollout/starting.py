@@ -31,7 +31,7 @@ _QUANTISED: dict[str, dict[str, object]] = {
 }
 """The engine's arguments by `rollout.quantization`."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The widths of the room that vLLM makes for adapters."""
+"""The ranks that vLLM can make room for (`max_lora_rank`)."""
 ENCODED_PROMPTS = 4
 """For how many prompts' screenshots the engine keeps encodings on a GPU, unless the config says how many tokens."""
 

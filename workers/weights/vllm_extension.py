@@ -40,8 +40,8 @@ class Extension:
         engine.adapter.begin(None if folder is None else Path(folder))
 
     def take_adapter(self) -> None:
-        """Serve the adapter that has arrived. Called after `finish_weight_update`, which takes away all adapters: vLLM
-        supposes that the weights have changed to which they belong."""
+        """Serve the adapter that has arrived. Called after `finish_weight_update`, which drops all adapters: vLLM
+        assumes that the weights below them have changed."""
         engine = self.weight_transfer_engine
         engine.adapter.take(dict(engine.staged_adapter()))
 

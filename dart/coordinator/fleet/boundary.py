@@ -89,7 +89,7 @@ class Boundary:
         """Why workers that have not come back since were not taken into service."""
 
     def answered(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
-        """An answer, or what came instead of one. A quarantine: the worker is to be lost."""
+        """Take an answer, or what came instead of one. Returns a quarantine if the worker is to be lost."""
         if kind not in rules.ANSWERED_WITH:
             wanted = "an answer, ready, heartbeat or bye" if kind else "a message with a body"
             return self.broke(worker, Violation("SessionRequest.body", kind or "empty", wanted))

@@ -12,7 +12,7 @@ REFUSED = 1.15
 """A run is refused only if it needs more than this many times what the card has: the estimate may be too high by that
 much."""
 TIGHT = 0.92
-"""From this share of the card on it is said that it may not fit."""
+"""Above this share of the card, a warning says that it may not fit."""
 
 LORA_RANK = 16
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -104,5 +104,5 @@ def find(path: str, data: JsonValue) -> JsonValue:
             found = found[int(key)]
         else:
             there = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-            raise LookupError(f"there is no {key!r} of {path}, only {there}")
+            raise LookupError(f"there is no {key!r} of {path}, only: {there}")
     return found

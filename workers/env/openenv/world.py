@@ -127,7 +127,7 @@ class OpenEnvEnv(Env):
         await self._step(action, last=True)
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
-        """The environment's reward; if the policy ended the episode, it is told so first, where it can be."""
+        """The environment's reward; if the policy ended the episode, it is sent `finish` first, if it has that."""
         if not self._last.done and isinstance(last, Finish):
             await self._step(last, last=False)
         raw = self._total if self._settings.reward == "sum" else self._last.reward or 0.0
@@ -159,7 +159,7 @@ class OpenEnvEnv(Env):
         await self._link.close()
 
     async def _step(self, action: Action, *, last: bool) -> None:
-        """Send the action, if the environment has one for it. `last` is said to `dart serve-world` alone."""
+        """Send the action, if the environment has one for it. `last` is passed to `dart serve-world` only."""
         if self._last.done:
             return
         actions = self._settings.actions

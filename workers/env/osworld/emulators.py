@@ -140,7 +140,7 @@ class Emulators(Pool):
         self._journal.close()
 
     async def reconcile(self) -> None:
-        """Compare the server's list with the journal. Raises MachineError if the list cannot be had."""
+        """Compare the server's list with the journal. Raises MachineError if the list cannot be read."""
         listed = await self._listed()
         now, ids = time.monotonic(), {one.emulator_id for one in listed}
         for machine in self._journal.machines - ids - self.held:
