@@ -60,7 +60,7 @@ class Outcome:
     attempts: int
     """One more than the number that infrastructure ended."""
     state_success: bool = False
-    """A success, or it ended with text that is no action, in a state that the world judged to be one."""
+    """A success, or it ended with text that is not an action, in a state that the world judged to be one."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
