@@ -54,7 +54,7 @@ def run_worker(
     `run`: the run's directory, which this machine sees, has the coordinator's address and this role's token.
     """
     if (address is None) == (run is None):
-        raise UserError("name the coordinator with --coordinator HOST:PORT, or the run's directory with --run RUN")
+        raise UserError("name either the coordinator with --coordinator HOST:PORT, or its run with --run RUN, not both")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()
