@@ -85,7 +85,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: Path | None, initial
 @click.option(
     "--host",
     metavar="HOST",
-    help="Listen there, with tokens and a certificate that RUN keeps; for `dart worker --run`.",
+    help="Listen on this address, with tokens and a certificate that RUN keeps; for `dart worker --run`.",
 )
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
 def coordinator(

@@ -16,7 +16,7 @@ RESUME = click.option("--resume", type=click.Path(path_type=Path), metavar="RUN"
 INITIAL_WEIGHTS = click.option(
     "--initial-weights",
     is_flag=True,
-    help="With a run that is continued: start from the weights of model.path, when no checkpoint can be used.",
+    help="With a run that is continued: start from the weights of model.path, whatever checkpoints there are.",
 )
 EXTERNAL_WORKERS = click.option(
     "--external-workers",

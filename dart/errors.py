@@ -1,4 +1,4 @@
-"""Errors that are told to a person: one message that names what is wrong, the value, and the remedy."""
+"""Errors that a person is shown: one message that names what is wrong, the value, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints the message alone and exits with `exit_code`."""
+    """Something the user can fix. The command line prints the message alone and exits with `exit_code`."""
 
     def __init__(self, *arguments: object, exit_code: int = 2) -> None:
         super().__init__(*arguments)

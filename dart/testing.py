@@ -242,9 +242,11 @@ def _seen(observation: Observation, what: str) -> Observation:
 
 def _judged(verdict: Verdict, what: str) -> None:
     _expect(isinstance(verdict, Verdict), f"{what} gave {verdict!r}, not a Verdict")
-    _expect(math.isfinite(verdict.reward), f"{what}: the reward is {verdict.reward}")
+    _expect(math.isfinite(verdict.reward), f"{what}: the reward is {verdict.reward}, not a number in [0, 1]")
     evidence = verdict.evidence_json()
-    _expect(len(evidence) <= MOST_EVIDENCE_BYTES, f"{what}: {len(evidence)} bytes of evidence")
+    _expect(
+        len(evidence) <= MOST_EVIDENCE_BYTES, f"{what}: {len(evidence)} bytes of evidence, above {MOST_EVIDENCE_BYTES}"
+    )
     if evidence:
         _expect(isinstance(json.loads(evidence), dict), f"{what}: the evidence is not a JSON object")
 

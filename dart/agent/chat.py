@@ -43,7 +43,7 @@ def chat_messages(
     prompt: Prompt, said: Callable[[Sequence[int]], str], stored: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> list[ChatMessage]:
     """OpenAI's chat messages. `said` gives the text of a turn in the prompt from its tokens. `stored`: by digest, the
-    bytes of screenshots that come without.
+    bytes of screenshots whose `data` is empty.
 
     If the template names no roles, sampled turns are the assistant's and the rest is the user's.
     """

@@ -42,7 +42,7 @@ class Env(Protocol):
         """Carry the action out. If it is the `last`, no screenshot is needed, only the verdict."""
 
     async def judge(self) -> Observation | None:
-        """The verdict on the state as it is: the policy's text was no action. None if it cannot be had."""
+        """The verdict on the state as it is: the policy's text was not an action. None if that fails."""
 
 
 class ContextFull(Exception):

@@ -65,6 +65,7 @@ def smart_resize(width: int, height: int, multiple: int, min_pixels: int, max_pi
 
     Both sides become multiples of `multiple`, their product lies in [min_pixels, max_pixels] (up to rounding), and the
     aspect ratio is kept as well as that allows. The same arithmetic as the model's image processor, to the pixel.
+    Raises UserError for an empty side, or a ratio above MAX_ASPECT_RATIO.
     """
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise UserError(

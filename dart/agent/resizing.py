@@ -45,7 +45,7 @@ def problem(agent: Agent, viewport: tuple[int, int], folder: Path) -> str | None
 
 def _sizes(found: Mapping[str, object], agent: Agent) -> tuple[int, int, int]:
     """(multiple, fewest pixels, most pixels) by the file; the agent's where it does not say. `min_pixels` and
-    `max_pixels` go before `size`, as in transformers. Raises ValueError, TypeError for what is no number."""
+    `max_pixels` go before `size`, as in transformers. Raises ValueError, TypeError for what is not a number."""
     size = found.get("size")
     edges: Mapping[str, object] = size if isinstance(size, Mapping) else {}
     patch, merge = found.get("patch_size"), found.get("merge_size")
@@ -62,5 +62,5 @@ def _sizes(found: Mapping[str, object], agent: Agent) -> tuple[int, int, int]:
 
 def _number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{value!r} is no number of pixels")
+        raise ValueError(f"{value!r} is not a number of pixels")
     return value

@@ -169,7 +169,7 @@ class UITars:
     def place(self, x: float, y: float, grid: tuple[int, int]) -> Point:
         """The point at (x, y) of the grid. Raises ParseError outside of it.
 
-        1.0's grid has its end in it: 1000 is the screen's last pixel. 1.5's pixels end before the width.
+        1.0's grid includes its end: 1000 is the screen's last pixel. 1.5's pixels end before the width.
         """
         if self.thousand:
             if max(x, y) > THOUSAND:
@@ -220,7 +220,8 @@ def read_call(text: str) -> tuple[str, dict[str, str]]:
 
 
 def call_at_start(text: str, names: Container[str] = SIGNATURES) -> tuple[str, dict[str, str], int]:
-    """The call of one of `names` that `text` begins with: its name, its arguments and where it ends."""
+    """The call of one of `names` that `text` begins with: its name, its arguments and where it ends. Raises
+    ParseError."""
     found = _OPENED.match(text) or _NAME.match(text)
     if found is None:
         raise ParseError("no_action" if not text.strip() else "unknown_action", f"{shown(text)} is not an action")

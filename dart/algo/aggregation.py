@@ -38,6 +38,6 @@ def _check(values: torch.Tensor, steps: Steps, totals: Totals) -> None:
     checks.flat(length_of=steps.index, values=values)
     if totals.steps < steps.count or totals.tokens < values.shape[0]:
         raise ValueError(
-            f"the whole batch is said to have {totals.steps} steps and {totals.tokens} tokens, "
-            f"but {steps.count} and {values.shape[0]} are here"
+            f"totals are {totals.steps} steps and {totals.tokens} tokens, fewer than the {steps.count} and "
+            f"{values.shape[0]} given: they must be those of the whole batch"
         )

@@ -84,7 +84,7 @@ def find(kind: str) -> Objective:
         return OBJECTIVES[kind]
     module_name, separator, function_name = kind.partition(":")
     if not separator:
-        raise ValueError(f"{kind} is no loss: use {', '.join(OBJECTIVES)}, or module:function for one of your own")
+        raise ValueError(f"{kind} is not a loss: use {', '.join(OBJECTIVES)}, or module:function for one of your own")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -110,7 +110,7 @@ def _try_out(objective: Objective, kind: str) -> None:
     try:
         inspect.signature(objective).bind(*arguments)
     except TypeError as error:
-        raise ValueError(f"{kind} has another signature ({error}): {wanted}") from None
+        raise ValueError(f"{kind} has the wrong signature ({error}): {wanted}") from None
     result = objective(*arguments)
     if not isinstance(result, torch.Tensor) or result.shape != new.shape or not result.requires_grad:
         shown = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__

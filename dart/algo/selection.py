@@ -24,7 +24,7 @@ def entropy_thresholds(entropies: torch.Tensor, groups: torch.Tensor, quantile: 
     if not 0 <= quantile < 1:
         raise ValueError(f"quantile is {quantile}: it must be in [0, 1)")
     if not bool(torch.isfinite(entropies).all()):
-        raise ValueError("an entropy is not finite")
+        raise ValueError("entropies are not all finite: give one finite number for each step")
     each = [torch.quantile(entropies[groups == group], quantile) for group in range(count)]
     return torch.stack(each) if each else entropies.new_zeros(0)
 

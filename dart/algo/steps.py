@@ -22,7 +22,7 @@ class Steps:
     def __post_init__(self) -> None:
         checks.indices(self.index, "step index", self.index.shape[0], self.lengths.shape[0])
         if not torch.equal(torch.bincount(self.index, minlength=self.lengths.shape[0]), self.lengths):
-            raise ValueError("step lengths do not count the tokens of each step in the index")
+            raise ValueError("lengths are not the numbers of tokens that index gives each step")
         if bool((self.lengths < 1).any()):
             raise ValueError("a step without tokens has no mean")
 

@@ -100,12 +100,12 @@ def _trackers(config: Config) -> str | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """What does not keep the config from running, but is hardly meant."""
+    """What does not keep the config from running, but is probably a mistake."""
     tasks, cap, found = config.environment.tasks, config.curation.step_limit, []
     if tasks.not_held_out:
         found.append(
             f"held-out tasks: the only instance of {_some(tasks.not_held_out)} is also trained on, so success on it is "
-            "no held-out success: hold tasks out by name, in environment.tasks.eval_names or the file's eval part"
+            "not held-out success: hold tasks out by name, in environment.tasks.eval_names or the file's eval part"
         )
     if longer := [name for name, limit in tasks.step_limits.items() if limit > cap]:
         found.append(

@@ -131,8 +131,8 @@ def _chosen(config: Config, options: EvaluateOptions) -> Config:
 
 
 def _only(config: Config, names: tuple[str, ...]) -> Mapping[str, object]:
-    """The config's tasks, of which these alone are evaluated. They stay held out by name if they all are. Where all
-    tasks of the config have one instance, as in OSWorld, so has any other."""
+    """The config's tasks, of which these alone are evaluated. They are held out by name if training has none of them.
+    Where all tasks of the config have one instance, as in OSWorld, so has any other."""
     tasks = config.environment.tasks
     if set(names) & set(tasks.training):
         chosen = {"names": names, "train_names": (), "eval_names": ()}
@@ -276,7 +276,7 @@ def report(document: Document) -> None:
         )
         if (by_state := success.get("by_state")) and by_state["mean"] != success["mean"]:
             rate = f"{by_state['mean']:.1%} ({by_state['low']:.1%} to {by_state['high']:.1%})"
-            click.echo(f"{name} {rate} if text that is no action were judged by the state that it left".strip())
+            click.echo(f"{name} {rate} if text that is not an action were judged by the state it left behind".strip())
         for line in (*_undone(success), *_seen(side["protocol"])):
             click.echo(f"{name} {line}".strip())
     if "against" in document:

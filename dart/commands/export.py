@@ -55,7 +55,9 @@ def _export_checkpoint(options: ExportOptions) -> str:
 def _export_copy(options: ExportOptions) -> str:
     """From `checkpoint.upload`/RUN/VERSION."""
     if options.version is not None:
-        raise UserError(f"--version chooses a checkpoint of a run directory, and {options.run} is one: leave it out")
+        raise UserError(
+            f"--version chooses among a run directory's checkpoints, and {options.run} names one: leave it out"
+        )
     with _whole(options.out) as new:
         fetched = new.with_name("fetched")
         copy_in(options.run.rstrip("/"), fetched)
@@ -76,8 +78,8 @@ def _whole(out: Path) -> Iterator[Path]:
     except OSError as error:
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error  # the first of many files
         raise UserError(
-            f"OUT {out} cannot be made ({why}): name a folder on a disk with room for it that you may write to; if it "
-            "is the checkpoint that is gone, because its run has newer ones, export again"
+            f"OUT {out} cannot be made ({why}): name a writable folder on a disk with room for it; if the checkpoint "
+            "is gone, because its run has newer ones, export again"
         ) from None
 
 

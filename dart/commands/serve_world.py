@@ -193,7 +193,7 @@ class Session:
                 case "close":
                     return None
                 case _:
-                    raise Refused("UNKNOWN_TYPE", f"{message.type!r} is none of reset, step, state, close")
+                    raise Refused("UNKNOWN_TYPE", f"{message.type!r} is not reset, step, state or close")
         except ValidationError as error:
             first = error.errors()[0]
             code = "INVALID_JSON" if first["type"] == "json_invalid" else "VALIDATION_ERROR"

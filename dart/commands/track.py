@@ -80,7 +80,7 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
     for sent in trackers:
         click.echo(f"{sent.kind}: {sent.count} updates and evaluations sent")
     if failed := [f"tracker {sent.kind} failed: {sent.failed}" for sent in trackers if sent.failed]:
-        raise UserError("\n".join(failed) + "\nthe run itself is not concerned; `dart track RUN` goes on from here")
+        raise UserError("\n".join(failed) + "\nthe run itself is not affected; `dart track RUN` continues from here")
 
 
 def _begun(kind: str, project: str, inspector: Inspector, config: Mapping[str, JsonValue]) -> _Sent:
@@ -93,7 +93,7 @@ def _begun(kind: str, project: str, inspector: Inspector, config: Mapping[str, J
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"tracker {kind} cannot begin: {error}: check its settings, then `dart track`") from error
+        raise UserError(f"tracker {kind} cannot start: {error}: check its settings, then run `dart track`") from error
 
 
 async def _send(
@@ -119,7 +119,7 @@ async def _send(
 
 
 async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, options: TrackOptions) -> None:
-    """A tracker that fails is told of once, and gets nothing more from this process."""
+    """A tracker's failure is reported once; it gets nothing more from this process."""
     if sent.failed:
         return
     try:
@@ -136,13 +136,13 @@ async def _one(inspector: Inspector, sent: _Sent, tracking: Tracking, options: T
 
 
 def last_words(directory: RunDirectory, to: tuple[str, ...]) -> None:
-    """Send the trackers how the run ended. What goes wrong is printed, and is no reason to fail."""
-    click.echo(f"sending the outcome to {', '.join(to)} (Ctrl-C leaves it out)")
+    """Send the trackers how the run ended. What goes wrong is printed, and does not fail the run."""
+    click.echo(f"sending the outcome to {', '.join(to)} (Ctrl-C skips it)")
     command = [sys.executable, "-m", "dart", "track", str(directory.path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LAST_WORDS_SECONDS, check=False)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        click.echo(f"the trackers have not been told all: `dart track {directory.path}` sends the rest")
+        click.echo(f"the trackers have not been sent everything: `dart track {directory.path}` sends the rest")
         return
     if done.returncode:
         click.echo(f"\n{done.stderr}".rpartition("\nerror: ")[2].strip() or "a tracker failed", err=True)

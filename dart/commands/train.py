@@ -38,7 +38,7 @@ class TrainOptions:
     run: Path | None = None
     """Begin the run in this directory, or continue the one that is there."""
     host: str | None = None
-    """Listen there, with tokens and a certificate that the run keeps in its directory."""
+    """Listen on this address, with tokens and a certificate that the run keeps in its directory."""
     parent_watch: bool = False
     """End when standard input, a pipe from a supervisor, closes."""
 
@@ -53,7 +53,7 @@ def train(options: TrainOptions) -> None:
     if options.host is not None and given is not None:
         config = load(options.config, options.overrides + _listening(given, options.host, config.server.port))
     if given is not None and given.summary.is_file():
-        click.echo(f"run {given.path} is finished: {given.summary} has what it came to")
+        click.echo(f"run {given.path} is finished: its outcome is in {given.summary}")
         return
     job = Train()
     if options.local_workers:

@@ -51,10 +51,10 @@ def run_worker(
 
     `until_finished`: and for a goodbye of a run that will be continued.
 
-    `run`: the run's directory, which this machine sees, says where the coordinator is and how to prove oneself.
+    `run`: the run's directory, which this machine sees, has the coordinator's address and this role's token.
     """
     if (address is None) == (run is None):
-        raise UserError("name the coordinator with --coordinator HOST:PORT, or the run's directory with --run RUN")
+        raise UserError("name either the coordinator with --coordinator HOST:PORT, or its run with --run RUN, not both")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.enable()
     keep_memory()
@@ -83,15 +83,15 @@ def _dial(address: str, tls: Tls) -> Dial:
 
 
 def _dial_of_run(role: str, run: Path, tls: Tls) -> Dial:
-    """As the coordinator left it in its directory, which is waited for. What the user gave goes first."""
+    """As the coordinator leaves it in its directory, which is waited for. What the user gave takes precedence."""
     from dart.rundir import RunDirectory
 
     directory, until = RunDirectory(run), time.monotonic() + COORDINATOR_SECONDS
     while not directory.address.is_file():
         if time.monotonic() > until:
             raise UserError(
-                f"--run {run}: for {COORDINATOR_SECONDS:g} s no coordinator has said there where it listens: start it "
-                "with `dart coordinator CONFIG --run RUN`, on a file system that this machine sees as well"
+                f"--run {run}: no coordinator wrote its address there within {COORDINATOR_SECONDS:g} s: start it with "
+                "`dart coordinator CONFIG --run RUN`, on a file system that this machine sees as well"
             )
         time.sleep(LOOK_SECONDS)
     if directory.secrets.is_dir():

@@ -381,7 +381,7 @@ class Run:
     async def _watch_trainer(self) -> None:
         await self.ranks.lost.wait()
         raise TrainerLost(
-            "the trainer is gone: look at logs/train.log in the run directory, then continue with --resume"
+            "the trainer is gone: look at logs/train*.log in the run directory, then continue with --resume"
         )
 
     async def _goodbye(self) -> None:

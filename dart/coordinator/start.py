@@ -59,7 +59,7 @@ async def starting_point(
     """
     run = await database.run()
     if run.kind is not RunKind.TRAINING:
-        raise UserError(f"run {run.id} is not a training run but one of {run.kind}: start it again without --resume")
+        raise UserError(f"run {run.id} is not for training but for {run.kind}: start it again without --resume")
     if run.state == RunState.FINISHED:
         raise UserError(f"run {run.id} is finished: start a new one without --resume")
     last = next((json.loads(event.json) for event in await database.newest_events("update")), None)

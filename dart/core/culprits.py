@@ -112,7 +112,7 @@ def explain(overdue: Overdue, scene: Scene) -> Stall:
         case Kind.PAUSED:
             return Stall(
                 overdue.kind, "sampling", "a person: the run was paused", overdue.seconds, "a person",
-                advice="resume it with Control's Resume", deliberate=True,
+                advice="resume it in the dashboard, or with Control's Resume", deliberate=True,
             )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _trainer(overdue: Overdue, scene: Scene) -> Stall:
     debtors = [scene.of(worker) for worker in scene.workers("train") if scene.of(worker).command]
     saves = any(one.command == "save_checkpoint" for one in debtors)
     what = "a checkpoint" if saves else f"update {scene.status.figures.counts.updates + 1}"
-    advice = "look at logs/train-*.log; if it hangs, end that process and continue with --resume"
+    advice = "look at logs/train*.log; if it hangs, end that process and continue with --resume"
     if not debtors:
         return Stall(overdue.kind, what, "the trainer", overdue.seconds, "train", advice=advice)
     worst = max(debtors, key=lambda one: one.seconds)

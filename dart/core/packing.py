@@ -17,7 +17,7 @@ def pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:
 
 
 def unpack(typecode: str, data: bytes) -> array[Any]:
-    """Raises ValueError if the bytes are no whole number of values."""
+    """Raises ValueError unless the bytes hold a whole number of values."""
     values: array[Any] = array(typecode)
     values.frombytes(data)
     if sys.byteorder == "big":

@@ -1,6 +1,6 @@
 """The records that travel through the system: task, step, trajectory, group.
 
-They are plain and frozen; state that changes (statistics, groups, feed) is documented in the module that owns it.
+They are plain and frozen; state that changes (statistics, groups) is documented in the module that owns it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Trajectory:
     goal_images: int = 0
     """How many of the first pictures of each step belong to the instruction."""
     state_judged: bool = False
-    """The policy's text was no action, or its history outgrew the context, so that the reward is 0, and the world has
+    """The policy's text was not an action, or its history outgrew the context, so the reward is 0, and the world has
     judged the state that it left behind: `state_reward`, in [0, 1], with `evidence_json`. Harnesses that judge such
     episodes count that; training does not."""
     state_reward: float = 0.0

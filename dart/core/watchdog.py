@@ -199,7 +199,7 @@ class Watchdog:
         for name in marks.keys() - pulse.versions.keys():
             del marks[name]
         if self._arrive(pulse):
-            if now - self._arrived >= bound:  # until now it was no fault of theirs
+            if now - self._arrived >= bound:  # until now they were not at fault
                 for mark in marks.values():
                     mark.restart(now)
             self._arrived = now

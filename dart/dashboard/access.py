@@ -2,8 +2,8 @@
 
 On loopback no token is needed, but the Host header must name this machine, so that a page of another site cannot reach
 it under a name of its own (DNS rebinding). Elsewhere every request needs the dashboard's token: from the address that
-was printed (?token=), which becomes a cookie, or as "Authorization: Bearer". Requests with an effect must come from a
-page of the dashboard itself.
+was printed (?token=), which becomes a cookie, or as "Authorization: Bearer". Requests that change something must come
+from a page of the dashboard itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Access:
             if not self._known(headers):
                 return _refuse(401, "this dashboard needs its token: open the address that `dart view` printed")
         if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
-            return _refuse(403, "requests with an effect are taken from the dashboard's own pages alone")
+            return _refuse(403, "requests that change something must come from one of the dashboard's own pages")
         return None
 
     def _log_in(self, scope: Scope, query: dict[str, str]) -> Response:

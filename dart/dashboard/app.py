@@ -65,7 +65,7 @@ def make_dashboard(library: Library, token: str | None) -> Dashboard:
 
 
 class BadQuery(ValueError):
-    """A parameter that is no number; the message names it."""
+    """A parameter with a value of the wrong kind; the message names it."""
 
 
 def _not_found(_: Request, error: Exception) -> Response:
@@ -165,7 +165,7 @@ class _Handlers:
     async def _export(self, request: Request) -> Response:
         form = request.path_params["form"]
         if form not in FORMS:
-            raise BadQuery(f"export.{form} is not known: there is {', '.join(f'export.{name}' for name in FORMS)}")
+            raise BadQuery(f"export.{form} is unknown: use {', '.join(f'export.{name}' for name in FORMS)}")
         async with self._library.run(request.path_params["run"]) as inspector:
             detail = await inspector.trajectory(request.path_params["id"])
             data = await export(inspector, detail, form)
@@ -176,7 +176,7 @@ class _Handlers:
     async def _lever(self, request: Request) -> Response:
         lever = request.path_params["lever"]
         if lever not in levers.LEVERS:
-            raise NotFound(f"{lever} is no lever of a run: there is {', '.join(levers.LEVERS)}")
+            raise NotFound(f"{lever} is not a lever of a run: use {', '.join(levers.LEVERS)}")
         async with self._library.run(request.path_params["run"]) as inspector:
             return JSONResponse({"done": await levers.pull(inspector, lever)})
 

@@ -28,7 +28,7 @@ class Library:
         self._paths = tuple(paths)
         self._open: OrderedDict[str, Inspector] = OrderedDict()
         self._used = Counter[str]()
-        """How many blocks of `run` each run is in."""
+        """How many callers of `run` use each run now."""
         self._opening = asyncio.Lock()
         self._rows: list[RunRow] = []
         self._kept: Kept = {}

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from dart.core.status import Status
 
 MOST_TASKS = 200
-"""Tasks with a metric of their own; of a suite of thousands, Prometheus is told no success by task."""
+"""With more tasks than this, success by task is left out."""
 _COUNTERS = {
     "updates": "Updates of the policy.",
     "trajectories": "Finished training trajectories.",

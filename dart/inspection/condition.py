@@ -80,7 +80,8 @@ def own_token(record: RunRecord) -> str | None:
 
 
 async def condition(files: RunFiles) -> RunStatus:
-    """What the run is doing, or how it ended. Never fails: what cannot be asked is said in `why`."""
+    """What the run is doing, or how it ended; `why` says so where its coordinator cannot be asked. Raises UserError if
+    the database cannot be read."""
     record = await files.record()
     state = files.directory.state(record)
     refused: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class Ended:
     last_update: Event | None = None
 
     def lines(self) -> Iterator[str]:
-        """What `dart why` prints, after the run's name and state."""
+        """What `dart why` prints: the run's name and state, then the rest."""
         yield f"{self.record.id}: {self.state}" + (f" while it was {self.phase}" if self.phase else "")
         if self.why:
             yield f"it ended because: {plain(self.why, 2000)}"

@@ -99,7 +99,7 @@ _SENTENCES = {
     "phase": "{phase}",
     "worker": "{worker} is {state}, {slots} slots",
     "environments": "{worker} offers {environments} of {wanted} environments: {reason}",
-    "violation": "{worker} broke a rule: {field} was {value}: {rule}",
+    "violation": "{worker} broke a rule: {field} was {value}, and must be {rule}",
     "attempt_failed": "attempt {attempt} of {trajectory} failed: {why}",
     "given_up": "{trajectory} was given up after {attempts} attempts: {why}",
     "task_quarantined": "{task} gets no roll-outs for {seconds} s: {why}",

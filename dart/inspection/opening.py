@@ -166,7 +166,7 @@ class RunFiles:
         with suppress(*(() if self._server else (UserError,))):  # a server says itself what is wrong
             version = await self.read(lambda connection: connection.execute(select(t.schema.c.version)).scalar_one())
         if version is None:
-            raise UserError(f"{self._shown} is no database of dart's, or is damaged: name the directory of a run")
+            raise UserError(f"{self._shown} is not a dart database, or is damaged: name the directory of a run")
         if version < t.OLDEST_MIGRATED:
             raise UserError(
                 f"{self._shown} has schema version {version}, and this dart reads {t.OLDEST_MIGRATED} or "

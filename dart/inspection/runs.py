@@ -38,14 +38,14 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
     for path in paths:
         directory = RunDirectory(path)
         if not path.is_dir():
-            raise UserError(f"no run under {path}, which is no directory: name a run directory, or a folder of them")
+            raise UserError(f"{path} is not a directory: name a run directory, or a folder of them")
         for one in [directory] if directory.is_run else RunDirectory.all_under(path):
             found.setdefault(one.path.resolve(), one)
     return list(found.values())
 
 
 Kept = dict[Path, tuple[object, RunRow]]
-"""The rows of runs that an older dart wrote, by their directories, with what the files were like: reading one takes a
+"""By directory, the rows of runs that an older dart wrote, each with `_files` as they were then: reading one takes a
 migrated copy of its database."""
 
 
@@ -83,7 +83,7 @@ async def _row(directory: RunDirectory, kept: Kept) -> RunRow:
 
 
 def _files(directory: RunDirectory) -> object:
-    """Differs when the run's row may. Reading makes an empty write-ahead log, which does not count."""
+    """Changes when the run's row may have. Reading makes an empty write-ahead log, which does not count."""
     found = []
     for file in (directory.database, directory.write_ahead_log):
         with contextlib.suppress(OSError):

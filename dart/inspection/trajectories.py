@@ -59,7 +59,7 @@ async def trajectories(
     """Newest first. `fate`: what it begins with, so "dropped" means all reasons. `after`: the last row of the page
     before.
 
-    Raises UserError for an `after` that is no trajectory.
+    Raises UserError for an `after` that is not a trajectory.
     """
     limit = max(1, min(limit, MOST_ROWS))
     where: list[ColumnElement[bool]] = [_c.run_id == files.run_id]
@@ -74,7 +74,7 @@ async def trajectories(
         if after:
             at = connection.execute(select(_c.finished).where(_c.id == after)).scalar_one_or_none()
             if at is None:
-                raise UserError(f"after: {after!r} is no trajectory of this run: use the `next` that a page came with")
+                raise UserError(f"after: {after!r} is not a trajectory of this run: use the `next` of an earlier page")
             wanted = wanted.where(or_(_c.finished < at, and_(_c.finished == at, _c.id < after)))
         return connection.execute(wanted).mappings().all()
 

@@ -86,8 +86,8 @@ def release_name(config: Config) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", config.run.name.lower()).strip("-")
     if len(name) > LONGEST_RELEASE or not name[:1].isalpha():
         raise UserError(
-            f"run.name is {config.run.name!r}, which makes no name on Kubernetes: set cluster.k8s.release, up to "
-            f"{LONGEST_RELEASE} small letters, digits and hyphens, a letter first"
+            f"run.name {config.run.name!r} gives no valid Kubernetes name: set cluster.k8s.release to at most "
+            f"{LONGEST_RELEASE} lower-case letters, digits and hyphens, beginning with a letter"
         )
     return name
 

@@ -12,7 +12,7 @@ from dart.coordinator.job import Train
 
 Part = Literal["coordinator", "env", "rollout", "train"]
 GOODBYE_SECONDS = 30
-"""Of the time that a coordinator gets to end: for everything but the checkpoint."""
+"""How long a coordinator may take to end, apart from saving its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

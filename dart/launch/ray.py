@@ -37,7 +37,7 @@ from dart.wire.channel import TOKEN_ENVIRONMENT
 LOOK_SECONDS = 0.5
 """How soon a signal or a delayed start is noticed."""
 WAITING_SECONDS = 30.0
-"""A process without a place for so long is reported."""
+"""A process that has had no place for this long is reported."""
 WORKER_SECONDS = 10.0
 """Time to end after SIGTERM; the coordinator's is `ending_seconds`."""
 GOODBYE_SECONDS = 10.0
@@ -242,7 +242,7 @@ class Driver:
     def _placed(self, process: Process, place: Place) -> None:
         if place.release != __version__:
             raise UserError(
-                f"{place.host} has dart {place.release}, and this machine {__version__}: install one release on all"
+                f"{place.host} has dart {place.release}, and this machine {__version__}: install the same release there"
             )
         process.place, process.asked = place, None
         say(f"{process.name}: on {place.node}")
@@ -347,7 +347,7 @@ class Driver:
         with contextlib.suppress(KeyboardInterrupt):  # the user's second Ctrl-C: what is left dies with its actor
             coordinator = self.processes[COORDINATOR]
             if coordinator.running:
-                say("the coordinator is stopped")
+                say("stopping the coordinator")
                 self._stop(coordinator)
                 self._wait_for([coordinator], 2 * ending_seconds(self.config))
             self._wait_for(list(self.processes.values()), GOODBYE_SECONDS)

@@ -21,12 +21,12 @@ from dart.launch.supervisor import Place, Supervisor
 Actor = Any
 """A handle of a `Supervisor` somewhere. Ray's types are unknown to the type checker."""
 THREADS = 4
-"""Of an actor: the process, whether it listens, stopping it, its place."""
+"""An actor's: one each to run the process, wait until it listens, stop it, and tell its place."""
 A_LITTLE = 0.001
-"""Of a resource that only names a node."""
+"""How much to ask for of a resource that only names a node."""
 BYTES_PER_GB = 10**9
 STRATEGY: dict[Part, str] = {"coordinator": "PACK", "train": "PACK", "rollout": "SPREAD"}
-"""Of what has its places reserved. Ranks talk all the time; a lost node should take few replicas."""
+"""How places are reserved for each part. Ranks talk all the time; a lost node should take few replicas with it."""
 REPORT_SECONDS = 20
 REACHED_SECONDS = 20.0
 HOST_AND_PORT = re.compile(r"[^/]+:\d{1,5}")

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 USER_ERROR, INTERRUPTED = 2, 130
 LASTING_SECONDS = 600.0
-"""What ran for so long did not fail at its start: its failures are counted anew."""
+"""What has run for this long did not fail at its start: its failures are counted anew."""
 LONGEST_DELAY_SECONDS = 60.0
 COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Together: ranks have one meeting point. `seconds`: from now."""
+    """Start these together, because ranks have one meeting point. `seconds`: the delay."""
 
     names: tuple[str, ...]
     seconds: float = 0.0

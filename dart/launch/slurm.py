@@ -58,7 +58,7 @@ def slurm(options: SlurmOptions) -> None:
     else:
         directory = RunDirectory.make(config.run.directory.absolute(), config.run.name)
     if directory.summary.is_file():
-        click.echo(f"run {directory.path} is finished: {directory.summary} has what it came to")
+        click.echo(f"run {directory.path} is finished: its outcome is in {directory.summary}")
         return
     _not_submitted(directory.path)
     written = script(config, directory.path)

@@ -33,7 +33,7 @@ FILES = "@files"
 """In an order's words: the private folder with its files."""
 LOOK_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
-"""How long what a process wrote last is waited for: something that left its group may hold its output open."""
+"""How long to wait for a process's last output: something that left its group may hold it open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a run's trainer and replicas need, what the cards of this machine have, and what is told about it.
+"""What a run's trainer and replicas need, what the cards of this machine have, and the messages about it.
 
 The numbers are those of `dart.core.capacity`; here they get the model's files, the config, and the machine. A run is
 refused only where the cards are known and a worker clearly does not fit (`verdict.REFUSED`). Without GPUs nothing is

@@ -32,13 +32,13 @@ from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
 
 MOST_RESTARTS = 3
 LASTING_SECONDS = 600.0
-"""A child that ran for so long did not fail at its start: its restarts are counted anew."""
+"""A child that has run for this long did not fail at its start: its restarts are counted anew."""
 GOODBYE_SECONDS = 5.0
 ENV_GOODBYE_SECONDS = 15.0
 """An env worker may have machines to give back. It ends itself `ENDING_SECONDS` after its parent's pipe has closed."""
 TERMINATE_SECONDS = 2.0
 KILLED_SECONDS = 5.0
-"""Only the kernel is waited for then: to take down a process with gigabytes takes it a moment."""
+"""Then only the kernel is waited for, which takes a moment to free the memory of a large process."""
 LOOK_AT_GROUPS_SECONDS = 0.05
 USER_ERROR_EXIT = 2
 LOG = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
 
 class Launcher:
     def __init__(self, children: Sequence[Child], logs: Path, most_log_bytes: int | None = None) -> None:
-        """`most_log_bytes`: of each child's log, beside which its elder of that length is kept; None for no bound."""
+        """`most_log_bytes`: the bound of each child's log, and of the older part kept beside it; None for no bound."""
         self._children, self._logs, self._most_log_bytes = children, logs, most_log_bytes
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 

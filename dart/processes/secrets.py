@@ -1,4 +1,4 @@
-"""What a run's processes on other machines prove themselves with, as files of one folder.
+"""The credentials of a run's processes on other machines, as files in one folder.
 
     env.token rollout.token train.token control.token    one bearer token for each role
     tls.crt tls.key                                      the coordinator's certificate and its key
@@ -51,7 +51,7 @@ def prepare(folder: Path, host: str) -> None:
 
 
 def overrides(folder: Path) -> tuple[str, ...]:
-    """What a config needs to be told of this folder, as `--set` options, whatever is in its name."""
+    """The config's fields that name this folder's files, as `--set` options; its name may hold any characters."""
     tokens = {role: f"file:{token_file(folder, role)}" for role in get_args(TokenRole)}
     return (
         f"server.tokens={json.dumps(tokens)}",

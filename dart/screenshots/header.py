@@ -38,9 +38,9 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises BadHeader above `MAX_PIXELS`, and for no pixels."""
+    """Raises BadHeader unless there are 1 to `MAX_PIXELS` pixels."""
     if not 0 < width * height <= MAX_PIXELS:
-        raise BadHeader(f"claims {width}×{height} pixels: between 1 and {MAX_PIXELS} are taken")
+        raise BadHeader(f"claims {width}×{height} pixels: between 1 and {MAX_PIXELS} are accepted")
 
 
 def _png_size(data: bytes) -> tuple[int, int]:

@@ -42,14 +42,14 @@ class StoredScreenshots:
         return SharedBlobs(directory=directory.root, id=directory.mark()) if directory else None
 
     async def missing(self, images: Iterable[Image]) -> Mapping[bytes, bytes]:
-        """Digest → bytes, for images that came without. Raises ScreenshotLost."""
+        """Digest → bytes, for images whose `data` is empty. Raises ScreenshotLost."""
         digests = {image.sha256 for image in images if not image.data}
         if self._store is None or not digests:
             return dict.fromkeys(digests, b"")
         try:
             return await self._store.get_many_async(digests)
         except (UserError, OSError, ValueError) as error:
-            raise ScreenshotLost(f"a screenshot cannot be had: {error}") from error
+            raise ScreenshotLost(f"a screenshot is not available: {error}") from error
 
     async def filled(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory with the bytes of every screenshot. Raises ScreenshotLost."""

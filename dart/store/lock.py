@@ -78,7 +78,7 @@ class Hold:
             else:
                 return True
         holder = os.read(self._descriptor, 100).decode("utf-8", "replace").strip()
-        raise UserError(f"{self._file.parent} is worked on by {holder or 'another process'}: stop it first")
+        raise UserError(f"{self._file.parent} is in use by {holder or 'another process'}: stop it first")
 
 
 @contextmanager

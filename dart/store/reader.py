@@ -104,7 +104,7 @@ class Reader:
                 return connection.execute(wanted).mappings().all()
             finished = connection.execute(select(c.finished).where(c.id == before)).scalar_one_or_none()
             if finished is None:
-                raise UserError(f"page token {before!r} names no trajectory: use one that a page came with")
+                raise UserError(f"page token {before!r} names no trajectory: use the token of an earlier page")
             older = or_(c.finished < finished, and_(c.finished == finished, c.id < before))
             return connection.execute(wanted.where(older)).mappings().all()
 

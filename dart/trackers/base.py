@@ -1,4 +1,4 @@
-"""What a tracker is told, and which there are."""
+"""The interface of trackers, and the kinds there are."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ KINDS: dict[str, _Kind] = {
 def make_tracker(kind: str, tracked: Tracked) -> Tracker:
     """Begin to track the run, or go on. Raises UserError if the tracker's package is not installed."""
     if kind not in KINDS:
-        raise UserError(f"tracker {kind!r} is not known: there is {', '.join(KINDS)}")
+        raise UserError(f"tracker {kind!r} is unknown: use {', '.join(KINDS)}")
     found = KINDS[kind]
     try:
         made: Tracker = getattr(importlib.import_module(found.module), found.name)(tracked)

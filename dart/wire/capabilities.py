@@ -67,7 +67,7 @@ KNOWN = {
         Capability(
             SLOTS,
             ("env", "rollout"),
-            "says Slots when its environments, or its room for requests, change after Ready",
+            "sends Slots when its environments, or its room for requests, change after Ready",
         ),
     )
 }

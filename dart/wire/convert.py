@@ -153,7 +153,7 @@ def write_single(into: apb.Action, action: a.Single) -> None:
 
 
 def action_from_proto(message: apb.Action) -> a.Action:
-    """Raises ValueError for an action of no known kind, and for one of several that is several itself."""
+    """Raises ValueError for an action of an unknown kind, and for a `several` within a `several`."""
     if message.HasField("several"):
         return a.Several(tuple([_single_from_proto(one) for one in message.several.actions]))
     return _single_from_proto(message)

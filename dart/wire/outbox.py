@@ -128,12 +128,12 @@ def messages(encoded: bytes, kind: type[Message]) -> Sequence[Message]:
     try:
         message = kind.FromString(encoded)
     except DecodeError as error:
-        raise MalformedError(f"{len(encoded):,} bytes that are no {kind.DESCRIPTOR.name}") from error
+        raise MalformedError(f"{len(encoded):,} bytes that are not a {kind.DESCRIPTOR.name}") from error
     batch = message.batch
     if not batch:
         return (message,)
     if len(batch) > MOST_ENTRIES:
-        raise MalformedError(f"a batch of {len(batch):,} messages, and {MOST_ENTRIES:,} are the most")
+        raise MalformedError(f"a batch of {len(batch):,} messages, and the limit is {MOST_ENTRIES:,}")
     return batch[:]  # a list, which is read twice as fast
 
 

@@ -204,7 +204,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                 log.warning("stream to %s lost (%s); dialling again", options.dial.address, error)
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"coordinator {options.dial.address} was not reached for {options.connect_seconds:.0f} s "
+                    f"coordinator {options.dial.address} could not be reached for {options.connect_seconds:.0f} s "
                     f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there",
                     exit_code=UNREACHED_EXIT if service.welcomed_at else 2,
                 ) from None
@@ -238,7 +238,8 @@ async def _stream(service: _Service, stop: asyncio.Event) -> str:
 
 
 def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
-    """The Welcome in the first message. Raises UserError if the coordinator rejects this worker."""
+    """The Welcome in the first message. Raises UserError if the coordinator rejects this worker, NotYet if only for a
+    while, StreamLostError for anything else."""
     try:
         first = messages(encoded, pb.SessionResponse)[0]
     except MalformedError as error:

@@ -88,7 +88,8 @@ def check(kind: str, options: Mapping[str, object], tasks: Sequence[str]) -> typ
 
 
 def make(plug: type[Plug]) -> World:
-    """The world for the class; for an Env or SyncEnv, one that makes an instance for each lease."""
+    """The world for the class; for an Env or SyncEnv, one that makes an instance for each lease. Raises
+    TypeError for any other class."""
     if issubclass(plug, World):
         return plug()
     if issubclass(plug, Env | SyncEnv):

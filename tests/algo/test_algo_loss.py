@@ -168,11 +168,11 @@ def test_a_loss_of_ones_own_goes_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpro", "gpro is no loss: use grpo, cispo, likelihood, or module:function"),
+        ("gpro", "gpro is not a loss: use grpo, cispo, likelihood, or module:function"),
         ("no_such_module:f", "module no_such_module cannot be imported"),
         (f"{__name__}:nothing", "has no function nothing"),
         (f"{__name__}:VALUES", "has no function VALUES"),
-        (f"{__name__}:without_bounds", r"another signature \(too many positional arguments\): it must be f\(tokens"),
+        (f"{__name__}:without_bounds", r"the wrong signature \(too many positional arguments\): it must be f\(tokens"),
         (f"{__name__}:a_number", "returned float for 2 tokens"),
         (f"{__name__}:summed", r"returned \(\) for 2 tokens"),
         (f"{__name__}:detached", r"returned \(2,\) for 2 tokens: it must be .* with gradient"),

@@ -303,7 +303,7 @@ def png(width: int, height: int, tail: bytes = b"") -> bytes:
         (Image.of(png(30_000, 30_000), "image/png", 160, 224), "a whole screenshot: it claims 30000×30000 pixels"),
         (Image.of(png(161, 224), "image/png", 160, 224), "160×224, and must be those of the screenshot itself"),
         (Image.of(png(160, 224)[:-20], "image/png", 160, 224), "a whole screenshot: it is a PNG that is cut short"),
-        (Image.of(b"", "image/png", 160, 224), "empty, and must be there: this worker shares no directory"),
+        (Image.of(b"", "image/png", 160, 224), "empty, and must be sent, because this worker shares no directory"),
         (Image.of(png(160, 224), "image/gif", 160, 224), "'image/gif', and must be one of"),
         (Image.of(png(160, 224), "image/png", 0, 0), "0×0, and must be 1 to"),
         (Image.of(png(3, 3000), "image/png", 3, 3000), "3×3000, and must be sides of a ratio"),
@@ -366,7 +366,7 @@ async def test_a_digest_that_lies_is_its_environments_fault_and_no_replicas() ->
         sampling.cancel()
         order, error = source.told
         assert order.failed_on == {"env"}
-        assert "env broke a rule: Observed.image: Image.data is 1 other bytes, and must be those of sha256" in str(
+        assert "env broke a rule: Observed.image: Image.data is 1 bytes, and must be those that sha256 is of" in str(
             error
         )
         assert not any(one.health.failures for one in pool.replicas)

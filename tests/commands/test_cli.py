@@ -69,7 +69,7 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["status", "none"], "none is not a run directory"),
         (["status", "--address", "127.0.0.1:1"], "no coordinator answers there"),
         (["export", "none", "out"], "none is not a run directory"),
-        (["runs", "none"], "no run under none"),
+        (["runs", "none"], "none is not a directory"),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
@@ -143,5 +143,5 @@ def test_unreachable_coordinator_is_told() -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "coordinator 127.0.0.1:1 was not reached for 1 s" in done.stderr
+    assert "coordinator 127.0.0.1:1 could not be reached for 1 s" in done.stderr
     assert "Traceback" not in done.stderr

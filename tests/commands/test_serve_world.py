@@ -149,7 +149,7 @@ def test_an_episode_has_instruction_screenshot_reward_and_evidence(address: str)
         ("step", {"kind": "click", "at": {"x": 2, "y": 0}}, "VALIDATION_ERROR", "outside the observation"),
         ("step", {"kind": "observe", "last": 1}, "VALIDATION_ERROR", "last is 1"),
         ("step", {"kind": "click", "at": {"x": 0.1, "y": 0}, "button": "middle"}, "EXECUTION_ERROR", "it broke"),
-        ("leap", {}, "UNKNOWN_TYPE", "'leap' is none of reset, step, state, close"),
+        ("leap", {}, "UNKNOWN_TYPE", "'leap' is not reset, step, state or close"),
     ],
 )
 def test_what_cannot_be_done_is_an_error_and_the_session_goes_on(

@@ -164,7 +164,7 @@ async def test_a_screenshot_that_cannot_be_had_fails_the_attempt(
         return pb.Failure(code=pb.FAILURE_CODE_UNKNOWN_IMAGE, message="not there")
 
     async with fleet(rollout=unknown, blobs=blobs, sharing={"rollout"} if sharing else set()) as (_, pool):
-        with pytest.raises(InfrastructureError, match="a screenshot cannot be had"):
+        with pytest.raises(InfrastructureError, match="a screenshot is not available"):
             await pool.generate(Prompt((Block((one,)),), (one,)), 1.0, 40, None)
 
 

@@ -38,13 +38,11 @@ def test_what_was_given_out_and_not_begun_comes_back() -> None:
 
 def test_more_than_it_has_is_refused() -> None:
     credits = Credits(elastic=True)
-    with pytest.raises(
-        ValueError, match="one episode for each of its 2 environments at most, besides the 0 that are over"
-    ):
+    with pytest.raises(ValueError, match="granted is at most 2: its 2 environments and the 0 episodes that are over"):
         credits.offered(2, 3, 0)
     assert credits == Credits(elastic=True)
     credits = Credits(elastic=True, most=2)
-    with pytest.raises(ValueError, match="in all no more than the 2 environments of its Ready, in whatever state"):
+    with pytest.raises(ValueError, match="at most the 2 slots of its Ready in all"):
         credits.offered(2, 2, 1)
 
 

@@ -99,7 +99,7 @@ async def test_a_directory_that_was_renamed_is_opened_as_it_is_listed(run: RunDi
         ("/api/runs/{run}/trajectories?success=maybe", 400, "success: 'maybe' is neither true nor false"),
         ("/api/runs/{run}/events?from=now", 400, "from: 'now' is not a number of seconds"),
         ("/api/runs/{run}/images/..%2F..%2Fconfig.yaml", 404, ""),
-        ("/api/runs/{run}/trajectories/g000001-1/export.exe", 400, "export.exe is not known"),
+        ("/api/runs/{run}/trajectories/g000001-1/export.exe", 400, "export.exe is unknown"),
         ("/api/compare?first=x", 400, "first_evaluation is missing"),
         ("/api/nothing", 404, "/api/nothing is not known"),
         ("/assets/nothing.js", 404, "is not known"),

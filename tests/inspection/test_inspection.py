@@ -63,7 +63,7 @@ async def test_pages_of_trajectories_give_each_once_and_newest_first(made: RunDi
         assert {row.id for row in wins.rows} == {row.id for row in seen if row.success}
         dropped = await it.trajectories(fate="dropped", limit=500)
         assert {row.id for row in dropped.rows} == {row.id for row in seen if row.fate.startswith("dropped: ")}
-        with pytest.raises(UserError, match="after: 'nobody' is no trajectory"):
+        with pytest.raises(UserError, match="after: 'nobody' is not a trajectory"):
             await it.trajectories(after="nobody")
 
 
@@ -350,7 +350,7 @@ async def test_a_directory_that_cannot_be_written_to_is_read_and_left_alone(run:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "no database of dart's, or is damaged"), (b"x" * 5000, "no database of dart's, or is damaged")],
+    [(b"", "is not a dart database, or is damaged"), (b"x" * 5000, "is not a dart database, or is damaged")],
 )
 async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
     run = RunDirectory(tmp_path / "run")

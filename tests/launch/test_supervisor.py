@@ -83,7 +83,7 @@ def test_wrong_input_is_told_in_its_own_words(coordinator: Running, threads: Thr
     wrong = Order("env-0", ("worker", "--role", "env"), str(run.path), order.folder, 1 << 20)
     listens = threads.submit(supervisor.listening, 1, str(run.path))
     end = supervisor.run(1, wrong)
-    assert end.code == 2 and end.said.startswith("name the coordinator with --coordinator")
+    assert end.code == 2 and end.said.startswith("name either the coordinator with --coordinator")
     assert listens.result(HANG_SECONDS) is None
 
 

@@ -220,7 +220,7 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
 
 @pytest.mark.parametrize("size", [(0, 5), (9_000, 9_000)])
 def test_a_picture_has_some_pixels_and_not_too_many(size: tuple[int, int]) -> None:
-    with pytest.raises(BadScreenshot, match="are taken"):
+    with pytest.raises(BadScreenshot, match="are accepted"):
         Holder(2).resolve([bomb(*size)])
 
 

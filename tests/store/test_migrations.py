@@ -122,7 +122,7 @@ def test_a_command_that_only_reads_migrates_a_run_that_nobody_works_on(old: RunD
 
 
 async def test_a_command_that_only_reads_leaves_a_running_run_alone(old: RunDirectory) -> None:
-    with old.lock(), pytest.raises(UserError, match=r"is worked on by process .*: stop it first"):
+    with old.lock(), pytest.raises(UserError, match=r"is in use by process .*: stop it first"):
         await old.open()
     with pytest.raises(OlderSchema, match="schema version 2: an older dart wrote it"):
         await Database.open(sqlite_url(old.database), old.blobs)

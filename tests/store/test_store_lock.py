@@ -38,7 +38,7 @@ def holder(tmp_path: Path):
 def test_a_run_that_another_process_works_on_is_refused_and_named(tmp_path: Path, holder: subprocess.Popen[str]):
     assert is_held(tmp_path / "run.lock")
     with (
-        pytest.raises(UserError, match=f"worked on by process {holder.pid} of .*: stop it first"),
+        pytest.raises(UserError, match=f"in use by process {holder.pid} of .*: stop it first"),
         held(tmp_path / "run.lock"),
     ):
         pass
@@ -93,7 +93,7 @@ def test_a_lock_file_that_is_removed_lets_nobody_in(tmp_path: Path, holder: subp
     file = tmp_path / "run.lock"
     file.unlink()
     assert is_held(file)
-    with pytest.raises(UserError, match="is worked on by another process: stop it first"), held(file):
+    with pytest.raises(UserError, match="is in use by another process: stop it first"), held(file):
         pass
     assert is_held(file)
 

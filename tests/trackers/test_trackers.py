@@ -217,7 +217,7 @@ def test_the_outcome_has_no_secrets(run: RunDirectory, recording: type[Recording
 def test_the_cause_is_what_train_prints_at_its_end(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "a warning\nerror: tracker wandb failed: CommError: error: no route\nthe run itself is not concerned"
+    told = "a warning\nerror: tracker wandb failed: CommError: error: no route\nthe run itself is not affected"
     ended = subprocess.CompletedProcess([], 2, "", told)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     last_words(run, ("wandb",))
@@ -232,7 +232,7 @@ def test_what_is_wrong_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPat
     none = track(run)
     assert none.exit_code == 2 and "no tracker is named: use --to with tensorboard, wandb" in none.output
     odd = track(run, "--to", "tensorbord")
-    assert odd.exit_code == 2 and "tracker 'tensorbord' is not known: there is tensorboard" in odd.output
+    assert odd.exit_code == 2 and "tracker 'tensorbord' is unknown: use tensorboard" in odd.output
     monkeypatch.setitem(base.KINDS, "absent", base._Kind("no_such_module", "Absent", "pip install absent"))
     absent = track(run, "--to", "absent")
     assert absent.exit_code == 2 and "tracker absent needs no_such_module: pip install absent" in absent.output

@@ -172,7 +172,7 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (b"\xff" * 500, "500 bytes that are no SessionRequest"),
+        (b"\xff" * 500, "500 bytes that are not a SessionRequest"),
         (bytes(door.HELLO_BYTES + 1), "the first message has 65,537 bytes, and a Hello may have 65,536"),
         (pb.SessionRequest(ready=pb.Ready()).SerializeToString(), "must be Hello"),
         (pb.SessionRequest(hello=pb.Hello(role=9)).SerializeToString(), "role 9 is unknown"),  # type: ignore[arg-type]

@@ -220,7 +220,7 @@ async def test_too_old_protocol_is_rejected(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_unreachable_coordinator_is_named() -> None:
     async with rig() as r:
         await r.server.stop()
-        with pytest.raises(UserError, match=r"127.0.0.1:\d+ was not reached for 1 s"):
+        with pytest.raises(UserError, match=r"127.0.0.1:\d+ could not be reached for 1 s"):
             await r.work(seconds=1.0)
 
 

@@ -1,7 +1,7 @@
 """Canonical actions → DevTools input commands, as a mouse and a keyboard would make them. No I/O.
 
 An `InputDevices` keeps what real devices keep: where the pointer is, which buttons and modifier keys are held. Where a
-person would wait in the middle of an action, there is a command PAUSE with the seconds, which is no DevTools command.
+person would wait in the middle of an action, there is a command PAUSE with the seconds, which DevTools does not have.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Places:
     """`wanted` environments of a world that has started."""
 
     def __init__(self, world: World, wanted: int, timeouts: Timeouts | None = None) -> None:
-        """`timeouts`: in the place of the world's own."""
+        """`timeouts`: instead of the world's own."""
         self._world, self._timeouts = world, timeouts or world.timeouts
         self._places = [Place(number) for number in range(wanted)]
         self._free: asyncio.Queue[Lease] = asyncio.Queue()

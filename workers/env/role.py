@@ -70,7 +70,9 @@ class EnvRole:
         try:
             section = EnvWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
-            raise UserError(f"the coordinator's env config is not understood ({error}): use one version") from None
+            raise UserError(
+                f"the coordinator's env config cannot be read ({error}): use the same dart release on both ends"
+            ) from None
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
@@ -174,7 +176,8 @@ class EnvRole:
         if key not in self._held:
             lease = await self._places.take(self.patience)
             if lease is None:
-                raise _invalid(f"all {len(self._held)} environments are held: send Release before Reset")
+                why = f"no environment became free within {self.patience:g} s, and {len(self._held)} are held"
+                raise _invalid(f"{why}: send Release before Reset")
             self._held[key] = lease
         lease = self._held[key]
         try:

@@ -415,9 +415,9 @@ class Engine:
             raise TransferError(f"weights {version}: {error}") from None
 
     async def _join(self, group: wpb.TransferGroup) -> None:
-        """Have vLLM join the group. Over NCCL once: it would set a group that it is in up once more, and wait there for
-        a trainer that does not; and a former one is left first, because vLLM does not free its communicator. Our engine
-        for gloo looks after both, and is told the group of each transfer."""
+        """Have vLLM join the group. Over NCCL only once, because vLLM would set it up again and wait for a trainer that
+        does not; the former group is left first, because vLLM does not free its communicator. Our engine for gloo does
+        both itself, and is told the group of each transfer."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         if self._transport == "nccl":
@@ -441,7 +441,7 @@ class Engine:
 
 
 def _adapter_request() -> LoRARequest:
-    """What each request says of the replica's adapter. vLLM wants a path, which it does not look at: it has it."""
+    """The replica's adapter, as each request names it. vLLM requires a path, but the adapter is loaded already."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", ADAPTER_SLOT, "policy")

@@ -81,7 +81,9 @@ class RolloutRole:
         try:
             config = RolloutWorkerConfig.model_validate_json(config_json)
         except ValidationError as error:
-            raise UserError(f"the coordinator's rollout config is not understood ({error}): use one version") from None
+            raise UserError(
+                f"the coordinator's rollout config cannot be read ({error}): use the same dart release on both ends"
+            ) from None
         self._packs = config.packed_token_ids
         seconds = config.rollout.startup_timeout_seconds
         deadline = asyncio.get_running_loop().call_later(seconds, _give_up_starting, seconds)

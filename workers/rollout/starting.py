@@ -31,7 +31,7 @@ _QUANTISED: dict[str, dict[str, object]] = {
 }
 """The engine's arguments by `rollout.quantization`."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The widths of the room that vLLM makes for adapters."""
+"""The ranks that vLLM can make room for (`max_lora_rank`)."""
 ENCODED_PROMPTS = 4
 """For how many prompts' screenshots the engine keeps encodings on a GPU, unless the config says how many tokens."""
 
@@ -78,7 +78,9 @@ def check_known(names: Iterable[str], known: Collection[str], version: str) -> N
         return
     close = difflib.get_close_matches(unknown[0], known, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "see the engine arguments in vLLM's documentation"
-    raise UserError(f"rollout.engine_args.{unknown[0]} is no engine argument of the installed vLLM ({version}): {hint}")
+    raise UserError(
+        f"rollout.engine_args.{unknown[0]} is not an engine argument of the installed vLLM ({version}): {hint}"
+    )
 
 
 def settings(config: RolloutWorkerConfig) -> dict[str, object]:
@@ -141,7 +143,7 @@ def encoder_cache_tokens(config: RolloutWorkerConfig) -> int:
 
 
 def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
-    """Blocks until the engine process is ready."""
+    """Blocks until the engine process is ready. Raises UserError."""
     environment.apply(config.rollout.environment)
     own_engines()
     import vllm

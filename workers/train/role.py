@@ -77,7 +77,7 @@ class TrainRole:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise UserError(
-                f"train config: {field}: {first['msg']}: install the coordinator's release here too"
+                f"train config: {field}: {first['msg']}: install the coordinator's dart release here, too"
             ) from None
         self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")

@@ -211,7 +211,7 @@ class Trainer:
                 f"{total_samples} with {total_tokens}"
             )
         if any(total.steps == 0 for total in totals):
-            raise SampleError(f"{samples} samples are too few for {len(totals)} minibatches")
+            raise SampleError(f"{samples} samples make too few rows for trainer.minibatches {len(totals)}: lower it")
         return totals
 
     def _trained(self, totals: list[Totals], minibatches: list[list[batches.Row]]) -> list[Totals]:

@@ -155,7 +155,9 @@ def receive(group: Group, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, to
     theirs = torch.empty(1, dtype=torch.int64)
     group.broadcast(theirs)
     if int(theirs) != fingerprint(specs):
-        raise TransferError(f"group {group.group_id}: the trainer sends other tensors than this replica expects")
+        raise TransferError(
+            f"group {group.group_id}: the trainer sends different tensors from those that this replica expects"
+        )
     for bucket in plan_buckets(specs, BUCKET_BYTES):
         buffer = torch.empty(sum(spec.bytes for spec in bucket), dtype=torch.uint8)
         group.broadcast(buffer)

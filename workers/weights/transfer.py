@@ -68,7 +68,9 @@ class Sender(Protocol):
 
 
 def make_sender(transport: str, timeout_seconds: float = 120.0) -> Sender:
-    """A sender for "gloo" (CPU) or "nccl" (GPU); one per replica. `timeout_seconds` bounds every single wait."""
+    """A sender for "gloo" (CPU) or "nccl" (GPU); one per replica. `timeout_seconds` bounds every single wait.
+
+    Raises ValueError for any other transport."""
     if transport == "gloo":
         from dart.workers.weights.gloo import GlooSender
 

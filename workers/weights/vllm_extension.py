@@ -40,8 +40,8 @@ class Extension:
         engine.adapter.begin(None if folder is None else Path(folder))
 
     def take_adapter(self) -> None:
-        """Serve the adapter that has arrived. Called after `finish_weight_update`, which takes away all adapters: vLLM
-        supposes that the weights have changed to which they belong."""
+        """Serve the adapter that has arrived. Called after `finish_weight_update`, which drops all adapters: vLLM
+        assumes that the weights below them have changed."""
         engine = self.weight_transfer_engine
         engine.adapter.take(dict(engine.staged_adapter()))
 
@@ -136,7 +136,7 @@ class GlooWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._receiving = None
 
     def begin(self, update_info: GlooUpdate) -> None:
-        """Receive in the background."""
+        """Receive in the background. Raises TransferError if no group was named."""
         if self._init is None or not self._group_is_new:
             raise TransferError(f"version {update_info.version} was not received, and no group was named for it")
         self._group_is_new = False

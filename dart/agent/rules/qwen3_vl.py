@@ -79,7 +79,7 @@ def _trailing_text(text: str) -> str | None:
 
 
 def calls_apart(text: str) -> list[str]:
-    """The texts of each of several tool calls; none if there are not several."""
+    """The texts of several tool calls; none if there are not several."""
     texts, rest = [], without_stop_token(text)
     while end := _end_of_call(rest):
         texts.append(rest[:end])

@@ -19,10 +19,10 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 OUTSIDE = 28
-"""How far outside the grid a coordinate may be and is moved to its edge: one image token of UI-TARS. What is farther
-off is another mistake than one of rounding."""
+"""A coordinate at most this far outside the grid is moved to its edge: one image token of UI-TARS. One that is farther
+off is not a rounding error."""
 LONG_PRESS_SECONDS = 1.0
-"""How long a button is held in a long press that does not say; phones take half of it for one."""
+"""How long a long press that names no time holds the button; half of it is enough for phones."""
 EDGE = 1 - 2**-20
 """The far edge of the screen as a fraction: in the last pixel of any screen."""
 
@@ -70,7 +70,7 @@ def read_mended(
 
 
 def held_seconds(value: float | None, name: str, written: str) -> float:
-    """A time for which a button is held, or a drag takes. Raises ParseError; `value` None is no number."""
+    """How long a button is held, or a drag takes. `value` None: not a number. Raises ParseError."""
     if value is None:
         raise ParseError("bad_arguments", f"{name} {written} is not a number of seconds")
     if not 0 <= value <= MOST_HELD_SECONDS:

@@ -126,7 +126,7 @@ def _screen_edge(call: Call) -> Call | None:
     columns, rows = call.grid
 
     def inside(number: float, size: int) -> bool:
-        # 1.0's grid has its end in it.
+        # 1.0's grid includes its end.
         return 0 <= number < size or (call.grammar.thousand and number == size)
 
     def moved(box: str) -> tuple[float, float] | None:

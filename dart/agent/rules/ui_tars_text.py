@@ -132,7 +132,7 @@ def _first_action(body: str) -> str | None:
 
 
 def calls_apart(text: str) -> list[str]:
-    """The texts of each of several actions, which stand each on a line of its own; none if there are not several."""
+    """The texts of several actions, each on a line of its own; none if there are not several."""
     text = without_stop_token(text)
     found = ACTION_LINE.search(text)
     if found is None:

@@ -99,7 +99,7 @@ def watch(options: StatusOptions) -> None:
         if options.address is None:
             status(options)
         else:
-            click.echo(f"the coordinator at {options.address} answers no longer: `dart runs` lists how runs ended")
+            click.echo(f"the coordinator at {options.address} no longer answers: `dart runs` lists how runs ended")
 
 
 async def _watch(options: StatusOptions) -> None:

@@ -1,6 +1,6 @@
 """The live view of a run in the terminal: phase, curves in numbers, workers. Plain lines where there is no terminal.
 
-It asks for a `Status` and draws it, worded as in `dart.inspection.wording`; it knows nothing of the run itself.
+It asks for a `Status` and draws it, worded as in `dart.inspection.wording`; it knows nothing else of the run.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def broken_screenshot(image: Image, *, shared: bool) -> Violation | None:
         except header.BadHeader as error:
             return _image("data", f"{len(data):,} bytes", f"a whole screenshot: it {error}")
     elif not shared:
-        return _image("data", "empty", "there: this worker shares no directory")
+        return _image("data", "empty", "sent, because this worker shares no directory")
     return _image("width_pixels, height_pixels", f"{width}×{height}", wrong) if wrong else None
 
 
@@ -89,7 +89,7 @@ class Boundary:
         """Why workers that have not come back since were not taken into service."""
 
     def answered(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
-        """An answer, or what came instead of one. A quarantine: the worker is to be lost."""
+        """Take an answer, or what came instead of one. Returns a quarantine if the worker is to be lost."""
         if kind not in rules.ANSWERED_WITH:
             wanted = "an answer, ready, heartbeat or bye" if kind else "a message with a body"
             return self.broke(worker, Violation("SessionRequest.body", kind or "empty", wanted))
@@ -185,4 +185,6 @@ class Boundary:
             worker.end.remind(REMINDERS)
         if worker.end.surplus <= LATE_ANSWERS:
             return None
-        return self.broke(worker, Violation("Assignment", "that of no command", "that of a command which waits"))
+        return self.broke(
+            worker, Violation("Assignment", "that of no open command", "that of a command without an answer")
+        )

@@ -337,7 +337,7 @@ class EnvSession:
         for image in images:
             if image.data and hashlib.sha256(image.data).digest() != image.sha256:
                 self._broke(
-                    Violation("Observed.image: Image.data", f"{len(image.data):,} other bytes", "those of sha256")
+                    Violation("Observed.image: Image.data", f"{len(image.data):,} bytes", "those that sha256 is of")
                 )
 
     def _seen(self, observation: Observation) -> Observation:

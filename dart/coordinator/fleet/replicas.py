@@ -234,7 +234,7 @@ class RolloutPool:
         if replica is None or replica.session is not worker:
             return
         if not 1 <= slots.count <= worker.ready.slots:
-            rule = f"a replica takes from 1 to {worker.ready.slots} requests at once, the slots of its Ready"
+            rule = f"from 1 to {worker.ready.slots}, the slots of its Ready"
             self._fleet.broke(worker, Violation("Slots.count", f"{slots.count}", rule))
         elif slots.count != replica.slots:
             self.replicas.resize(replica, slots.count, time.monotonic())

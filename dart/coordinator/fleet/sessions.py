@@ -110,7 +110,7 @@ class Worker:
     role: pb.Role = field(init=False)
     """Both are the Hello's, read once: every command and every answer asks for them."""
     role_and_id: tuple[int, str] = field(init=False)
-    """What outlives the instance, and conduct is kept by."""
+    """It outlives the instance, and is the key of its conduct."""
     outbox: Outbox[pb.SessionResponse] = field(init=False)
     """What the worker's stream writes next; a new one for each stream."""
     end: CoordinatorEnd = field(init=False)
@@ -225,7 +225,7 @@ class Worker:
 
     def _too_large(self, message: pb.SessionResponse, size: int) -> None:
         why = f"{self.id}: {too_large(message.WhichOneof('body') or '', size)}"
-        log.error("%s: it has failed", why)
+        log.error("%s: the command has failed", why)
         if (key := self.end.refused(message)) is not None:
             self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why, self.id))
 
@@ -293,7 +293,7 @@ class Fleet:
         return now - worker.last_heard - stood
 
     def refused(self, hello: pb.Hello) -> float:
-        """Seconds for which this worker is not admitted, because it is in quarantine. A session that goes on is."""
+        """Seconds for which this worker is not admitted, because it is in quarantine. A session that continues is."""
         return 0.0 if hello.instance_id in self.workers else self.boundary.refused((hello.role, hello.worker_id))
 
     def admit(self, hello: pb.Hello) -> tuple[Worker, bool]:

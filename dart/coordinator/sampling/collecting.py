@@ -175,7 +175,7 @@ class OracleTurns:
             except ValueError as error:
                 # This environment may be wrong about it; if all are, no attempt at this task ever ends.
                 raise InfrastructureError(
-                    f"agent.grammar: the oracle's next action has no words ({error}): "
+                    f"agent.grammar cannot express the oracle's next action ({error}): "
                     "choose another grammar, or leave the task out of environment.tasks.names",
                     self._env.worker,
                 ) from None

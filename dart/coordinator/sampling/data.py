@@ -292,7 +292,7 @@ class DataManager:
         if self._refused > MOST_REFUSED_BATCHES * self._config.trainer.trajectories_per_update:
             raise UserError(
                 f"the trainer has refused {self._refused} trajectories and made no update between them, the last "
-                f"with: {why}: look at logs/train-*.log in the run directory, then continue with --resume"
+                f"with: {why}: look at logs/train*.log in the run directory, then continue with --resume"
             )
 
     def trainer_lost(self, batch: Sequence[ReleasedGroup], why: str) -> None:

@@ -90,7 +90,9 @@ class Demonstrations:
 
     async def unusable(self, groups: Sequence[ReleasedGroup], why: str) -> None:
         names = ", ".join(group.id for group in groups)
-        raise UserError(f"sft.sources: demonstrations that cannot be trained on ({names}): {why}")
+        raise UserError(
+            f"sft.sources: {names} cannot be trained on: {why}: collect them again, or leave their folder out"
+        )
 
     def trainer_lost(self, batch: Sequence[ReleasedGroup], why: str) -> None:
         """A restart trains on the same demonstrations again: they were checked when they were collected."""

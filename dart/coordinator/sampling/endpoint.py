@@ -202,7 +202,7 @@ class EndpointAlone:
 
 
 async def _bytes_of(prompt: Prompt, screenshots: StoredScreenshots) -> Mapping[bytes, bytes]:
-    """Digest → bytes, for the screenshots that came without. Raises InfrastructureError."""
+    """Digest → bytes, for the screenshots whose `data` is empty. Raises InfrastructureError."""
     try:
         return await screenshots.missing(prompt.images)
     except ScreenshotLost as error:

@@ -2,7 +2,7 @@
 
 The coordinator knows a batch's prompts and the seconds of its update; from these, and the sizes in the model's
 config.json, follow the operations that the update asks for (`core.capacity.work`). A token counts each time that it is
-in a sample: a trainer that computes a shared beginning once does more of these tokens a second, and may so come to a
+in a sample: a trainer that computes a shared beginning once does more of these tokens a second, and so may report a
 higher share of its cards than it keeps busy.
 """
 

@@ -151,7 +151,9 @@ class TrainerRanks:
         replies: list[pb.Trained] = await self._all(shares.__getitem__, f"u{number}", attempt, asks_screenshots=ask)
         versions = {reply.weight_version for reply in replies}
         if len(versions) != 1:
-            raise TrainerLost(f"ranks disagree about the version after update {number}: {sorted(versions)}")
+            raise TrainerLost(
+                f"ranks have different versions after update {number}, {sorted(versions)}: continue with --resume"
+            )
         trained = replies[0]
         for other in replies[1:]:
             trained.remarks.extend(other.remarks)
@@ -192,7 +194,7 @@ class TrainerRanks:
                 raise
         saved: pb.CheckpointSaved = replies[0]
         if saved.weight_version < version:
-            raise NotSaved(f"the trainer saved version {saved.weight_version}, and it has version {version}")
+            raise NotSaved(f"the trainer saved version {saved.weight_version}, although it has made version {version}")
         return saved
 
     async def send_weights(
@@ -282,7 +284,7 @@ class TrainerRanks:
 
 def _stopped(why: str) -> TrainerLost:
     return TrainerLost(
-        f"the trainer stopped: {why}: look at logs/train-*.log in the run directory, then continue with --resume"
+        f"the trainer stopped: {why}: look at logs/train*.log in the run directory, then continue with --resume"
     )
 
 

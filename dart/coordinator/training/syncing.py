@@ -156,7 +156,8 @@ class WeightSync:
                     return await _call(worker, load)
         except TimeoutError:
             raise InfrastructureError(
-                f"no end of the transfer, or of the pause that it needs, within {self._settings.timeout_seconds:.0f} s"
+                "the transfer, or the pause for it, took longer than sync.timeout_seconds "
+                f"({self._settings.timeout_seconds:g} s)"
             ) from None
         finally:
             worker.end_assignment(name, 1)

@@ -252,7 +252,7 @@ class Training:
                 if not waiting.done() and time.monotonic() - told > STARVED_SECONDS:
                     told = time.monotonic()
                     self._journal.event(
-                        "starved", reason="no batch came together", fates=dict(self._progress.counts.fates)
+                        "starved", reason="no batch is complete", fates=dict(self._progress.counts.fates)
                     )
         return None if waiting.cancelled() else waiting.result()
 

@@ -63,6 +63,6 @@ class Uploads:
 
     def _age(self, name: str) -> tuple[bool, int]:
         """A copy's place, oldest first. Those of later versions than this process started from, but not its own, are
-        abandoned: the run goes another way since, and whatever it makes is newer."""
+        abandoned: the run has gone another way since, and whatever it makes is newer."""
         version = int(name.removeprefix("v"))
         return version <= self._start or name in self._made, version

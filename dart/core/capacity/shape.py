@@ -146,7 +146,7 @@ def read_shape(document: Mapping[str, JSON], stored: int | None = None) -> Shape
     """From a config.json; older ones have the decoder's sizes at the top. Raises UnknownShape."""
     family = str(document.get("model_type", ""))
     if family not in (QWEN2_5, QWEN3):
-        raise UnknownShape(f"model_type is {family or 'missing'}: sizes are known for {QWEN2_5} and {QWEN3} alone")
+        raise UnknownShape(f"model_type is {family or 'missing'}: only {QWEN2_5} and {QWEN3} are known")
     nested = document.get("text_config")
     text = nested if isinstance(nested, Mapping) else document
     vision = document.get("vision_config")
@@ -158,7 +158,7 @@ def read_shape(document: Mapping[str, JSON], stored: int | None = None) -> Shape
     except KeyError as error:
         raise UnknownShape(f"{error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:
-        raise UnknownShape(f"a size is no number: {error}") from None
+        raise UnknownShape(f"a size is not a number: {error}") from None
 
 
 def _text(family: str, found: Mapping[str, Any], *, tied: bool) -> Text:

@@ -12,7 +12,7 @@ REFUSED = 1.15
 """A run is refused only if it needs more than this many times what the card has: the estimate may be too high by that
 much."""
 TIGHT = 0.92
-"""From this share of the card on it is said that it may not fit."""
+"""Above this share of the card, a warning says that it may not fit."""
 
 LORA_RANK = 16
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,7 +56,7 @@ def _trainer_changes(set_up: TrainerSetUp, prompts: Prompts) -> Iterator[tuple[s
         yield "trainer.loss.kl_coefficient: 0, which needs no reference model", _Change(reference=False)
     if not set_up.lora_rank:
         adapter = _Change(lora_rank=LORA_RANK, lora_targets=LORA_TARGETS)
-        yield "trainer.lora: {}, which trains an adapter in the place of the weights", adapter
+        yield "trainer.lora: {}, which trains an adapter instead of the weights", adapter
 
 
 class _Change:

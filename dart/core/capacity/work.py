@@ -1,6 +1,6 @@
 """How many floating-point operations a forward pass and an update take, and how long that is.
 
-A product of [a, b] and [b, c] is 2·a·b·c operations; everything that is no matrix product is left out. The backward
+A product of [a, b] and [b, c] is 2·a·b·c operations; everything that is not a matrix product is left out. The backward
 pass of a product is two products of the same size, one for its input and one for its weights, so it takes twice the
 forward pass (Kaplan et al., arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B).
 """

@@ -42,7 +42,7 @@ class Success(Rate):
     infrastructure_attempts: int
     temperature: float
     by_state: NotRequired[Interval]
-    """Success if episodes that ended with text that is no action counted by the state that they left behind."""
+    """Success if episodes that ended with text that is not an action were judged by the state they left behind."""
     per_task: dict[str, Rate]
     """Of the tasks with at least one episode."""
     not_evaluated: NotRequired[list[NotEvaluated]]

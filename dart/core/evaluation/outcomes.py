@@ -1,7 +1,8 @@
 """The outcomes of an evaluation's episodes, and the estimates made from them.
 
 An *instance* is one concrete task (name and seed); an evaluation samples each of its instances K times. `Outcome` is
-one episode without its screenshots; `coordinator.evaluation` collects them, `dart eval` compares two evaluations.
+one episode without its screenshots; `coordinator.sampling.evaluation` collects them, `dart eval` compares two
+evaluations.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Outcome:
     attempts: int
     """One more than the number that infrastructure ended."""
     state_success: bool = False
-    """A success, or it ended with text that is no action, in a state that the world judged to be one."""
+    """A success, or it ended with text that is not an action, in a state that the world judged to be one."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:

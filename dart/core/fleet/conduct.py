@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 STRIKES = 3
 FORGIVEN_SECONDS = 60.0
-"""A strike is forgiven after this long without another."""
+"""Strikes are forgiven at the rate of one in this time."""
 FIRST_SECONDS, MOST_SECONDS = 10.0, 640.0
 """A worker's first quarantine, and the longest."""
 PROBES = 4

@@ -72,10 +72,11 @@ class Credits:
         has.
         """
         if count + booting + quarantined > self.most:
-            raise ValueError(f"in all no more than the {self.most} environments of its Ready, in whatever state")
+            raise ValueError(f"at most the {self.most} slots of its Ready in all (count, booting and quarantined)")
         if granted - self.ended > count:
             raise ValueError(
-                f"one episode for each of its {count} environments at most, besides the {self.ended} that are over"
+                f"such that granted is at most {count + self.ended}: its {count} environments and the {self.ended} "
+                "episodes that are over"
             )
         more = granted - self.granted
         self.count, self.granted, self.booting, self.quarantined = count, granted, booting, quarantined

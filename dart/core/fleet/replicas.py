@@ -238,7 +238,8 @@ class Replicas(Generic[S]):
     # ---- which replica is updated next ----
 
     def staged(self, version: int, now: float) -> None:
-        """The trainer has made a version. It is published if the last published one is `every_updates` older."""
+        """The trainer has made a version. It is published if the last published one is `every_updates` older.
+        Raises ValueError unless it is newer than the last."""
         if version <= self.newest:
             raise ValueError(f"version {version} was staged after {self.newest}: versions only grow")
         self.newest = version

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 
 WINDOW = 256
-"""Requests that the mean is of: prompts grow over an episode, and their number of screenshots ends that."""
+"""How many requests the mean is taken over: prompts grow until they have all the screenshots that they may."""
 LEAST = 16
-"""Requests before which nothing is concluded."""
+"""With fewer requests than this, nothing is concluded."""
 
 
 class Room:

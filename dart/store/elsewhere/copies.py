@@ -23,7 +23,7 @@ _BLOCK_BYTES = 16 << 20
 
 
 class Stopped(Exception):
-    """The caller wants no more of it."""
+    """The caller has asked to stop copying."""
 
 
 def copy_out(folder: Path, url: str, stop: threading.Event) -> int:
@@ -48,7 +48,9 @@ def copy_in(url: str, folder: Path) -> None:
     try:
         with _at(url) as (fs, root):
             if not fs.exists(f"{root}/{manifest.NAME}"):
-                raise UserError(f"{url} is no complete copy of a checkpoint: it has no {manifest.NAME}")
+                raise UserError(
+                    f"{url} is not a complete copy of a checkpoint: it has no {manifest.NAME}: use another version"
+                )
             with manifest.written(folder) as new:
                 for name in fs.find(root):
                     inside = new / str(name).removeprefix(f"{root}/")

@@ -104,7 +104,7 @@ def check(run: Run, upload: str | None = None) -> None:
             engine.dispose()
         if not allowed:
             raise UserError(
-                f"run.database: the user of {shown(url)} may make no schema there: GRANT CREATE ON DATABASE "
+                f"run.database: the user of {shown(url)} may not create a schema there: GRANT CREATE ON DATABASE "
                 f"{url.database} TO {url.username}"
             )
     for field, store in (("run.blobs", run.blobs), ("checkpoint.upload", upload)):

@@ -33,7 +33,7 @@ from dart.wire.rules.kinds import (
 from dart.wire.rules.table import RULES
 
 COMPARED = "Assignment"
-"""Not checked here: the session compares it number by number with those of the commands it waits for."""
+"""Not checked here: the session compares it, number by number, with the commands it waits for."""
 Test = Callable[[object], bool]
 
 

@@ -23,7 +23,7 @@ WITH = {"isfinite": math.isfinite, "named": _NAMED.fullmatch}
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a message says that it must not say. `mended`: the value was repaired, and the message is accepted."""
+    """A value that breaks a rule. `mended`: it was repaired, and the message is accepted."""
 
     field: str
     value: str

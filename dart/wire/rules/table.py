@@ -68,7 +68,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
              "screenshots_held"),
             One(),
         ),
-        "batch": Many(MOST_BATCH, One("a message with a body, which is no batch itself")),
+        "batch": Many(MOST_BATCH, One("a message with a body, not another batch")),
     },
     # The session compares it, number by number, with the commands that it waits for: one that differs answers nothing.
     "Assignment": {

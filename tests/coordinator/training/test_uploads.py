@@ -119,7 +119,7 @@ async def test_export_takes_a_copy_by_its_url(tmp_path: Path, url: str) -> None:
     assert told.exit_code == 0, told.output
     assert files(home / "out") == ["model.safetensors"]
     refused = exported(f"{url}/run/v000008", home / "other")
-    assert refused.exit_code == 2 and "is no complete copy of a checkpoint" in refused.output
+    assert refused.exit_code == 2 and "is not a complete copy of a checkpoint" in refused.output
     names = sorted(path.name for path in home.iterdir())
     assert names == [".cache.tmp", ".config.old", ".v1.7.tmp", "out"], "nothing beside OUT is touched"
 

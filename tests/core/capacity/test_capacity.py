@@ -34,7 +34,7 @@ def test_what_the_files_hold_counts_more_than_the_config() -> None:
         ({"model_type": "llama"}, "model_type is llama"),
         ({}, "model_type is missing"),
         ({"model_type": "qwen3_vl"}, "no vision_config"),
-        ({**UI_TARS_7B, "hidden_size": "wide"}, "no number"),
+        ({**UI_TARS_7B, "hidden_size": "wide"}, "is not a number"),
         ({name: value for name, value in UI_TARS_7B.items() if name != "vocab_size"}, "vocab_size is missing"),
     ],
 )

@@ -137,7 +137,7 @@ def test_an_environment_that_failed_is_made_anew() -> None:
         ({"cells": None}, "nothing says how clicks and keys become the environment's actions"),
         ({"instruction_at": ""}, "has no instruction: give instruction, or instruction_at"),
         ({"actions": "foreign.gym_samples:choose"}, "actions is given beside keys or cells"),
-        ({"reward_range": [1, 0]}, "no range"),
+        ({"reward_range": [1, 0]}, "is not a range"),
         ({"id": "browsergym/miniwob.click-test"}, "leave out actions, keys and cells"),
         ({"cell": [2, 2]}, "environment.options.cell"),
         ({"id": "browsergym/x.y", "cells": None, "arguments": {"viewport": {}}}, "set environment.viewport instead"),
@@ -153,8 +153,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
     [
         ({"id": "foreign.gym_samples:Lmaps-v0"}, "gymnasium has no environment Lmaps-v0"),
         ({"cells": [3, 3]}, r"takes Discrete\(9\), and the environment has Discrete\(4\)"),
-        ({"cells": None, "keys": {"Left": 7}}, "Left is 7, which is no action of Discrete"),
-        ({"instruction_at": "info.told"}, "there is no 'told' in the answer to the reset, where there is: said"),
+        ({"cells": None, "keys": {"Left": 7}}, "Left is 7, which is not an action of Discrete"),
+        ({"instruction_at": "info.told"}, "the answer to the reset has no 'told' there: it has said"),
     ],
 )
 def test_what_only_the_environment_knows_is_refused_at_the_first_reset(options: dict[str, Any], message: str) -> None:
@@ -167,7 +167,11 @@ def test_what_only_the_environment_knows_is_refused_at_the_first_reset(options: 
 @pytest.mark.parametrize(
     ("options", "name", "message"),
     [
-        ({"cells": None, "actions": "foreign.gym_samples:nothing"}, "environment.options.actions", "names no function"),
+        (
+            {"cells": None, "actions": "foreign.gym_samples:nothing"},
+            "environment.options.actions",
+            "which is not a function",
+        ),
         ({"cells": None, "actions": "no_such_module:f"}, "environment.options.actions", "cannot be imported"),
         ({"id": "no_such_module:X-v0"}, "environment.options.id", "module no_such_module cannot be imported"),
     ],

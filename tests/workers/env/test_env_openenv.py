@@ -119,12 +119,12 @@ def test_what_is_no_screenshot_is_refused(value: Any) -> None:
     ("options", "message"),
     [
         ({"url": "127.0.0.1:8000"}, "environment.options.url"),
-        ({"actions": {"clack": {}}}, "clack is no kind of action: there is move"),
-        ({"actions": {"click": {"at": "{text}"}}}, "{text} is unknown: there is {kind}, {button}"),
-        ({"actions": {"click": "click({px})"}}, "template of click is no object"),
-        ({"reset": {"level": "{level}"}}, "{level} is unknown: there is {task}, {seed}"),
+        ({"actions": {"clack": {}}}, "clack is not a kind of action: use one of move"),
+        ({"actions": {"click": {"at": "{text}"}}}, "{text} is unknown: use one of {kind}, {button}"),
+        ({"actions": {"click": "click({px})"}}, "template of click is not an object"),
+        ({"reset": {"level": "{level}"}}, "{level} is unknown: use one of {task}, {seed}"),
         ({"token": "secret"}, "environment.options.token"),
-        ({"reward_range": [1, 1]}, "no range"),
+        ({"reward_range": [1, 1]}, "is not a range"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -243,7 +243,7 @@ async def test_a_request_that_was_given_up_spoils_the_session() -> None:
         ({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "it broke"}}, "EXECUTION_ERROR: it broke"),
         ({"type": "observation", "data": {"reward": "much"}}, "with no observation"),
         ({"type": "observation", "data": {"observation": {}}}, "there is no 'screen' of observation.screen"),
-        ({"type": "observation", "data": {"observation": {"screen": 1}}}, "what is at observation.screen is int"),
+        ({"type": "observation", "data": {"observation": {"screen": 1}}}, "the value at observation.screen is int"),
         ({"hello": 1}, "sent no OpenEnv message"),
     ],
 )

@@ -162,7 +162,7 @@ def test_other_tensors_than_agreed_are_an_error_on_both_ends(
     arrived = pool.submit(refuse)
     with pytest.raises(TransferError):
         sender.send([("a", torch.zeros(4))])
-    with pytest.raises(TransferError, match="other tensors"):
+    with pytest.raises(TransferError, match="different tensors"):
         arrived.result()
 
 

@@ -70,7 +70,7 @@ class Adb:
             await self._call(("disconnect", self.device.serial), self.seconds)
             said = await self._connected()
         if "connected to" not in said:  # adb's exit status is 0 either way in many versions
-            raise DeviceError(f"{self.device.name} cannot be connected: {said[-MOST_SAID:]}")
+            raise DeviceError(f"adb cannot connect to {self.device.name}: {said[-MOST_SAID:]}")
 
     async def _connected(self) -> str:
         return (await self._call(("connect", self.device.serial), self.seconds)).decode(errors="replace").strip()

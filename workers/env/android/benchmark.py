@@ -140,7 +140,9 @@ def _read(form: type[M], answer: httpx.Response) -> M:
     try:
         return form.model_validate_json(answer.content)
     except ValidationError:
-        raise DeviceError(f"{answer.url} is no AndroidWorld server's answer: {answer.text[:200]!r}") from None
+        raise DeviceError(
+            f"{answer.url} did not answer as an AndroidWorld server does: {answer.text[:200]!r}"
+        ) from None
 
 
 def _good(answer: httpx.Response) -> httpx.Response:

@@ -143,7 +143,7 @@ class Phone:
         data = data[max(data.find(PNG), 0) :]  # devices with two screens print a warning first
         try:
             if size_of(data) is None:
-                raise BadHeader(f"is no PNG: {data[:80]!r}")
+                raise BadHeader(f"is not a PNG: {data[:80]!r}")
         except BadHeader as error:
             raise DeviceError(f"{self.name}: its screenshot {error}") from None
         image = from_png(data)

@@ -38,7 +38,7 @@ class Tasks(Protocol):
         """Tear down what `begin` began, also if that failed; nothing if there is nothing."""
 
     async def open_app(self, name: str) -> str:
-        """Open an app by a name that is no package; returns why it could not."""
+        """Open an app by a name that is not a package; returns why it could not."""
 
     async def alive(self) -> bool: ...
 

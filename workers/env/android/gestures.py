@@ -128,7 +128,7 @@ class Hands:
         said = action.argument.strip()
         if action.kind == "open_url":
             if not re.match(r"https?://", said):
-                raise Refused(f"{said[:80]!r} is no http or https address")
+                raise Refused(f"{said[:80]!r} is not an http or https address")
             return [f"am start -a android.intent.action.VIEW -d {shlex.quote(said)}"]
         if action.kind == "open_app":
             return self._open(said)
@@ -181,7 +181,7 @@ def _typed(text: str) -> list[str]:
     """By `input text`, word by word, as it mixes up the letters of long texts."""
     if strange := sorted({one for one in text if one not in "\n\t" and not " " <= one <= "~"}):
         raise Refused(
-            f"text with {''.join(strange)[:20]!r} was not typed: `adb shell input text` knows ASCII alone "
+            f"text with {''.join(strange)[:20]!r} was not typed: `adb shell input text` types only ASCII "
             "(environment.options.typing: adb_keyboard types everything)"
         )
     return _lines(text, lambda words: [f"input text {shlex.quote(word)}" for word in _words(words)])

@@ -51,7 +51,7 @@ class Device(BaseModel):
     def _url(cls, url: str) -> str:
         if url and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
             raise ValueError(
-                f"android_world {url!r} is no address: write http://HOST:PORT, as in http://127.0.0.1:5000"
+                f"android_world {url!r} is not an address: write http://HOST:PORT, as in http://127.0.0.1:5000"
             )
         return url.rstrip("/")
 
@@ -131,7 +131,7 @@ class AndroidOptions(WorldOptions):
     @classmethod
     def _packages(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [one for one in stop if not re.fullmatch(r"[\w.]+", one)]:
-            raise ValueError(f"{wrong[0]!r} is no package name: write it as in com.android.chrome")
+            raise ValueError(f"{wrong[0]!r} is not a package name: write it as in com.android.chrome")
         return stop
 
     @field_validator("renew")
@@ -142,7 +142,7 @@ class AndroidOptions(WorldOptions):
         except ValueError as error:
             raise ValueError(f"renew {renew!r} cannot be split into words ({error}): correct its quotes") from None
         if not words or renew == SNAPSHOT:
-            raise ValueError(f"renew {renew!r} says nothing: write home, snapshot:NAME or a command")
+            raise ValueError(f"renew {renew!r} names nothing to do: write home, snapshot:NAME or a command")
         return renew
 
     @model_validator(mode="after")

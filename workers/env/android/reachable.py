@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def adb(options: AndroidOptions) -> str | None:
-    """That there is an adb program, or how to get it."""
+    """How to get an adb program; None if there is one."""
     if shutil.which(options.adb) is None:
         return (
             f"environment.options.adb: there is no program {options.adb}: install it (`make android`, or Debian's "

@@ -43,7 +43,7 @@ class Check(_Part):
         try:
             re.compile(matches or "")
         except re.error as error:
-            raise ValueError(f"matches {matches!r} is no regular expression: {error}") from None
+            raise ValueError(f"matches {matches!r} is not a regular expression: {error}") from None
         return matches
 
     @model_validator(mode="after")

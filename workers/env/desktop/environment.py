@@ -86,7 +86,7 @@ class DesktopEnv(SyncEnv):
 
     @property
     def target(self) -> Node | None:
-        """The widget that the oracle's last action clicks; None if it was no click."""
+        """The widget that the oracle's last action clicks; None if it was not a click."""
         return self._oracle.target if self._oracle else None
 
     def probe(self) -> bool:

@@ -59,7 +59,7 @@ class Session:
         self.display = ""
         self._outputs = itertools.count(1)
         self._vital: list[int] = []
-        """Processes without which it is no desktop any more."""
+        """Processes that a desktop cannot do without."""
         self._connection: xdisplay.Display | None = None
         self.screen: Screen
         self.devices: InputDevices

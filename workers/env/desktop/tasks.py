@@ -177,7 +177,7 @@ class TaskFile(_Part):
         return values
 
     def instance(self, seed: int) -> TaskFile:
-        """The task with every placeholder filled in. A brace that is no placeholder is written twice."""
+        """The task with every placeholder filled in. A literal brace is written twice."""
         values = self.values(seed)
         raw = self.model_dump(mode="json", exclude={"parameters"}, exclude_unset=True)
         return TaskFile.model_validate(_fill(raw, values))
@@ -228,7 +228,7 @@ def load(name: str) -> TaskFile:
     try:
         return TaskFile.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise UserError(f"{path}: {error}: mend the file (docs/worlds.md describes its fields)") from None
+        raise UserError(f"{path}: {error}: correct the file (docs/worlds.md describes its fields)") from None
 
 
 def check_task(name: str) -> None:

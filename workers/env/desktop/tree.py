@@ -61,7 +61,7 @@ class Tree:
             if not open_ends:
                 return
             at, depth = open_ends.pop()
-            if depth > 1:  # the registry and the applications themselves are no widgets
+            if depth > 1:  # the registry and the applications themselves are not widgets
                 if not self._has(at, SHOWING):
                     continue
                 yield self._node(at, depth)

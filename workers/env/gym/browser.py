@@ -75,7 +75,7 @@ class BrowserGym(SyncEnv):
         return Observation(self._look(env), last_action_error=self._devices.refused(action))
 
     def judge(self, last: Action, at_limit: bool) -> Verdict:
-        """The task's own reward; an answer, or that the task is infeasible, is told to it first, as a chat message."""
+        """The task's own reward; it first gets the answer, or that the task is infeasible, as a chat message."""
         if self._final is None and isinstance(last, Finish):
             env = self._running()
             info, tell, report_infeasible = env.pre_step()

@@ -78,9 +78,11 @@ class GymOptions(WorldOptions):
     def _consistent(self) -> GymOptions:
         low, high = self.reward_range
         if not low < high:
-            raise ValueError(f"reward_range [{low:g}, {high:g}] is no range: write [what becomes 0, what becomes 1]")
+            raise ValueError(f"reward_range [{low:g}, {high:g}] is not a range: write [what becomes 0, what becomes 1]")
         if self.actions is not None and (self.keys or self.cells):
-            raise ValueError("actions is given beside keys or cells: keep actions alone, which can do what they do")
+            raise ValueError(
+                "actions is given beside keys or cells: leave these out, because actions can do what they do"
+            )
         given = self.actions is not None or bool(self.keys) or self.cells is not None
         if self.is_browsergym:
             if given:

@@ -102,8 +102,8 @@ class PlainGym(SyncEnv):
             if not isinstance(found, Mapping) or key not in found:
                 keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else "no keys"
                 raise UserError(
-                    f"environment.options.instruction_at is {where!r}, but there is no {key!r} in the answer to the "
-                    f"reset, where there is: {keys}"
+                    f"environment.options.instruction_at is {where!r}, but the answer to the reset has no {key!r} "
+                    f"there: it has {keys}"
                 )
             found = found[key]
         return str(found)

@@ -22,7 +22,7 @@ def translator(options: GymOptions) -> Translate:
     function = getattr(import_here(module, "actions"), name, None) if module and name else None
     if not callable(function):
         raise UserError(
-            f"environment.options.actions is {options.actions!r}, which names no function: write module:function"
+            f"environment.options.actions is {options.actions!r}, which is not a function: write module:function"
         )
     made: Translate = function
     return made
@@ -34,7 +34,9 @@ def check_space(options: GymOptions, space: gymnasium.Space[object]) -> None:
 
     for key, value in options.keys.items():
         if (action := _value(value, space)) not in space:
-            raise UserError(f"environment.options.keys: {key} is {action!r}, which is no action of {space}: give one")
+            raise UserError(
+                f"environment.options.keys: {key} is {action!r}, which is not an action of {space}: give one"
+            )
     if options.cells is None:
         return
     count = math.prod(options.cells)

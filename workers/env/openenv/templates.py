@@ -25,7 +25,7 @@ class _Text(string.Formatter):
 
     def get_field(self, field_name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, str]:
         if field_name not in kwargs:
-            raise ValueError(f"{{{field_name}}} is unknown: there is {', '.join(f'{{{name}}}' for name in kwargs)}")
+            raise ValueError(f"{{{field_name}}} is unknown: use one of {', '.join(f'{{{name}}}' for name in kwargs)}")
         return kwargs[field_name], field_name
 
     def convert_field(self, value: object, conversion: str | None) -> object:
@@ -38,7 +38,7 @@ _TEXT = _Text()
 def fill(template: JsonValue, values: Mapping[str, object]) -> JsonValue:
     """The template with `{name}` replaced in its texts; a text that is nothing but `{name}` becomes the value itself.
 
-    Raises ValueError for a name that there is not, or a text that is no template; `{{` and `}}` stand for brackets.
+    Raises ValueError for an unknown name, or a text that is not a template; `{{` and `}}` stand for braces.
     """
     match template:
         case dict():

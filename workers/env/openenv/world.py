@@ -69,16 +69,16 @@ class OpenEnvOptions(WorldOptions):
     def _templates(cls, actions: str | dict[str, JsonValue]) -> str | dict[str, JsonValue]:
         for kind, template in actions.items() if isinstance(actions, dict) else ():
             if kind not in EXAMPLES:
-                raise ValueError(f"{kind} is no kind of action: there is {', '.join(EXAMPLES)}")
+                raise ValueError(f"{kind} is not a kind of action: use one of {', '.join(EXAMPLES)}")
             if not isinstance(fill(template, values_of(EXAMPLES[kind], MIDDLE, (2, 2))), dict):
-                raise ValueError(f"the template of {kind} is no object, and OpenEnv's actions are objects")
+                raise ValueError(f"the template of {kind} is not an object, as OpenEnv's actions must be")
         return actions
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenEnvOptions:
         low, high = self.reward_range
         if not low < high:
-            raise ValueError(f"reward_range [{low:g}, {high:g}] is no range: write [what becomes 0, what becomes 1]")
+            raise ValueError(f"reward_range [{low:g}, {high:g}] is not a range: write [what becomes 0, what becomes 1]")
         for template in (self.reset, self.instruction):
             fill(template, _of_task(Task("", "", 0)))
         return self
@@ -127,7 +127,7 @@ class OpenEnvEnv(Env):
         await self._step(action, last=True)
 
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
-        """The environment's reward; if the policy ended the episode, it is told so first, where it can be."""
+        """The environment's reward; if the policy ended the episode, it is sent `finish` first, if it has that."""
         if not self._last.done and isinstance(last, Finish):
             await self._step(last, last=False)
         raw = self._total if self._settings.reward == "sum" else self._last.reward or 0.0
@@ -159,7 +159,7 @@ class OpenEnvEnv(Env):
         await self._link.close()
 
     async def _step(self, action: Action, *, last: bool) -> None:
-        """Send the action, if the environment has one for it. `last` is said to `dart serve-world` alone."""
+        """Send the action, if the environment has one for it. `last` is passed to `dart serve-world` only."""
         if self._last.done:
             return
         actions = self._settings.actions
@@ -186,7 +186,7 @@ class OpenEnvEnv(Env):
         try:
             return picture(value)
         except ValueError as error:
-            raise EnvironmentFailure(f"environment.options.screenshot: what is at {path} {error}") from None
+            raise EnvironmentFailure(f"environment.options.screenshot: the value at {path} {error}") from None
 
     def _value(self, path: str) -> JsonValue:
         try:
@@ -239,7 +239,7 @@ def picture(value: JsonValue) -> Image:
     try:
         data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"is no base64 ({error})") from None
+        raise ValueError(f"is not base64 ({error})") from None
     size = size_of(data)
     if size is None:
         raise ValueError(f"is neither PNG nor JPEG: it begins with {data[:8]!r}")

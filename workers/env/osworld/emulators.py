@@ -140,7 +140,7 @@ class Emulators(Pool):
         self._journal.close()
 
     async def reconcile(self) -> None:
-        """Compare the server's list with the journal. Raises MachineError if the list cannot be had."""
+        """Compare the server's list with the journal. Raises MachineError if the list cannot be read."""
         listed = await self._listed()
         now, ids = time.monotonic(), {one.emulator_id for one in listed}
         for machine in self._journal.machines - ids - self.held:
@@ -182,7 +182,9 @@ class Emulators(Pool):
         try:
             made = _Ordered.model_validate_json(answer.content).data
         except ValidationError as error:
-            raise MachineError(f"{self._url}/start_emulator: {_message(answer)} is not understood: {error}") from None
+            raise MachineError(
+                f"{self._url}/start_emulator answered {_message(answer)}, which cannot be read: {error}"
+            ) from None
         self._journal.made(order, made.emulator_id)
         self.held.add(made.emulator_id)
         return Address(made.emulator_id, self._host, made.server_port, made.chromium_port, made.vnc_port, made.vlc_port)

@@ -263,5 +263,5 @@ def _parsed(model: type[M], answer: httpx.Response) -> M:
         return model.model_validate_json(answer.content)
     except ValidationError as error:
         raise MachineError(
-            f"{answer.url}: {answer.text[:200]!r} is not understood ({error.error_count()} errors)"
+            f"{answer.url}: {answer.text[:200]!r} is not the answer expected ({error.error_count()} errors)"
         ) from None

@@ -271,7 +271,7 @@ class Setup:
                 if step.until is None or step.until.met(ran):
                     return
             if time.monotonic() - began > self.step_seconds:
-                raise MachineError(f"{command!r} did not end as `until` says within {self.step_seconds:g} s")
+                raise MachineError(f"{command!r} did not fulfil `until` within {self.step_seconds:g} s")
             await asyncio.sleep(UNTIL_PAUSE_SECONDS)
 
     def _keep(self, step: Execute, ran: Ran) -> None:

@@ -85,7 +85,9 @@ class Tasks:
         try:
             return OSWorldTask.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise UserError(f"{path} is not a task of OSWorld ({error}): leave {name} out, or mend the file") from None
+            raise UserError(
+                f"{path} is not a task of OSWorld ({error}): leave {name} out, or correct the file"
+            ) from None
 
     def check(self, names: Collection[str], leave_out: Sequence[Need]) -> None:
         """Raises UserError that names all tasks which cannot run, with the reasons."""

@@ -130,7 +130,7 @@ class Session:
             )
         self._shared.sids.add(self.sid)
         if (await self.server.difference(self.sid)).initial_state is None:
-            raise UserError(f"task {self.task.name}: its initial_setup.py has set no state: mend it")
+            raise UserError(f"task {self.task.name}: its initial_setup.py has set no state: correct it")
         begins = [one for one in opened if one.startswith(f"http://{self.server.host}/") and f"sid={self.sid}" in one]
         self._page = begins[-1] if begins else f"http://{self.server.host}/?sid={self.sid}"
 

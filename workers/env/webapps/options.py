@@ -66,5 +66,7 @@ class WebAppsOptions(WebOptions):
     @classmethod
     def _has_a_port(cls, command: tuple[str, ...]) -> tuple[str, ...]:
         if not any("{port}" in word for word in command):
-            raise ValueError("no word of it has {port}: the application must be told where to listen")
+            raise ValueError(
+                "no word of command has {port}: add it, because the application must be told where to listen"
+            )
         return command

@@ -100,7 +100,7 @@ class Tasks:
                 try:
                     return Description.model_validate_json(path.read_bytes()).instruction
                 except ValidationError as error:
-                    raise UserError(f"{path} is not a task of CUA-Gym ({error}): leave it out, or mend it") from None
+                    raise UserError(f"{path} is not a task of CUA-Gym ({error}): leave it out, or correct it") from None
         raise UserError(f"{folder} has none of {', '.join(DESCRIPTIONS)}: name a folder of CUA-Gym's bundles")
 
     def _application(self, name: str, programs: Collection[str]) -> Path:

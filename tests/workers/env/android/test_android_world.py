@@ -160,7 +160,7 @@ async def test_a_device_that_does_not_boot_makes_way_for_the_next(phone: Device,
     world = Android()
     await world.start(AndroidOptions.model_validate(options(tmp_path, ["127.0.0.1:1", phone.serial])), SCREEN)
     try:
-        with pytest.raises(DeviceError, match="cannot be connected"):
+        with pytest.raises(DeviceError, match="adb cannot connect to"):
             await world.lease()
         assert await (await world.lease()).probe()
         assert world.versions["adb"]
@@ -184,16 +184,16 @@ def test_the_module_is_found_by_its_name_and_the_tasks_are_checked_before_a_run(
         ({"devices": ["a b"]}, "devices.0.serial"),
         ({"tasks_folder": None}, "there are no tasks"),
         ({"devices": [{"serial": "a", "android_world": "http://x"}]}, "two sources"),
-        ({"devices": [{"serial": "a", "android_world": "x"}]}, "is no address"),
+        ({"devices": [{"serial": "a", "android_world": "x"}]}, "is not an address"),
         ({"devices": [{"serial": "a", "adb_server": "x"}]}, "HOST:PORT"),
         (
             {"tasks_folder": None, "devices": [{"serial": one, "android_world": "http://x"} for one in "ab"]},
             "serves two",
         ),
         ({"renew": "sh -c 'x"}, "correct its quotes"),
-        ({"renew": "snapshot:"}, "says nothing"),
-        ({"renew": ""}, "says nothing"),
-        ({"stop": ["a; reboot"]}, "no package name"),
+        ({"renew": "snapshot:"}, "names nothing to do"),
+        ({"renew": ""}, "names nothing to do"),
+        ({"stop": ["a; reboot"]}, "is not a package name"),
         ({"settle_seconds": 9.0}, "max_settle_seconds"),
         ({"speed": 1}, "speed"),
     ],
@@ -210,7 +210,7 @@ def test_wrong_options_are_named(tmp_path: Path, changes: dict[str, object], sai
         ({"instruction": "x"}, "check"),
         ({"instruction": "x", "check": {"shell": "a"}}, "one of expect and matches"),
         ({"instruction": "x", "check": {"shell": "a", "expect": "", "matches": ""}}, "one of expect and matches"),
-        ({"instruction": "x", "check": {"shell": "a", "matches": "("}}, "no regular expression"),
+        ({"instruction": "x", "check": {"shell": "a", "matches": "("}}, "is not a regular expression"),
         ({"instruction": "", "check": {"shell": "a", "expect": ""}}, "instruction"),
         ({"instruction": "x", "check": {"shell": "a", "expect": ""}, "stepz": 1}, "stepz"),
         ("text", "the file"),

@@ -333,7 +333,7 @@ def test_nothing_is_left_of_a_worker_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_options_and_tasks_are_checked_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"environment\.options\.command.*no word of it has \{port\}"):
+    with pytest.raises(UserError, match=r"environment\.options\.command.*no word of command has \{port\}"):
         check("webapps", options(tmp_path, command=["npm", "start"]), ["add-milk"])
     with pytest.raises(UserError, match=r"environment\.options\.applications is missing"):
         check("webapps", {"tasks_folder": str(tmp_path)}, [])

@@ -143,7 +143,7 @@ def _texts(rules: Rules, name: str) -> list[str]:
 
 def _items(value: JsonValue) -> list[JsonValue]:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list: evaluator.expected.rules.expected needs one here")
+        raise TypeError(f"evaluator.expected.rules.expected is {value!r}: it must be a list here")
     return value
 
 

@@ -33,7 +33,7 @@ def _tree(path: Path) -> ElementTree.Element:
                 raise ValueError(f"{path.name} unpacks to more than {MOST_BYTES} bytes")
             return ElementTree.fromstring(packed.read("content.xml"))
     except (ElementTree.ParseError, zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{path.name} is no OpenDocument file: {error}") from None
+        raise ValueError(f"{path.name} is not an OpenDocument file: {error}") from None
 
 
 def paragraphs(path: Path) -> list[str]:
@@ -90,16 +90,16 @@ def cell(path: Path, name: str) -> str:
 
 
 def picture(path: Path) -> Image.Image:
-    """An RGB picture. Raises ValueError for a file that is none, or is very large."""
+    """An RGB picture. Raises ValueError for any other file, and for a very large one."""
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path.name} has more than {MOST_BYTES} bytes")
     try:
         with Image.open(io.BytesIO(path.read_bytes())) as opened:
             if opened.width * opened.height > 1 << 24:
-                raise ValueError(f"{path.name} has {opened.width} x {opened.height} pixels")
+                raise ValueError(f"{path.name} has {opened.width} x {opened.height} pixels, too many")
             return opened.convert("RGB")
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{path.name} is no picture: {error}") from None
+        raise ValueError(f"{path.name} is not a picture: {error}") from None
 
 
 def _text(element: ElementTree.Element) -> str:
