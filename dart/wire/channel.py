@@ -43,7 +43,7 @@ TOKEN_ENVIRONMENT = "DART_TOKEN"
 class Dial:
     """How a client reaches the coordinator. `token` is never logged, and never sent in the clear over a network.
 
-    Raises UserError when it would be.
+    Raises UserError when it would be, and for TLS options that lack one of their number.
     """
 
     address: str
@@ -59,6 +59,10 @@ class Dial:
                 f"{TOKEN_ENVIRONMENT} would go to {self.address} unencrypted: name the coordinator's certificate "
                 f"authority with --tls-ca, or unset {TOKEN_ENVIRONMENT}"
             )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise UserError("--tls-certificate and --tls-key go together: give both or neither")
+        if self.tls_certificate and self.tls_ca is None:
+            raise UserError("--tls-certificate needs the coordinator's certificate authority: give --tls-ca as well")
 
     def __repr__(self) -> str:
         return f"Dial({self.address!r})"
@@ -67,7 +71,7 @@ class Dial:
         if self.tls_ca is None:
             return grpc.aio.insecure_channel(self.address, options=OPTIONS)
         pair = {}
-        if self.tls_certificate and self.tls_key:
+        if self.tls_certificate and self.tls_key:  # __post_init__ refuses one without the other
             pair = {
                 "private_key": read_file(self.tls_key, "--tls-key"),
                 "certificate_chain": read_file(self.tls_certificate, "--tls-certificate"),

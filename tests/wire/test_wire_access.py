@@ -228,6 +228,19 @@ def test_a_token_goes_out_over_tls_alone(host: str) -> None:
     Dial(f"{host}:50051")
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"tls_ca": "ca.pem", "tls_certificate": "own.pem"}, "--tls-certificate and --tls-key go together"),
+        ({"tls_ca": "ca.pem", "tls_key": "own.key"}, "--tls-certificate and --tls-key go together"),
+        ({"tls_certificate": "own.pem", "tls_key": "own.key"}, "--tls-certificate needs .* give --tls-ca as well"),
+    ],
+)
+def test_a_certificate_of_ones_own_is_never_left_out_in_silence(files: dict[str, str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        Dial("localhost:50051", **{name: Path(path) for name, path in files.items()})  # type: ignore[arg-type]
+
+
 class Large:
     """Answers with more than a message may have."""
 

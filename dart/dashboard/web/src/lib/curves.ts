@@ -120,7 +120,7 @@ const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
     recipes: [
       {
         title: 'Entropy',
-        hint: 'Mean entropy of the policy over the tokens that it wrote, in nats; dashed: the threshold of the tokens that are trained on',
+        hint: 'Mean entropy of the policy over the tokens that it wrote, in nats; dashed: the threshold from which a step is trained on',
         fromZero: true,
         sources: [
           ['entropy', of('entropy')],
