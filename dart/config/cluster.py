@@ -24,7 +24,9 @@ class Ray(Section):
     """Of `dart launch ray` (docs/clusters.md)."""
 
     address: str = Field(
-        "auto", description="A Ray cluster: auto finds the one of this machine; local starts one here, for this run."
+        "auto",
+        description="HOST:PORT of a Ray cluster; auto: the one that this machine is in; local: a new one here, for "
+        "this run.",
     )
     coordinator_resource: str = Field(
         "node:__internal_head__",
@@ -32,7 +34,7 @@ class Ray(Section):
         description="The coordinator runs on a node with this resource of Ray's; as it is, on the head node.",
     )
     restarts: int = Field(
-        3, ge=0, description="How often in a row a process that ends within ten minutes is started again."
+        3, ge=0, description="How often in a row a process that fails within ten minutes is started again."
     )
 
 
@@ -71,12 +73,12 @@ class Slurm(Section):
         "so name more than an update and a checkpoint take together.",
     )
     requeue: bool = Field(
-        True, description="The job queues again, and continues, when its time is up, or when it is pre-empted."
+        True, description="true: the job queues again, and continues, when its time is up or it is pre-empted."
     )
     host: str = Field(
         "$(hostname)",
         min_length=1,
-        description="What other nodes call the coordinator's node: a word of bash, which is evaluated there.",
+        description="The coordinator's node, as other nodes reach it: a word of bash, which is evaluated there.",
     )
     python: str | None = Field(
         None, min_length=1, description="Python with dart, on every node. none: the one that runs `dart launch`."
@@ -86,19 +88,20 @@ class Slurm(Section):
 
 
 class K8s(Section):
-    """What `dart launch k8s` tells the chart beside what follows from the rest of the config."""
+    """What `dart launch k8s` tells the chart in addition to what follows from the rest of the config."""
 
     release: str | None = Field(
         None,
         pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$",
-        description="The Helm release, whose name everything bears, and the run's directory too; none: from run.name.",
+        description="Name of the Helm release, of all its objects and of the run's directory; none: from run.name.",
     )
     image: str | None = Field(
-        None, description="For coordinator and env workers: `containers/cpu.Containerfile` makes it. Needed."
+        None, description="Required. For coordinator and env workers: `containers/cpu.Containerfile` makes it."
     )
     model_image: str | None = Field(
         None,
-        description="For replicas and trainer ranks: `containers/gpu.Containerfile` makes it; none: the same image.",
+        description="For replicas and trainer ranks: `containers/gpu.Containerfile` makes it. Required with GPUs; "
+        "none, without them: `image`.",
     )
     model_claim: str | None = Field(
         None, description="The PersistentVolumeClaim with model.path, unless that is builtin:NAME or in the image."

@@ -10,21 +10,21 @@ from dart.config.base import Fraction, Positive, Section
 
 
 class DynamicRollouts(Section):
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: every group has curation.rollouts.")
     minimum: int = Field(2, ge=2, description="N for a task that always succeeds.")
     threshold: Fraction = Field(0.6, description="Up to this success rate, N is curation.rollouts; above it, N falls.")
     window: Positive = Field(16, description="Recent roll-outs over which a task's success rate is taken.")
 
 
 class DynamicLength(Section):
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: the limit is always curation.step_limit, or the task's own.")
     margin: int = Field(2, ge=0, description="Steps allowed beyond those of the longest success.")
     floor: Positive = Field(5, description="The limit never falls below this.")
     window: Positive | None = Field(None, description="Recent successes to consider; none: all of them.")
 
 
 class Pool(Section):
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: a group in which all roll-outs fail is dropped.")
     per_task: Positive = Field(8, description="Newest successes to keep per task name.")
     max_age: Positive | None = Field(
         None, description="Updates after which a success is removed from the pool; none: never."
@@ -33,13 +33,15 @@ class Pool(Section):
 
 
 class Curation(Section):
-    rollouts: int = Field(8, ge=2, description="N: the most trajectories per group. A single one has no advantage.")
+    rollouts: int = Field(8, ge=2, description="N: the most roll-outs per group; a single one would have no advantage.")
     step_limit: Positive = Field(30, description="The cap on a trajectory's steps.")
     dynamic_rollouts: DynamicRollouts = Field(default_factory=DynamicRollouts)
     dynamic_length: DynamicLength = Field(default_factory=DynamicLength)
     pool: Pool = Field(default_factory=Pool)
     task_preference: Fraction = Field(
-        0.75, description="0: all tasks equally often; 1: only tasks whose roll-outs have different results."
+        0.75,
+        description="0: all tasks equally often; 1: in proportion to how likely a task's roll-outs are to differ "
+        "(docs/curation.md).",
     )
     success_threshold: Fraction = Field(1.0, description="A reward of at least this is a success.")
     max_staleness: int = Field(

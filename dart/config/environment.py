@@ -26,7 +26,7 @@ class Delay(Section):
 
 
 class VerbTimeouts(Section):
-    """Time limits of the world's verbs, in seconds; without them, those that the world declares hold."""
+    """Time limits of the world's verbs, in seconds; none: what the world declares."""
 
     start: Seconds | None = Field(None, description="The world's start; the env worker ends if it takes longer.")
     lease: Seconds | None = Field(None, description="Booting an environment.")
@@ -57,7 +57,7 @@ class Environment(Section):
     tasks: TaskSet
     workers: Positive = Field(1, description="Env worker processes that `dart train` starts.")
     slots: Positive = Field(16, description="Environments per worker.")
-    viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height in pixels.")
+    viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height of screenshots in pixels.")
     timeouts: VerbTimeouts = Field(default_factory=VerbTimeouts)
     delay: Delay = Field(default_factory=Delay)
 

@@ -22,7 +22,9 @@ class Model(Section):
         description="A Hugging Face folder, at the same path on every machine that loads the model, or builtin:NAME "
         "for one that ships with dart."
     )
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="The dtype of replicas and trainer.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="In which replicas and trainer compute. What trains is kept in float32."
+    )
 
     @property
     def folder(self) -> Path:
@@ -69,7 +71,7 @@ class Agent(Section):
     read: Literal["reference", "strict"] = Field(
         "reference",
         description="`reference` also accepts what the model family's own harness accepts (docs/grammars.md); `strict` "
-        "accepts one form alone, for models that are trained on it from the start.",
+        "accepts only one form, for models that are trained on it from the start.",
     )
     coordinates: Literal["pixels", "thousand"] = Field(
         "pixels",
@@ -83,7 +85,7 @@ class Agent(Section):
         "made for one task. Or a YAML file with a prompt of your own (docs/grammars.md), relative to the config.",
     )
     template: PromptTexts | None = Field(
-        None, description="What the file that `prompt` names holds: the run's own config.yaml has it here."
+        None, description="Contents of the file that `prompt` names. Leave it out: the run's own config.yaml has it."
     )
     note: str = Field(
         "",
@@ -94,14 +96,14 @@ class Agent(Section):
         1,
         ge=1,
         le=MOST_TOGETHER,
-        description="The most actions of one turn that are carried out before the next screenshot, where the text has "
-        "several (docs/grammars.md); 1: the first alone. Only for `read: reference`.",
+        description="The most actions of one turn that are carried out before the next screenshot, if its text has "
+        "several (docs/grammars.md); 1: only the first. Only for `read: reference`.",
     )
     history_screenshots: Positive = Field(5, description="Screenshots in the prompt, including this step's.")
     history_turns: Positive = Field(35, description="Earlier turns whose text is in the prompt.")
     history_stride: Positive = Field(
         1,
-        description="How many screenshots leave the prompt at once, with the turns that do not fit either. 1: the "
+        description="How many screenshots leave the prompt at once, with the turns that no longer fit. 1: the "
         "window slides at every step, so no prompt continues the one before. With 3, and 5 for `history_screenshots`, "
         "a prompt has 3 to 5 screenshots, and two steps in three continue the prompt before, so that roll-out and "
         "trainer compute much less (docs/efficiency.md). At most the screenshots that a prompt may have.",
@@ -112,7 +114,7 @@ class Agent(Section):
         "`accessibility_tree`, `last_action_error`. A model must have been trained with them.",
     )
     shown_characters: Positive = Field(
-        16_384, description="The most characters of each of these texts; what is cut off is said."
+        16_384, description="The most characters of each of these texts; a longer one is cut, and says so."
     )
     goal_images: int = Field(
         0,
@@ -169,10 +171,10 @@ class Rollout(Section):
     slots: Positive = Field(32, description="The most requests at one replica at once.")
     max_model_len: Positive = Field(32768, description="The most tokens of prompt and answer together.")
     tensor_parallel: Positive = Field(
-        1, description="Parts of each of the model's layers; a replica has a GPU for each part of each stage."
+        1, description="GPUs among which each layer is split. A replica has this times `pipeline_parallel` GPUs."
     )
     pipeline_parallel: Positive = Field(
-        1, description="Stages, each of some of the model's layers. `tensor_parallel` is faster where it is possible."
+        1, description="Stages into which the layers are divided. Use `tensor_parallel` first, which is faster."
     )
     kv_cache_bytes: int | None = Field(None, description="Size of the KV cache; none: vLLM decides.")
     processor_cache_bytes: int = Field(
@@ -182,17 +184,19 @@ class Rollout(Section):
     )
     encoder_cache_tokens: Positive | None = Field(
         None,
-        description="The least screenshot tokens whose encodings an engine keeps, for the next request with the same "
-        "screenshots; none: on a GPU, those of four prompts; on a CPU, what vLLM chooses.",
+        description="An engine keeps the encodings of at least so many screenshot tokens, for later requests with the "
+        "same screenshots; none: on a GPU, those of four prompts; on a CPU, what vLLM chooses.",
     )
     quantization: Literal["none", "fp8"] = Field(
         "none",
-        description="fp8: vLLM multiplies the decoder's matrices in 8-bit floats, which it makes anew of each version "
-        "of the weights. The trainer goes on in `model.dtype`, and the importance weights correct for the difference.",
+        description="fp8: vLLM multiplies the decoder's matrices in 8-bit floats, and quantises each new version. The "
+        "trainer stays in `model.dtype`, and the importance weights correct for the difference (docs/machines.md).",
     )
     enforce_eager: bool = Field(False, description="true: run vLLM without CUDA graphs.")
-    image_cache_entries: Positive = Field(4096, description="Screenshots that a replica caches by digest.")
-    environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables.")
+    image_cache_entries: Positive = Field(
+        4096, description="Screenshots that a replica keeps, so that they are sent once."
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="Extra environment variables of replicas.")
     engine_args: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Other arguments of vLLM's engine, by the names of its AsyncEngineArgs, for example "

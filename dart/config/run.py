@@ -27,13 +27,13 @@ class Run(Section):
     database: str | None = Field(
         None,
         description="none: run.db in the run directory, in SQLite. Else a PostgreSQL database, for any number of "
-        "runs: postgresql://user@host/name without a password, which PGPASSWORD or ~/.pgpass has, or env:NAME, a "
-        "variable with the whole URL (docs/stores.md).",
+        "runs: postgresql://user@host/name without a password, which belongs into PGPASSWORD or ~/.pgpass; or "
+        "env:NAME, an environment variable with the whole URL (docs/stores.md).",
     )
     blobs: str | None = Field(
         None,
-        description="none: screenshots are in blobs in the run directory. Else s3://bucket/prefix, with a folder in it "
-        "for each run; endpoint and keys come from the environment (docs/stores.md).",
+        description="none: screenshots are in blobs in the run directory. Else s3://bucket/prefix, in which each run "
+        "has its own folder; endpoint and keys come from the environment (docs/stores.md).",
     )
     database_wait_seconds: Seconds = Field(
         3600.0,
@@ -120,7 +120,7 @@ class Evaluation(Section):
         "one.",
     )
     temperature: float | None = Field(
-        None, ge=0.0, description="Temperature of `sampled`, and of `dart eval`; none: training's; 0: greedy."
+        None, ge=0.0, description="Temperature of `sampled`, and of `dart eval`; none: rollout.temperature; 0: greedy."
     )
     decodings: tuple[Decoding, ...] = Field(
         ("sampled", "greedy"),
@@ -143,8 +143,8 @@ class Checkpoint(Section):
     keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
     upload: str | None = Field(
         None,
-        description="Each complete checkpoint is also copied there, in the background: s3://bucket/prefix, or another "
-        "URL that fsspec has a driver for. As many are kept there, in a folder of the run (docs/stores.md).",
+        description="Each complete checkpoint is also copied to this URL, in the background: s3://bucket/prefix, or "
+        "another that fsspec has a driver for. `keep` copies stay, in a folder of the run (docs/stores.md).",
     )
 
     _url = field_validator("upload")(_with_scheme)
@@ -160,17 +160,18 @@ class Watchdog(Section):
         600.0, description="While the run starts: time without another worker becoming ready."
     )
     sampling_seconds: Seconds = Field(
-        300.0, description="Time without an answer of any environment, or without a finished episode; at least."
+        300.0,
+        description="The least bound on time without an answer of any environment, or without a finished episode.",
     )
-    update_seconds: Seconds = Field(600.0, description="Duration of an update or a checkpoint; at least.")
+    update_seconds: Seconds = Field(600.0, description="The least bound on the duration of an update or a checkpoint.")
     weights_seconds: Seconds = Field(
         600.0, description="Time that a replica has been behind without getting newer weights."
     )
     factor: float = Field(
         4.0,
         ge=1.0,
-        description="In a slow run, the bounds are this many times the slowest recent trajectory or update, if that "
-        "is longer.",
+        description="The bounds on sampling and updates are this many times the slowest recent trajectory or update, "
+        "if that is longer.",
     )
     end_after_seconds: Seconds | None = Field(
         None, description="A run without progress for this long ends; `--resume` continues it. none: never."
@@ -179,23 +180,21 @@ class Watchdog(Section):
 
 
 class Dashboard(Section):
-    """The pages of `dart view`, served by a process of its own while `dart train` or `dart coordinator` runs."""
+    """The pages of `dart view`, which a separate process serves while `dart train` or `dart coordinator` runs."""
 
     enabled: bool = Field(True, description="false: no dashboard; `dart view` shows the run as well.")
     host: str = Field(
         "127.0.0.1",
-        description="An address that is open to the network requires a token: from DART_VIEW_TOKEN, or made.",
+        description="An address that is open to the network requires a token: that of DART_VIEW_TOKEN, or a new one.",
     )
-    port: int = Field(
-        8700, ge=0, le=65535, description="Any free port is used where another program has it, or with 0."
-    )
+    port: int = Field(8700, ge=0, le=65535, description="0, or a port that another program has: any free port instead.")
 
 
 TrackerKind = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 
 
 class Tracking(Section):
-    """Experiment trackers, which a process of its own keeps informed of the run (`dart track`).
+    """Experiment trackers, to which a separate process sends the run (`dart track`).
 
     Addresses and keys are each tracker's own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, ...). Without
     them, everything is kept in `trackers` in the run directory.
@@ -220,12 +219,12 @@ class Server(Section):
     reply_timeout_seconds: Seconds = Field(
         600.0,
         description="A command to an environment or a replica fails when it is not answered within this time; a "
-        "worker that owes half of its answers is restarted.",
+        "worker whose answers are late for half of its environments, or half of its requests, counts as lost.",
     )
     share_screenshots: bool = Field(
         True,
-        description="true: workers with access to the run's directory of screenshots write and read them there; other "
-        "workers exchange them with the coordinator, and with false all do.",
+        description="true: workers with access to the run's directory of screenshots write and read them there, and "
+        "others exchange them with the coordinator; false: all exchange them with the coordinator.",
     )
     tls_certificate: Path | None = Field(
         None,

@@ -31,7 +31,9 @@ class TaskSet(Section):
     )
     train_names: tuple[str, ...] = Field((), description="Further tasks that are trained on.")
     eval_names: tuple[str, ...] = Field(
-        (), description="Held-out tasks. If there are any, evaluations use these alone; otherwise all others."
+        (),
+        description="Held-out tasks. If there are any, evaluations use only these; else all that are trained on, on "
+        "held-out seeds.",
     )
     train_seeds: tuple[int, int] = Field((0, 1_000_000), description="Training seeds, [first, last).")
     eval_seeds: tuple[int, int] = Field((1_000_000, 1_010_000), description="Held-out seeds, [first, last).")
@@ -41,8 +43,8 @@ class TaskSet(Section):
     )
     single_instance: tuple[str, ...] = Field(
         (),
-        description="Tasks with one instance alone, as in OSWorld: their seed is always 0, so they can be held out "
-        "only by name.",
+        description="Tasks with a single instance, as in OSWorld: their seed is always 0, so they can be held out only "
+        "by name.",
     )
 
     @property

@@ -17,7 +17,7 @@ OWN_LOSS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Loss(Section):
-    """Defaults are the paper's; docs/losses.md has the settings for GSPO, CISPO, DAPO, Dr.GRPO and IcePop."""
+    """Defaults are the paper's; docs/losses.md has the settings for GRPO, Dr.GRPO, DAPO, GSPO, CISPO and others."""
 
     kind: str = Field("grpo", description="`grpo`, `cispo`, `likelihood`, or `module:function` for your own.")
     ratio: Literal["token", "sequence"] = Field(
@@ -41,14 +41,14 @@ class Loss(Section):
     kl_bound: float = Field(
         10.0,
         gt=0.0,
-        description="The largest value of k3, beyond which it has no gradient; the log-ratio in it is bounded too.",
+        description="The largest value of k3, beyond which it has no gradient. `log_ratio_bound` cuts its log-ratio.",
     )
     log_ratio_bound: float = Field(
         20.0,
         gt=0.0,
         le=40.0,
-        description="Log-ratios of policies are cut to this and its negative, beyond which they have no gradient: "
-        "infinity times an advantage of 0 would make the whole gradient NaN.",
+        description="Log-ratios of policies are cut to this and its negative, beyond which they have no gradient. "
+        "Otherwise an infinite ratio times an advantage of 0 would make the whole gradient NaN.",
     )
     kl_coefficient: float = Field(0.1, ge=0.0, description="beta; 0: no reference model is loaded.")
     importance: Literal["truncated", "masked", "none"] = Field(
@@ -66,8 +66,8 @@ class Loss(Section):
         0.2,
         ge=0.0,
         lt=1.0,
-        description="Steps with an entropy below this quantile of their group are not trained on; 0: all are, and a "
-        "forward pass per update is saved.",
+        description="Steps with an entropy below this quantile of their group are not trained on; 0: all are, and with "
+        "one minibatch a forward pass per update is saved.",
     )
 
     @field_validator("kind")
@@ -96,8 +96,8 @@ class Loss(Section):
 class Advantage(Section):
     kind: Literal["group", "gigpo"] = Field(
         "group",
-        description="`group`: every step has its trajectory's advantage, as in the paper; `gigpo` adds one of its own, "
-        "compared with the steps of the group that acted on the same screenshot.",
+        description="`group`: every step has its trajectory's advantage, as in the paper; `gigpo` adds to it the "
+        "step's advantage over the steps of the group that acted on the same screenshot.",
     )
     gamma: float = Field(
         0.95,
@@ -171,13 +171,16 @@ class Lora(Section):
 
 
 class Trainer(Section):
-    ranks: Positive = Field(1, description="Number of trainer processes.")
+    ranks: Positive = Field(1, description="Trainer processes, with one GPU each where there are GPUs.")
     learning_rate: float = Field(1e-6, gt=0.0, description="Of AdamW.")
     warmup_updates: int = Field(
-        0, ge=0, description="The learning rate rises over these first updates: Adam's first steps move every weight."
+        0,
+        ge=0,
+        description="The learning rate rises over so many updates, because Adam's first steps move every weight.",
     )
     final_learning_rate_fraction: Fraction = Field(
-        1.0, description="Linear decay of the learning rate to this share at the last update."
+        1.0,
+        description="Linear decay of the learning rate to this share at the last of stop.updates; without, no decay.",
     )
     weight_decay: float = Field(0.1, ge=0.0, description="Of AdamW.")
     gradient_clip: float = Field(2.0, gt=0.0, description="The largest gradient norm, over all weights.")
@@ -206,9 +209,9 @@ class Trainer(Section):
     )
     lora: Lora | None = Field(
         None,
-        description="A LoRA adapter trains in the place of all weights, which stay as they are: no gradients and no "
-        "optimiser state for them, and no second model as the reference. `{}`: with its defaults. It wants a higher "
-        "learning rate than all weights do, such as 1e-4.",
+        description="Set: a LoRA adapter trains, and all other weights stay as they are: no gradients and no optimiser "
+        "state for them, and no second model as the reference. `{}`: with its defaults. It needs a higher learning "
+        "rate than full training, such as 1e-4.",
     )
     encoded_cache_bytes: int = Field(
         4 << 30,
@@ -217,7 +220,7 @@ class Trainer(Section):
         "each is encoded once. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
     )
     image_threads: int = Field(
-        2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: it does so itself."
+        2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: its main thread does."
     )
     image_cache_bytes: int = Field(
         512 << 20,
@@ -245,12 +248,12 @@ class Trainer(Section):
 
 
 class Schedule(Section):
-    """What waits for what. The defaults are the paper's; the other values are baselines."""
+    """What waits for what (docs/efficiency.md). The defaults are the paper's; the other values are baselines."""
 
     sampling: Literal["rollout", "task", "batch"] = Field(
         "rollout",
-        description="A free environment takes the next roll-out at once, or waits until all N roll-outs of its set's "
-        "task have finished, or until the whole batch has.",
+        description="rollout: a free environment takes the next roll-out at once; task: it waits until all N roll-outs "
+        "of its set's task have finished; batch: until the whole batch has.",
     )
     training: Literal["asynchronous", "synchronous"] = Field(
         "asynchronous", description="Sampling and updates run concurrently, or alternate."
@@ -268,15 +271,20 @@ class Supervised(Section):
 
 class Sync(Section):
     transport: Literal["gloo", "nccl"] = Field(
-        "nccl", description="nccl: trainer and replicas have GPUs of their own; gloo: everything else, a CPU included."
+        "nccl",
+        description="nccl: if trainer and replicas have GPUs of their own; gloo: in all other cases, and on CPUs.",
     )
     every_updates: Positive = Field(
         1,
         description="Replicas get new weights after every so many updates; more than 1 makes samples older. A replica "
-        "that lacks the newest published weights, as after a restart, gets the newest there are.",
+        "that is behind that, for example after a restart, gets the newest weights that there are.",
     )
     max_unavailable: Positive = Field(1, description="The most replicas that may be updated at the same time.")
-    mode: Literal["keep", "drain", "abort"] = Field("drain", description="What happens to requests in flight.")
+    mode: Literal["keep", "drain", "abort"] = Field(
+        "drain",
+        description="Requests in flight when a replica loads weights. drain: it waits for their end; keep: they are "
+        "paused, and go on with the new weights; abort: they end, and are made again.",
+    )
     timeout_seconds: Seconds = Field(
         120.0,
         description="A transfer that takes longer is aborted and tried again; a replica whose engine is still stuck in "

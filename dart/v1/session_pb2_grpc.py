@@ -33,7 +33,7 @@ class CoordinatorServiceStub(object):
     commands, at most `slots` assignments at a time, and the worker answers each
     command with exactly one message that echoes its Assignment; Abort gets no
     answer, and the pages of one TrainBatch get one together, after the last.
-    docs/extending.md says what else a client in another language has to do.
+    docs/clients.md says what else a client in another language has to do.
     """
 
     def __init__(self, channel):
@@ -57,7 +57,7 @@ class CoordinatorServiceServicer(object):
     commands, at most `slots` assignments at a time, and the worker answers each
     command with exactly one message that echoes its Assignment; Abort gets no
     answer, and the pages of one TrainBatch get one together, after the last.
-    docs/extending.md says what else a client in another language has to do.
+    docs/clients.md says what else a client in another language has to do.
     """
 
     def Session(self, request_iterator, context):
@@ -90,7 +90,7 @@ class CoordinatorService(object):
     commands, at most `slots` assignments at a time, and the worker answers each
     command with exactly one message that echoes its Assignment; Abort gets no
     answer, and the pages of one TrainBatch get one together, after the last.
-    docs/extending.md says what else a client in another language has to do.
+    docs/clients.md says what else a client in another language has to do.
     """
 
     @staticmethod

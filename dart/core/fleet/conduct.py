@@ -3,7 +3,7 @@
 `Conduct` counts the rules that each worker broke. It keeps them by role and name, which outlive the process: workers of
 two roles may have the same name. A broken rule is a strike; strikes are forgiven one by one as time passes. A worker
 with `STRIKES` of them is quarantined: it gets no work, and each quarantine lasts twice as long as the one before. Then
-it is on probation: one piece of work at a time, until `PROBES` in a row have ended well; a strike before that starts
+it is on probation: one piece of work at a time, until `PROBES` of them have ended well; a strike before that starts
 the next quarantine. A replica or a trainer, which gets its work in another way, proves itself by the answers that it
 gives anyway (`answered_well`).
 
