@@ -131,7 +131,7 @@ def test_what_follows_a_dialog_is_seen() -> None:
     from dart.workers.env.desktop.session import BACKGROUND
     from dart.workers.env.desktop.world import DesktopOptions
 
-    env = DesktopEnv(DesktopOptions(), TINY)
+    env = DesktopEnv(DesktopOptions(rest_seconds=1.5), TINY)  # a busy machine paints late
     try:
         for seed in range(4):
             env.reset(Task("desktop", "colour-confirm", seed))
