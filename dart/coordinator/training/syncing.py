@@ -2,9 +2,10 @@
 
 `dart.core.fleet.replicas.Replicas` decides which versions are published, and which replica is updated next; whenever it
 has changed, `WeightSync.run` starts the transfers that it allows. Over gloo a replica receives while it serves, and is
-out of the rotation only while it loads the received weights into the model; over NCCL, from the moment its transfer
-starts. Training and the other replicas continue; with `schedule.sync: all` none serves until all have answered. A
-transfer that fails is repeated for that replica with a new transfer group, and does not affect the trainer.
+out of the rotation only while it loads the received weights into the model. Over NCCL it leaves the rotation first, and
+the transfer starts once it has drained: the trainer's end occupies its GPU for as long as it waits for the replica's.
+Training and the other replicas continue; with `schedule.sync: all` none serves until all have answered. A transfer that
+fails is repeated for that replica with a new transfer group, and does not affect the trainer.
 """
 
 from __future__ import annotations
@@ -140,10 +141,14 @@ class WeightSync:
         load = pb.LoadWeights(assignment=work, version=version, pause_mode=_MODES[self._settings.mode], tensors=tensors)
         ahead = self._settings.transport == "gloo" and has(worker.hello, RECEIVES_WHILE_SERVING)
         receive = pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors)
+        paused = time.monotonic()
         if not ahead:
             load.group.CopyFrom(group)
-            self._replicas.pause(replica, time.monotonic())
+            self._replicas.pause(replica, paused)
         try:
+            if not ahead and self._settings.mode == "drain":
+                await self._drained(replica)
+            drained = time.monotonic()
             with ungrouped(InfrastructureError):
                 async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
                     answer = ends.create_task(_call(worker, receive if ahead else load))
@@ -161,7 +166,21 @@ class WeightSync:
             ) from None
         finally:
             worker.end_assignment(name, 1)
-        return answer.result()
+        loaded = answer.result()
+        loaded.pause_seconds += drained - paused
+        return loaded
+
+    async def _drained(self, replica: Replica[Worker]) -> None:
+        """Wait until a replica that is out of the rotation has no request left, or is gone. Raises TimeoutError."""
+        changed = asyncio.Event()
+        self._replicas.on_change.append(changed.set)
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                while replica.busy and not replica.gone:
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            self._replicas.on_change.remove(changed.set)
 
     def _group(self, replica: Replica[Worker]) -> weights_pb2.TransferGroup:
         """The replica's transfer group: made once per replica instance, and again after a failure."""

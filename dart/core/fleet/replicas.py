@@ -171,9 +171,9 @@ class Replicas(Generic[S]):
                 self._condition_changed(replica)
             return
         replica.busy -= 1
+        self._offers.update(replica)
         if not replica.busy:
             self._book(replica, now)
-        self._offers.update(replica)
 
     def failed(self, request: Request[S], why: str, now: float) -> None:
         """The replica is to blame for a failure of the request. `why`: in its own words."""
@@ -193,8 +193,7 @@ class Replicas(Generic[S]):
             self._condition_changed(replica)
 
     def ended(self, request: Request[S], now: float) -> None:
-        """The request was cancelled or ended by a weight update, or no replica could have served it: none is to
-        blame."""
+        """It was cancelled or ended by a weight update, or no replica could have served it: none is to blame."""
         self._ended(request, now)
 
     def declined(self, request: Request[S], now: float) -> None:
@@ -416,7 +415,9 @@ class Replicas(Generic[S]):
         doing = replica.doing
         if doing is not replica.booked:
             self.usage.move(replica.name, replica.booked, doing, now)
-            replica.booked = doing
+            before, replica.booked = replica.booked, doing
+            if (before, doing) == (ReplicaState.BUSY, ReplicaState.SYNCING):  # it has drained
+                self._changed()
 
     def _condition_changed(self, replica: Replica[S]) -> None:
         for listener in self.on_condition:

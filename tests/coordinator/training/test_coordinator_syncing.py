@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.training.ranks import TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
+from dart.core.fleet.replica import Request
 from dart.core.fleet.replicas import Replicas
 from dart.core.progress import Progress
 from dart.errors import UserError
@@ -48,6 +50,8 @@ class Stage:
 
     sync: WeightSync
     pool: RolloutPool
+    journal: Journal
+    metrics: Path
     seen: list[tuple[str, bool]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     fleet: Fleet = field(default_factory=lambda: Fleet(60.0))
@@ -59,6 +63,11 @@ class Stage:
     @property
     def replicas(self) -> Replicas[Worker]:
         return self.pool.replicas
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        self.journal.flush_lines()
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
 
     @property
     def serves(self) -> bool:
@@ -80,7 +89,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path, transport: str, capable: bool, every_updates: int = 1) -> AsyncIterator[Stage]:
+async def stage(
+    tmp_path: Path, transport: str, capable: bool, every_updates: int = 1, timeout_seconds: float = 10.0
+) -> AsyncIterator[Stage]:
     async def add_sync(record: Any) -> None:
         pass
 
@@ -88,13 +99,11 @@ async def stage(tmp_path: Path, transport: str, capable: bool, every_updates: in
     replicas: Replicas[Worker] = Replicas(time.monotonic(), every_updates=every_updates)
     pool = RolloutPool(fleet, StoredScreenshots(None), replicas)
     ranks = TrainerRanks(fleet, 1, StoredScreenshots(None))
-    settings = config.Sync(transport=transport, timeout_seconds=10)  # type: ignore[arg-type]
+    settings = config.Sync(transport=transport, timeout_seconds=timeout_seconds)  # type: ignore[arg-type]
     database: Any = SimpleNamespace(add_sync=add_sync)
-    made = Stage(
-        WeightSync(settings, pool.replicas, ranks, database, Progress(1), Journal(tmp_path / "metrics.jsonl")),
-        pool,
-        fleet=fleet,
-    )
+    journal = Journal(tmp_path / "metrics.jsonl")
+    sync = WeightSync(settings, pool.replicas, ranks, database, Progress(1), journal)
+    made = Stage(sync, pool, journal, tmp_path / "metrics.jsonl", fleet=fleet)
     capabilities = [RECEIVES_WHILE_SERVING] if capable else []
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(made.sync.run())]
@@ -119,9 +128,9 @@ async def test_a_transfer_that_finds_no_trainer_has_failed(tmp_path: Path) -> No
         trainer = next(worker for worker in made.fleet.workers.values() if worker.role == pb.ROLE_TRAIN)
         made.fleet.lose(trainer, "killed")
         made.sync.staged(1, TENSORS)
-        while '"sync_failed"' not in (tmp_path / "metrics.jsonl").read_text():
+        while not (failed := made.events("sync_failed")):
             await asyncio.sleep(0.01)
-        assert "the trainer is gone" in (tmp_path / "metrics.jsonl").read_text()
+        assert "the trainer is gone" in failed[0]["why"]
         assert made.seen == [] and made.serves
 
 
@@ -141,6 +150,37 @@ async def test_else_it_is_out_of_the_rotation_all_the_while(tmp_path: Path, tran
         made.sync.staged(1, TENSORS)
         await made.sync.settled()
         assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.serves
+
+
+async def test_over_nccl_the_trainer_sends_once_the_replica_has_drained(tmp_path: Path) -> None:
+    """A broadcast that waits for a replica's last answers would occupy the trainer's GPU meanwhile."""
+    async with stage(tmp_path, "nccl", capable=True) as made:
+        request = Request[Worker]()
+        assert made.replicas.take(request, time.monotonic()) is not None
+        made.sync.staged(1, TENSORS)
+        while made.serves:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert made.seen == []
+        made.replicas.served(request, time.monotonic())
+        await made.sync.settled()
+        assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.serves
+        assert made.events("sync")[0]["pause_seconds"] >= 0.05
+
+
+async def test_over_nccl_a_request_that_does_not_end_fails_the_transfer_alone(tmp_path: Path) -> None:
+    async with stage(tmp_path, "nccl", capable=True, timeout_seconds=0.05) as made:
+        request = Request[Worker]()
+        made.replicas.take(request, time.monotonic())
+        made.sync.staged(1, TENSORS)
+        while not (failed := made.events("sync_failed")):
+            await asyncio.sleep(0.01)
+        assert "longer than sync.timeout_seconds (0.05 s)" in failed[0]["why"]
+        assert made.seen == []
+        made.replicas.served(request, time.monotonic())
+        await made.sync.settled()
         assert made.serves
 
 
