@@ -110,25 +110,33 @@ def comparisons(found: Results) -> Table:
     return head, rows + _incomplete(found, len(head))
 
 
-def pieces(found: Results) -> Table:
-    """Each arm at the primary endpoints, and by how much the whole algorithm is above it: the table of the README."""
-    primary = list(dict.fromkeys(one["endpoint"] for one in found["comparisons"] if one["primary"]))
-    head = ("held-out success", *(column for name in primary for column in (name, "below the whole by")))
+def below(found: Results, reference: str, levels: str = "medium and hard") -> Table:
+    """Arms on some levels, best first, and by how much `reference` is above them: the tables of the README.
+
+    Only arms that are compared with it; p with the correction, where there is one.
+    """
+    compared = [
+        one for one in found["comparisons"] if one["reference"] == reference and one["endpoint"].startswith(levels)
+    ]
+    endpoints = list(dict.fromkeys(one["endpoint"] for one in compared))
+    named = {reference, *(one["arm"] for one in compared)} if compared else set()
+    head = ("held-out success", *(column for name in endpoints for column in (name, f"below {reference} by")))
     rows = []
-    for row in sorted(found["arms"], key=lambda row: -row["endpoints"][primary[0]]["mean"]):
-        cells = [row["arm"]]
-        for name in primary:
-            below = [one for one in found["comparisons"] if (one["endpoint"], one["arm"]) == (name, row["arm"])]
-            cells += [percent(row["endpoints"][name]), "; ".join(map(_below, below))]
-        rows.append(cells)
-    return head, rows + _incomplete(found, len(head))
+    for row in [row for row in found["arms"] if row["arm"] in named]:
+        cells = [f"{row['arm']}, {row['runs']} runs"]
+        for name in endpoints:
+            of_arm = [one for one in compared if (one["endpoint"], one["arm"]) == (name, row["arm"])]
+            cells += [percent(row["endpoints"][name]), "; ".join(map(_below, of_arm))]
+        rows.append((row["endpoints"][endpoints[0]]["mean"], cells))
+    return head, [cells for _, cells in sorted(rows, reverse=True)]
 
 
 def _below(one: Comparison) -> str:
     difference = one["difference"]
     low, high = difference["low"], difference["high"]
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
-    return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(one['p_holm'])}".replace("= <", "<")
+    p = one["p"] if one["p_holm"] is None else one["p_holm"]
+    return f"{100 * difference['mean']:.0f} points{interval}, p = {p_value(p)}".replace("= <", "<")
 
 
 def collapses(found: Results) -> Table:

@@ -250,11 +250,11 @@ def test_controls_are_reported_beside_the_ablation(
     kept: tuple[Plan, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controls.report(*kept, ABLATION)
-    assert "INCOMPLETE: 18 of 30 runs are missing" in capsys.readouterr().out
+    assert "INCOMPLETE: 23 of 35 runs are missing" in capsys.readouterr().out
     results = json.loads((tmp_path / "learning" / "controls.json").read_text())["results"]
     assert not results["complete"] and "imitation-4" in results["missing"]
-    assert {"full-4", "none-4"} < set(results["missing"]), "with which the controls are compared"
-    assert "without-pool-0" not in results["missing"] and results["notes"] == []
+    assert {"full-4", "none-4", "without-pool-4"} < set(results["missing"]), "with which the controls are compared"
+    assert "without-length-0" not in results["missing"] and results["notes"] == []
     assert results["temperatures"]["0.5"] == {"easy": 0.9, "medium": pytest.approx(0.6), "hard": 0.0,
                                               "all": pytest.approx((15 * 0.9 + 3 * 0.6) / 21)}  # fmt: skip
     first = results["comparisons"][0]
@@ -269,7 +269,7 @@ def test_controls_are_complete_with_the_arms_that_they_are_compared_with(
 ) -> None:
     arms, of_controls = kept
     monkeypatch.setattr(controls, "TEMPERATURES", (0.0, 0.5))
-    for arm in (*ABLATION.controls, "full", "none"):
+    for arm in (*ABLATION.controls, "full", "none", "without-pool"):
         for seed in ABLATION.seeds:
             plan = of_controls if arm in ABLATION.controls else arms
             sweep.write_json(plan.record(arm, seed), record(arm, seed, {"easy": 1, "medium": 1, "hard": 1}, MARKS))
@@ -283,7 +283,9 @@ def test_controls_are_complete_with_the_arms_that_they_are_compared_with(
 
 def test_what_the_algorithm_does_without_a_gift_is_compared() -> None:
     """As the protocol promises: own-pool above `none`, and above imitation of the policy's own successes."""
-    medium = {"own-pool": 0.8, "none": 0.5, "imitation": 0.6, "full": 0.9, "pool-imitation": 0.7}
+    medium = {
+        "own-pool": 0.8, "none": 0.5, "without-pool": 0.7, "imitation": 0.6, "full": 0.9, "pool-imitation": 0.7
+    }  # fmt: skip
     runs = {
         arm: {seed: record(arm, seed, {"easy": 1.0, "medium": value, "hard": 0.2}, MARKS) for seed in range(2)}
         for arm, value in medium.items()
@@ -292,6 +294,7 @@ def test_what_the_algorithm_does_without_a_gift_is_compared() -> None:
     sampled = {(one.reference, one.arm): one for one in found if one.endpoint == "medium and hard, sampled"}
     assert sampled["own-pool", "none"].difference.mean == pytest.approx(0.15)
     assert sampled["own-pool", "imitation"].difference.mean == pytest.approx(0.1)
+    assert sampled["own-pool", "without-pool"].difference.mean == pytest.approx(0.05)
     assert ("none", "own-pool") not in sampled, "the same difference the other way round"
     assert {("full", "own-pool"), ("none", "imitation"), ("full", "pool-imitation")} < sampled.keys()
     assert not any(one.primary or one.p_holm is not None for one in found)
