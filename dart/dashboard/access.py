@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -78,7 +78,9 @@ class Access:
             return _refuse(401, "that is not this dashboard's token: open the address that `dart view` printed")
         assert self.token is not None
         rest = f"?{urlencode(query)}" if query else ""
-        answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{rest}", status_code=303)
+        # As it was asked for: a name within the path may hold "#", "?", "%" or "/" of its own.
+        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+        answer = RedirectResponse(f"/{path.lstrip('/')}{rest}", status_code=303)
         secure = scope.get("scheme") == "https"
         name = _cookie(Headers(scope=scope))
         answer.set_cookie(name, self.token, httponly=True, samesite="strict", secure=secure, path="/")

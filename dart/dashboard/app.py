@@ -35,8 +35,8 @@ from dart.store.records import RunState
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
 FOR_EVER = "public, max-age=31536000, immutable"
-LARGE_ROWS = 50
-"""Answers with more parts than this are turned into JSON on another thread."""
+MOST_WHOLE = 2**63 - 1
+"""The largest number that a database takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class _Handlers:
                 request.path_params["suite"], request.path_params["name"]
             ),
             "/trajectories": _trajectories,
-            "/trajectories/{id}": lambda it, request: it.trajectory(request.path_params["id"]),
-            "/groups/{id}": lambda it, request: it.group(request.path_params["id"]),
+            "/trajectories/{id:path}": lambda it, request: it.trajectory(request.path_params["id"]),
+            "/groups/{id:path}": lambda it, request: it.group(request.path_params["id"]),
             "/events": _events,
             "/sides": lambda it, _: it.sides(),
         }
@@ -109,7 +109,7 @@ class _Handlers:
             Route("/api/compare", self._compare),
             Route(run + "/images/{sha256}", self._image),
             Route(run + "/stream", self._stream),
-            Route(run + "/trajectories/{id}/export.{form}", self._export),
+            Route(run + "/trajectories/{id:path}/export.{form}", self._export),
             Route(run + "/{lever}", self._lever, methods=["POST"]),
             *(Route(run + path, self._page(ask)) for path, ask in of_run.items()),
             Route("/api/{rest:path}", _no_such_route),
@@ -169,7 +169,8 @@ class _Handlers:
         async with self._library.run(request.path_params["run"]) as inspector:
             detail = await inspector.trajectory(request.path_params["id"])
             data = await export(inspector, detail, form)
-        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in detail.row.id)
+        # A header holds Latin letters alone, and the name of a task may be in any script.
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in detail.row.id)
         headers = {"content-disposition": f'attachment; filename="{name}.{form}"'}
         return Response(data, media_type=FORMS[form], headers=headers)
 
@@ -221,17 +222,23 @@ def _events(inspector: Inspector, request: Request) -> Awaitable[object]:
 def _whole(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, "")
     try:
-        return int(text) if text else default
+        number = int(text) if text else default
     except ValueError:
         raise BadQuery(f"{name}: {text[:40]!r} is not a whole number") from None
+    if abs(number) > MOST_WHOLE:
+        raise BadQuery(f"{name}: {text[:40]!r} is too large a number")
+    return number
 
 
 def _real(request: Request, name: str) -> float | None:
     text = request.query_params.get(name, "")
     try:
-        return float(text) if text else None
+        number = float(text) if text else None
     except ValueError:
-        raise BadQuery(f"{name}: {text[:40]!r} is not a number of seconds") from None
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise BadQuery(f"{name}: {text[:40]!r} is not a number of seconds")
+    return number
 
 
 def _required(request: Request, name: str) -> str:

@@ -48,9 +48,15 @@ def _tidy(definition: dict[str, JSON]) -> None:
 
 
 def _untitled_items(field: dict[str, JSON]) -> None:
-    """Lists of a fixed length become tuples; all others have any length."""
-    if field.get("type") == "array":
-        field.setdefault("minItems", 0)
+    """Lists of a fixed length become tuples; all others have any length. The generator of types reads an older draft of
+    JSON schema, in which a tuple's parts are its `items`."""
+    if field.get("type") != "array":
+        return
+    field.setdefault("minItems", 0)
+    if "prefixItems" in field:
+        field["items"] = field.pop("prefixItems")
+    elif isinstance(field.get("items"), dict):
+        _untitled_items(field["items"])
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@ async def condition(files: RunFiles) -> RunStatus:
     ended = await how_it_ended(files)
     updates = await newest_events(files, "update")
     figures = Figures.from_json(json.loads(updates[0].json)) if updates else Figures()
-    elapsed = (record.finished or time.time()) - record.started if state == RunState.RUNNING or record.finished else 0.0
+    # A process that was killed recorded no end: its last event is the nearest to one.
+    last = time.time() if state == RunState.RUNNING else ended.last_event and ended.last_event.unix_seconds
+    elapsed = max(0.0, (record.finished or last or record.started) - record.started)
     status = Status(record.id, str(state), figures, elapsed_seconds=elapsed, stalls=ended.stalls)
     why = () if state == RunState.FINISHED else tuple(ended.lines())
     return RunStatus(False, status, (*refused, *why))

@@ -85,6 +85,8 @@ class _Values(dict[str, str]):
 def _short(value: JsonValue) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(_short(one) for one in value)
     return value if isinstance(value, str) else json.dumps(value)
 
 

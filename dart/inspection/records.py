@@ -130,7 +130,7 @@ class Mark:
 
     at: float
     kind: str
-    """ "version", "failure", "violation", "quarantine"."""
+    """ "version", "failure", "violation", "missing", "left out", "stall", "remark", "checkpoint"."""
     text: str
     sequence: int | None = None
     """The event that says so."""
@@ -316,7 +316,7 @@ class GroupDetail:
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """A task in the table. Numbers are of training roll-outs without pooled copies; in a run without training, of its
-    evaluation."""
+    evaluation, as are those of a task that only an evaluation has, on its own page."""
 
     suite: str
     name: str
@@ -336,8 +336,6 @@ class TaskRow:
     copies: int
     """How often one of them has replaced a failure."""
     last_finished: float | None
-    quarantined: str = ""
-    """Why it gets no work for now; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,17 +46,18 @@ async def task(files: RunFiles, suite: str, name: str) -> TaskDetail:
     return await files.read(read)
 
 
-def _kind(connection: Connection, run_id: str) -> str:
-    """The kind of groups that the table is about: training, where there is any."""
-    there = select(_g.id).where(_g.run_id == run_id, _g.kind == GroupKind.TRAINING).limit(1)
+def _kind(connection: Connection, run_id: str, suite: str = "", name: str = "") -> str:
+    """The kind of groups that the table, or the page of one task, is about: training, where there is any."""
+    own = [_g.run_id == run_id, *((_g.suite == suite, _g.task_name == name) if name else ())]
+    there = select(_g.id).where(*own, _g.kind == GroupKind.TRAINING).limit(1)
     if connection.execute(there).first() is not None:
         return GroupKind.TRAINING
-    first = connection.execute(select(_g.kind).where(_g.run_id == run_id).limit(1)).scalar_one_or_none()
+    first = connection.execute(select(_g.kind).where(*own).limit(1)).scalar_one_or_none()
     return first or GroupKind.TRAINING
 
 
 def _rows(connection: Connection, run_id: str, suite: str = "", name: str = "") -> list[TaskRow]:
-    kind = _kind(connection, run_id)
+    kind = _kind(connection, run_id, suite, name)
     own: list[ColumnElement[bool]] = [_c.run_id == run_id]
     own_groups: list[ColumnElement[bool]] = [_g.run_id == run_id, _g.kind == kind]
     if name:
@@ -148,7 +149,7 @@ def _recent(connection: Connection, own: Sequence[ColumnElement[bool]], kind: st
 
 
 def _history(connection: Connection, run_id: str, suite: str, name: str) -> tuple[TaskPoint, ...]:
-    kind = _kind(connection, run_id)
+    kind = _kind(connection, run_id, suite, name)
     wanted = (
         select(_c.finished, _c.success, _c.steps, _c.step_limit, _g.planned)
         .join(t.groups, _g.id == _c.group_id)

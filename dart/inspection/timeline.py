@@ -58,7 +58,10 @@ async def timeline(files: RunFiles, start: float | None, end: float | None) -> T
     )
     lines: dict[str, _Line] = {}
     for row in told:
-        _note(lines, row["kind"], row["unix_seconds"], row["sequence"], json.loads(row["json"]))
+        data = json.loads(row["json"])
+        # One event says of several replicas that they were left out.
+        for each in [{**data, "replica": name} for name in data.get("replicas") or ()] or [data]:
+            _note(lines, row["kind"], row["unix_seconds"], row["sequence"], each)
     shown_from, shown_to = start if start is not None else first, end if end is not None else last
     lanes = [
         Lane(
@@ -134,12 +137,13 @@ def _note(lines: dict[str, _Line], kind: str, at: float, sequence: int, data: Ma
 
 
 _OF_TRAINER = frozenset({"update", "checkpoint", "trainer_lost", "trainer_remark"})
-_MARKS = {"checkpoint": "checkpoint", "environments": "missing", "trainer_remark": "remark", "stalled": "stall"}
+_MARKS = {"checkpoint": "checkpoint", "environments": "missing", "trainer_remark": "remark", "stalled": "stall",
+          "left_out": "left out"}  # fmt: skip
 
 
 def _role(name: str, kind: str) -> str:
     if kind in _OF_TRAINER:
         return "train"
-    if kind.startswith("sync"):
+    if kind.startswith("sync") or kind == "left_out":
         return "rollout"
     return next((role for part, role in _ROLES.items() if part in name), "")

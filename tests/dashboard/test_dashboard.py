@@ -11,6 +11,7 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import httpx
@@ -98,6 +99,9 @@ async def test_a_directory_that_was_renamed_is_opened_as_it_is_listed(run: RunDi
         ("/api/runs/{run}/trajectories?limit=many", 400, "limit: 'many' is not a whole number"),
         ("/api/runs/{run}/trajectories?success=maybe", 400, "success: 'maybe' is neither true nor false"),
         ("/api/runs/{run}/events?from=now", 400, "from: 'now' is not a number of seconds"),
+        ("/api/runs/{run}/timeline?from=nan", 400, "from: 'nan' is not a number of seconds"),
+        ("/api/runs/{run}/episodes?to=inf", 400, "to: 'inf' is not a number of seconds"),
+        ("/api/runs/{run}/events?before=99999999999999999999", 400, "is too large a number"),
         ("/api/runs/{run}/images/..%2F..%2Fconfig.yaml", 404, ""),
         ("/api/runs/{run}/trajectories/g000001-1/export.exe", 400, "export.exe is unknown"),
         ("/api/compare?first=x", 400, "first_evaluation is missing"),
@@ -111,6 +115,32 @@ async def test_what_is_not_there_is_told(
     answer = await client.get(path.replace("{run}", run.name))
     assert answer.status_code == status
     assert words in answer.json()["error"]
+
+
+STRANGE = "web/größe 表 100%#1?"
+
+
+async def test_a_task_may_have_any_name(run: RunDirectory, tmp_path: Path) -> None:
+    """An evaluation's groups and trajectories are named after their tasks."""
+    there = RunDirectory(Path(shutil.copytree(run.path, tmp_path / run.name)))
+    execute(
+        there,
+        ("update trajectories set id = replace(id, 'task-0000', ?), group_id = replace(group_id, 'task-0000', ?), "
+         "task_name = ? where id like 'eval-before%'", (STRANGE, STRANGE, STRANGE)),
+        ("update groups set id = replace(id, 'task-0000', ?), task_name = ? where id like 'eval-before%'",
+         (STRANGE, STRANGE)),
+    )  # fmt: skip
+    group = f"eval-before-greedy-v0-{STRANGE}"
+    asked = f"/api/runs/{run.name}/trajectories/{quote(group + '-0', safe='')}"
+    async with client_of(there) as client:
+        detail = (await client.get(asked)).json()
+        assert (detail["row"]["id"], detail["row"]["task"]) == (f"{group}-0", STRANGE)
+        of_group = (await client.get(f"/api/runs/{run.name}/groups/{quote(group, safe='')}")).json()
+        assert len(of_group["members"]) == 10
+        exported = await client.get(f"{asked}/export.html")
+        assert (exported.status_code, exported.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        task = (await client.get(f"/api/runs/{run.name}/tasks/made/{quote(STRANGE, safe='')}")).json()
+        assert (task["row"]["trajectories"], sum(point["trajectories"] for point in task["history"])) == (10, 10)
 
 
 async def test_every_other_path_is_a_page(client: httpx.AsyncClient, run: RunDirectory) -> None:
@@ -236,6 +266,8 @@ async def test_elsewhere_than_on_loopback_a_token_is_needed(run: RunDirectory) -
         assert "HttpOnly" in entered.headers["set-cookie"]
         assert "samesite=strict" in entered.headers["set-cookie"].lower()
         assert (await client.get("/api/runs")).status_code == 200
+        strange = await client.get("/runs/a%23b%2Fc%3F%25?token=correct+horse")
+        assert strange.headers["location"] == "/runs/a%23b%2Fc%3F%25"
         elsewhere = await client.get("//evil.example/?token=correct+horse")
         assert not elsewhere.headers.get("location", "/").startswith("//")
 

@@ -204,6 +204,8 @@ async def test_a_killed_run_says_so_and_how_to_go_on(run: RunDirectory) -> None:
         status = await it.status()
         assert not status.live
         assert status.status.phase == "interrupted"
+        began = (await it.row()).started
+        assert status.status.elapsed_seconds == (await it.events(limit=1)).rows[0].unix_seconds - began > 0
         words = "\n".join(status.why)
         assert "it was killed" in words
         assert "--resume" in words
@@ -375,6 +377,7 @@ async def test_the_timeline_shows_workers_syncs_and_updates(run: RunDirectory) -
         ("worker", {"worker": "rollout-7", "state": "ready", "slots": 16, "role": "rollout"}),
         ("sync_started", {"replica": "rollout-7", "version": 9}),
         ("sync", {"replica": "rollout-7", "version": 9, "seconds": 1.0, "pause_seconds": 0.1}),
+        ("left_out", {"replicas": ["rollout-7", "gpu-3"], "reason": "version 10 could not be sent"}),
         ("update", {"update": 90, "version": 90, "trainer": {"round_trip_seconds": 30.0}}),
         ("checkpoint", {"version": 90, "path": "v90"}),
     ]
@@ -382,8 +385,12 @@ async def test_the_timeline_shows_workers_syncs_and_updates(run: RunDirectory) -
         event(run, 9_000 + number, kind, json.dumps(data))
     async with opened(run) as it:
         lanes = {lane.worker: lane for lane in (await it.timeline()).lanes}
+        (told_of,) = (await it.events(kinds=("left_out",))).rows
+    assert told_of.text == "rollout-7, gpu-3 take no weights: version 10 could not be sent"
     assert [span.state for span in lanes["rollout-7"].spans] == ["ready", "syncing", "ready"]
-    assert [mark.text for mark in lanes["rollout-7"].marks] == ["version 9"]
+    marks = [(mark.kind, mark.text) for mark in lanes["rollout-7"].marks]
+    assert marks == [("version", "version 9"), ("left out", "version 10 could not be sent")]
+    assert [mark.kind for mark in lanes["gpu-3"].marks] == ["left out"]
     (training,) = [span for span in lanes["trainer"].spans if span.detail == "update 90"]
     assert training.state == "training" and training.end is not None and training.end - training.start == 30.0
     assert {"version", "checkpoint"} <= {mark.kind for mark in lanes["trainer"].marks}
