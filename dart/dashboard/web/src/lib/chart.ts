@@ -137,7 +137,8 @@ function drawn(line: Line, look: Look, c: Colours): SeriesOption[] {
     type: 'line',
     name: smooth ? `raw:${line.name}` : line.name,
     data: pairs(line.y),
-    showSymbol: line.points || line.x.length === 1,
+    // A single value has no neighbour that a line could be drawn to.
+    showSymbol: line.points || line.y.filter((value) => value !== null).length === 1,
     symbol: 'circle',
     symbolSize: line.points ? 6 : 4,
     sampling: line.points ? undefined : 'lttb',

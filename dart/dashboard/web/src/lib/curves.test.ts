@@ -86,6 +86,13 @@ describe('charts', () => {
     expect(names(0.5)).toEqual(['raw:a', 'a'])
   })
 
+  it('show a single value as a point, whatever is missing around it', () => {
+    const shown = (y: (number | null)[]) =>
+      (options([{ name: 'a', x: [1, 2, 3], y, colour: 0 }], { ...look, smoothing: 0 }, colours).series as { showSymbol: boolean }[])[0]?.showSymbol
+    expect(shown([null, 0.5, null])).toBe(true)
+    expect(shown([null, 0.5, 0.6])).toBe(false)
+  })
+
   it('draw intervals, and never smooth what was measured rarely', () => {
     const lines = [{ name: 'a', x: [1, 2], y: [0, 1], low: [0, 0], high: [1, 1], points: true, colour: 0 }]
     const names = (options(lines, { ...look, smoothing: 0.5 }, colours).series as { name: string }[]).map((one) => one.name)

@@ -30,7 +30,7 @@ export function links(run: string, event: EventRow): Link[] {
   add(
     task.name,
     task.name,
-    task.suite ? to.task(run, task.suite, task.name) : to.tasks(run, { search: task.name }),
+    task.suite ? to.task(run, task.suite, task.name) : to.tasks(run, { text: task.name }),
   )
   for (const name of ['worker', 'replica']) add(text(name), text(name), to.workers(run, { search: text(name) }))
   const update = event.data['update']
@@ -46,6 +46,6 @@ export const isTrouble = (kind: string): boolean => TROUBLE.test(kind)
 
 /** Newest first, each once. */
 export function merged(newer: readonly EventRow[], older: readonly EventRow[]): EventRow[] {
-  const last = newer.at(-1)?.sequence ?? Infinity
-  return [...newer, ...older.filter((row) => row.sequence < last)]
+  const all = new Map([...older, ...newer].map((row) => [row.sequence, row]))
+  return [...all.values()].sort((a, b) => b.sequence - a.sequence)
 }

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { compact, count, duration, NONE, number, percent, relative } from './format'
+import { compact, count, duration, NONE, number, percent, points, relative, stretch } from './format'
 
 describe('numbers', () => {
   it.each([
@@ -25,10 +25,18 @@ describe('numbers', () => {
     [0, '0 %'],
     [0.3086, '31 %'],
     [0.004, '0.4 %'],
+    [0.995, '99.5 %'],
     [0.9999, '99.9 %'],
     [1, '100 %'],
     [null, NONE],
   ])('the share %s is %s', (share, text) => expect(percent(share)).toBe(text))
+
+  it.each([
+    [0.05, '+5.0'],
+    [-0.012, '−1.2'],
+    [0, '+0.0'],
+    [-0.0001, '+0.0'],
+  ])('the difference %s is %s percentage points', (difference, text) => expect(points(difference)).toBe(text))
 
   it('is one, or many', () => {
     expect(count(1, 'run')).toBe('1 run')
@@ -37,6 +45,12 @@ describe('numbers', () => {
 })
 
 describe('times', () => {
+  it('of another day say which', () => {
+    const noon = new Date(2026, 10, 25, 12).getTime() / 1000
+    expect(stretch(noon, noon + 3600)).toBe('2026-11-25 12:00:00 to 13:00:00')
+    expect(stretch(noon, noon + 86_400)).toBe('2026-11-25 12:00:00 to 2026-11-26 12:00:00')
+  })
+
   it.each([
     [0.42, '0.4 s'],
     [9.96, '10 s'],

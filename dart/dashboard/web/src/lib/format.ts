@@ -33,7 +33,15 @@ export function percent(share: number | null | undefined, digits?: number): stri
   if (share === null || share === undefined || !Number.isFinite(share)) return NONE
   const value = share * 100
   const shown = value.toFixed(digits ?? (value > 0 && value < 1 ? 1 : 0))
-  return `${digits === undefined && shown === '100' && share < 1 ? '99.9' : shown} %`
+  // Nearly all is not all: 99.5 % · 99.9 %.
+  if (digits === undefined && shown === '100' && share < 1) return `${(Math.floor(value * 10) / 10).toFixed(1)} %`
+  return `${shown} %`
+}
+
+/** The difference of two shares, in percentage points: +5.0 · −1.2. */
+export function points(difference: number): string {
+  const size = (Math.abs(difference) * 100).toFixed(1)
+  return `${difference < 0 && size !== '0.0' ? '−' : '+'}${size}`
 }
 
 /** 0.4 s · 45 s · 3 min 12 s · 2 h 5 min · 3 d 4 h. */
@@ -85,6 +93,10 @@ export function clock(unixSeconds: number, milliseconds = false): string {
 
 /** 2026-11-25 13:05:09, in the reader's time zone. */
 export const absolute = (unixSeconds: number): string => `${day(unixSeconds)} ${clock(unixSeconds)}`
+
+/** 2026-11-25 13:05:09 to 14:00:00; the end has its date if that is another. */
+export const stretch = (from: number, to: number): string =>
+  `${absolute(from)} to ${day(from) === day(to) ? clock(to) : absolute(to)}`
 
 /** "1 update", "2 updates", "12,345 steps". */
 export const count = (n: number, one: string, many = `${one}s`): string => `${number(n)} ${n === 1 ? one : many}`

@@ -24,7 +24,9 @@ export class Overlays {
     try {
       const [overview, curves] = await Promise.all([get(api.run(run), signal), get(api.curves(run), signal)])
       this.#told = new Map(this.#told).set(run, { id: run, started: overview.run.started, curves })
+      this.errors = new Map([...this.errors].filter(([id]) => id !== run))
     } catch (error) {
+      this.#asked.delete(run) // whoever lays it over again asks again
       if (!signal.aborted) this.errors = new Map(this.errors).set(run, error instanceof Error ? error.message : String(error))
     }
   }

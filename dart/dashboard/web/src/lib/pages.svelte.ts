@@ -9,11 +9,17 @@ interface Source<Page, Row> {
   next: (page: Page) => string
 }
 
+/** How many rows there were when the first page came: those of a list that is shown whole, else what the run told then;
+    null while it has told nothing. */
+export const countThen = (shown: number, whole: boolean, told: number | undefined): number | null =>
+  whole ? shown : (told ?? null)
+
 export class Pages<Page, Row> {
   rows = $state.raw<readonly Row[]>([])
   first = $state.raw<Page>()
   error = $state('')
   loading = $state(false)
+  /** Nothing more is asked for: that was all, or a page did not come (`error`). */
   done = $state(false)
   #next = ''
   #abort = new AbortController()
@@ -47,6 +53,19 @@ export class Pages<Page, Row> {
       this.done = true
     }
     this.loading = false
+  }
+
+  /** The first page as it is now; null if it does not come, or something else is asked for meanwhile. */
+  async newest(): Promise<Page | null> {
+    const { signal } = this.#abort
+    const page = await get(this.source.address(''), signal).catch(() => null)
+    return signal.aborted ? null : page
+  }
+
+  /** What stands below `shown` rows ("12 events"). */
+  end(shown: string, loading: string): string {
+    if (this.error) return `${shown}; those that follow could not be loaded`
+    return this.done ? `That is all: ${shown}` : loading
   }
 
   close(): void {

@@ -26,6 +26,7 @@ export const MARKS: Record<string, { sign: 'bar' | 'cross' | 'square' | 'triangl
   violation: { sign: 'cross', token: '--bad', word: 'broken rule' },
   quarantine: { sign: 'square', token: '--warn', word: 'quarantine' },
   missing: { sign: 'square', token: '--warn', word: 'environments missing' },
+  'left out': { sign: 'cross', token: '--bad', word: 'left out' },
   stall: { sign: 'triangle', token: '--bad', word: 'stall' },
   remark: { sign: 'triangle', token: '--warn', word: 'remark' },
   checkpoint: { sign: 'triangle', token: '--accent', word: 'checkpoint' },
@@ -45,9 +46,9 @@ export function reader(of: Element): Read {
   }
 }
 
-/** The text of a tick: with the date at midnight, with fractions where steps are short. */
-function tickText(at: number, step: number): string {
-  if (step >= 86_400) return day(at)
+/** The text of a tick: the date at midnight, fractions where steps are short. */
+export function tickText(at: number, step: number): string {
+  if (step >= 86_400 || (step >= 60 && clock(at) === '00:00:00')) return day(at)
   if (step < 1) return clock(at, true).slice(0, step < 0.1 ? undefined : -2)
   return step >= 60 ? clock(at).slice(0, 5) : clock(at)
 }

@@ -425,7 +425,7 @@ export interface StepDetail {
   token_ids: number[]
   token_texts: string[] | null
   logprobs: number[]
-  versions: [unknown, unknown, unknown][]
+  versions: [number, number, number][]
   advantage: number | null
   entropy: number | null
   selected: boolean | null
@@ -441,7 +441,7 @@ export interface TaskDetail {
 }
 /**
  * A task in the table. Numbers are of training roll-outs without pooled copies; in a run without training, of its
- * evaluation.
+ * evaluation, as are those of a task that only an evaluation has, on its own page.
  */
 export interface TaskRow {
   suite: string
@@ -456,7 +456,6 @@ export interface TaskRow {
   pooled: number
   copies: number
   last_finished: number | null
-  quarantined: string
 }
 /**
  * A task's trajectories within one stretch of time.

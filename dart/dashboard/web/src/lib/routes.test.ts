@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { match, query, to } from './routes'
+import { listed, match, query, to, unlisted } from './routes'
 
 describe('addresses', () => {
   it('are read as they are written', () => {
@@ -18,6 +18,13 @@ describe('addresses', () => {
   it('that no page has are missing', () => {
     for (const path of ['/elsewhere', '/runs', '/runs/r/nothing', '/runs/r/groups', '/runs/r/groups/a/b', '/compare/x'])
       expect(match(path)).toEqual({ page: 'missing' })
+  })
+
+  it('hold lists of names of any kind', () => {
+    const names = ['a,b', '100%', 'ü#?', 'plain']
+    expect(unlisted(listed(names))).toEqual(names)
+    expect(listed(['a', 'b'])).toBe('a,b')
+    expect(unlisted('')).toEqual([])
   })
 
   it('survive broken percent signs', () => {

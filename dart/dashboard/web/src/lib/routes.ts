@@ -41,6 +41,10 @@ function decode(part: string): string {
   }
 }
 
+/** Names in one parameter, as in `with=a,b`; a comma within a name is written "%2C". */
+export const listed = (names: readonly string[]): string => names.map((name) => name.replace(/[%,]/g, e)).join(',')
+export const unlisted = (text: string): string[] => text.split(',').filter(Boolean).map(decode)
+
 export function match(path: string): Route {
   const [first, run, kind, a, ...rest] = path.replace(/^\/|\/$/g, '').split('/').map(decode)
   if (!first) return { page: 'runs' }

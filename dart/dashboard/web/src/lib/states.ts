@@ -1,4 +1,5 @@
 /** States and fates with their words and colours, defined once. A tone names the tokens `--TONE` and `--TONE-soft`. */
+import type { Quarantined } from './records'
 
 export type Tone = 'good' | 'bad' | 'warn' | 'info' | 'neutral'
 
@@ -75,6 +76,22 @@ export function byWork(a: string, b: string): number {
   }
   return at(a) - at(b) || a.localeCompare(b)
 }
+
+/** What stands above the lines that say what is wrong. `calm`: it only waits for what somebody asked for. */
+export function whyTitle(live: boolean, calm: boolean, phase: string): string {
+  if (calm) return 'It waits, as somebody asked'
+  if (live) return 'Something is wrong'
+  return phase === 'running' ? 'It runs, but cannot be asked what it does' : 'Why it ended, and what was wrong'
+}
+
+/** The connected worker that a culprit begins with, if it is one: "env-10, which ..." is not "env-1". */
+export const culpritWorker = (culprit: string, workers: readonly { worker_id: string }[]): string =>
+  workers.find(({ worker_id: id }) => culprit === id || (culprit.startsWith(id) && !/[\w.-]/.test(culprit[id.length] ?? '')))
+    ?.worker_id ?? ''
+
+/** Why tasks get no roll-outs for now, by their names. */
+export const restingTasks = (quarantined: readonly Quarantined[]): ReadonlyMap<string, string> =>
+  new Map(quarantined.filter((one) => one.kind === 'task').map((one) => [one.name, one.reason]))
 
 export const ROLE_WORDS: Record<string, string> = { env: 'Environments', rollout: 'Replicas', train: 'Trainer', episode: 'Episodes' }
 export const ROLE_ORDER: readonly string[] = ['env', 'rollout', 'train', 'episode']

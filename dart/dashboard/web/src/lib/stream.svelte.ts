@@ -28,6 +28,7 @@ export class Live {
   #source: EventSource | null = null
   #poll: ReturnType<typeof setInterval> | undefined
   #later: ReturnType<typeof setTimeout> | undefined
+  #waiting: Pulse | null = null
   #pulsed = 0
   #failures = 0
 
@@ -54,6 +55,7 @@ export class Live {
     })
     on('problem', (data) => (this.problem = (data as { error: string }).error))
     on('ended', () => {
+      if (this.#waiting) this.pulse = this.#waiting // no other comes
       this.ended = true
       this.stop()
       this.connection = 'open'
@@ -65,6 +67,7 @@ export class Live {
     this.#source = null
     clearInterval(this.#poll)
     clearTimeout(this.#later)
+    this.#waiting = null
   }
 
   /** At most one pulse in two seconds, so that pages do not ask all the time. */
@@ -72,10 +75,12 @@ export class Live {
     clearTimeout(this.#later)
     const wait = this.#pulsed + PULSE_MILLISECONDS - Date.now()
     if (wait > 0) {
+      this.#waiting = pulse
       this.#later = setTimeout(() => this.#pulse(pulse), wait)
       return
     }
     this.#pulsed = Date.now()
+    this.#waiting = null
     this.pulse = pulse
   }
 
@@ -92,15 +97,21 @@ export class Live {
 
   async #ask(): Promise<void> {
     try {
-      this.status = await get(api.status(this.run))
+      const [status, overview, newest] = await Promise.all([
+        get(api.status(this.run)),
+        get(api.run(this.run)),
+        get(api.events(this.run, { limit: 1 })),
+      ])
+      if (!this.watchers || this.connection === 'open') return // the stream is back, and newer
+      this.status = status
       this.problem = ''
+      const { updates, trajectories } = overview.run
+      this.#pulse({ last: newest.rows[0]?.sequence ?? 0, updates, trajectories })
     } catch (error) {
-      this.problem = error instanceof Error ? error.message : String(error)
+      if (this.watchers && this.connection !== 'open') this.problem = error instanceof Error ? error.message : String(error)
       return
     }
-    const { counts } = this.status.status.figures
-    this.#pulse({ last: Date.now(), updates: counts.updates, trajectories: counts.trajectories })
-    if (this.#source || !this.watchers) return
+    if (this.#source) return
     clearInterval(this.#poll)
     this.start()
   }

@@ -1,4 +1,5 @@
-import { describe, expect, it } from 'vitest'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { tickText } from './paint'
 import type { Lane, Span } from './records'
 import { markAt, moved, rowsOf, spanAt, spansIn, ticks, timeAt, within, x, zoomed } from './timeline'
 
@@ -68,5 +69,32 @@ describe('lanes', () => {
       'Others',
       'x',
     ])
+  })
+})
+
+describe('ticks in a time zone that puts its clocks back', () => {
+  const before = process.env.TZ
+  beforeAll(() => {
+    process.env.TZ = 'Europe/Berlin'
+  })
+  afterAll(() => {
+    if (before === undefined) delete process.env.TZ
+    else process.env.TZ = before
+  })
+  const at = (day: number, hour = 0) => new Date(2026, 9, day, hour).getTime() / 1000
+
+  it('lie on whole days and hours before it and after', () => {
+    // On 25 October 2026 the clocks went back at 3:00.
+    expect(ticks({ from: at(23, 12), to: at(28) }, 6)).toEqual({ times: [24, 25, 26, 27, 28].map((day) => at(day)), step: 86_400 })
+    const hours = ticks({ from: at(24, 18), to: at(25, 18) }, 5).times
+    expect(hours.map((one) => new Date(one * 1000).getHours() % 6)).toEqual(hours.map(() => 0))
+    expect(hours.at(-1)).toBe(at(25, 18))
+    // And forward on 28 March 2027.
+    const spring = ticks({ from: new Date(2027, 2, 26).getTime() / 1000, to: new Date(2027, 2, 30).getTime() / 1000 }, 6).times
+    expect(spring.map((one) => new Date(one * 1000).getHours())).toEqual([0, 0, 0, 0, 0])
+  })
+
+  it('have the date at midnight', () => {
+    expect([tickText(at(24), 21_600), tickText(at(24, 6), 21_600), tickText(at(24), 86_400)]).toEqual(['2026-10-24', '06:00', '2026-10-24'])
   })
 })

@@ -37,13 +37,20 @@ const STEPS = [
   86_400, 172_800, 604_800,
 ]
 
+const HOUR = 3600
+
 /** Times to label: at most `most`, on whole steps of local time. */
 export function ticks(window: Window, most: number): { times: number[]; step: number } {
   const step = STEPS.find((one) => (window.to - window.from) / one <= most) ?? 604_800
-  const offset = new Date(window.from * 1000).getTimezoneOffset() * 60
+  const offset = (at: number) => new Date(at * 1000).getTimezoneOffset() * 60
+  const known = offset(window.from)
   const times: number[] = []
-  for (let i = Math.ceil((window.from - offset) / step); i * step + offset <= window.to; i++)
-    times.push(Number((i * step + offset).toFixed(3)))
+  // Clocks that are put forward or back within the window move longer steps, but not those that divide the hour.
+  const moves = step > HOUR
+  for (let i = Math.floor((window.from - known) / step) - 1; i * step + known <= window.to + (moves ? 2 * HOUR : 0); i++) {
+    const at = Number((i * step + (moves ? offset(i * step + known) : known)).toFixed(3))
+    if (at >= window.from && at <= window.to && at > (times.at(-1) ?? -Infinity)) times.push(at)
+  }
   return { times, step }
 }
 

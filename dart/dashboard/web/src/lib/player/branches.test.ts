@@ -18,6 +18,12 @@ it('counts who is still on the same branch', () => {
   ])
 })
 
+it('parts where actions differ that look alike in short', () => {
+  const clicking = (x: number) =>
+    ({ steps: [{ index: 0, label: 'click (0.50, 0.25)', image: { sha256: 'a' }, action: { kind: 'click', at: { x, y: 0.25 } }, advantage: null }] }) as unknown as Member
+  expect(branches([clicking(0.496), clicking(0.504), clicking(0.504)])).toEqual([[1], [2], [2]])
+})
+
 it('takes groups without steps', () => {
   expect(branches([])).toEqual([])
   expect(branches([member()])).toEqual([[]])

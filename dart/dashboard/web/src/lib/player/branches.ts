@@ -13,7 +13,8 @@ export function branches(members: readonly Member[]): number[][] {
       for (const index of group) {
         const one = members[index]?.steps[step]
         if (!one) continue
-        const key = `${one.image?.sha256 ?? ''} ${one.label}`
+        // Labels are short, and so alike for actions that are not.
+        const key = `${one.image?.sha256 ?? ''} ${JSON.stringify(one.action)} ${one.label}`
         apart.set(key, [...(apart.get(key) ?? []), index])
       }
       next.push(...apart.values())

@@ -1,4 +1,6 @@
 /** Fates and endings in plain words. */
+import { count } from '../format'
+import type { Member } from '../records'
 
 const FATES: Record<string, string> = {
   trained: 'An update has trained on it.',
@@ -7,10 +9,28 @@ const FATES: Record<string, string> = {
   collected: 'It came from elsewhere, for the experience pool.',
 }
 
+/** Causes of `core.curation.judging`, as the rest of "It was not trained on". */
+const CAUSES: Record<string, string> = {
+  'all succeeded': ', because its whole group succeeded: none did better than the others, so there was nothing to learn from',
+  'all failed': ', because its whole group failed: none did better than the others, so there was nothing to learn from',
+  'equal rewards': ', because its whole group had the same reward: none did better than the others, so there was nothing to learn from',
+  stale: ', because the policy had changed too much since it, or one of its group, was sampled',
+  'replaced by a pooled success': ': its whole group failed, and an earlier success from the experience pool stood in for it',
+  'cannot be trained on': ', because its group has something that cannot be: the group’s verdict says what',
+  'its screenshots are no longer kept': ', because its screenshots were removed before an update could use them',
+}
+
 /** Why the trajectory was kept or not, in a sentence. */
 export function fateSentence(fate: string): string {
-  if (fate.startsWith('dropped')) return `It was not trained on: ${fate.replace(/^dropped:?\s*/, '') || 'no reason was recorded'}.`
-  return FATES[fate] ?? fate
+  if (!fate.startsWith('dropped')) return FATES[fate] ?? fate
+  const cause = fate.replace(/^dropped:?\s*/, '')
+  return `It was not trained on${CAUSES[cause] ?? `: ${cause || 'no reason was recorded'}`}.`
+}
+
+/** How many of a group's planned roll-outs there are. The copy of a pooled success is none. */
+export function rollouts(planned: number, members: readonly Pick<Member, 'row'>[]): string {
+  const copies = members.filter((member) => member.row.pooled_from).length
+  return `${members.length - copies} of ${planned} roll-outs${copies ? `, and ${count(copies, 'pooled success', 'pooled successes')}` : ''}`
 }
 
 const ENDINGS: Record<string, string> = {
