@@ -55,8 +55,8 @@ def _untitled_items(field: dict[str, JSON]) -> None:
     field.setdefault("minItems", 0)
     if "prefixItems" in field:
         field["items"] = field.pop("prefixItems")
-    elif isinstance(field.get("items"), dict):
-        _untitled_items(field["items"])
+    elif isinstance(inner := field.get("items"), dict):
+        _untitled_items(inner)
 
 
 if __name__ == "__main__":

@@ -49,16 +49,14 @@ def _evaluation(group_id: str, task_name: str) -> str:
     return group_id.removeprefix("eval-").removesuffix(f"-{task_name}")
 
 
-_LABELS = {"before": "before training", "after": "after training", "eval": "evaluation"}
+_LABELS = {"before": "before training", "during": "during training", "after": "after training", "eval": "evaluation"}
 
 
 def _title(name: str) -> str:
     found = _NAME.fullmatch(name)
     if found is None:
         return name
-    label = {"before": "before training", "after": "after training", "eval": "evaluation"}.get(
-        found["label"], found["label"]
-    )
+    label = _LABELS.get(found["label"], found["label"])
     parts = (label, found["decoding"], f"version {found['version']}" if found["version"] else None)
     return ", ".join(part for part in parts if part)
 

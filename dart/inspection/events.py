@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
@@ -69,7 +70,12 @@ def sentence(kind: str, data: Mapping[str, JsonValue]) -> str:
     if form is None:
         parts = [f"{name} {_short(value)}" for name, value in data.items() if not isinstance(value, dict | list)]
         return plain(", ".join(parts))
-    return plain(form.format_map(_Values(data)))
+    return _whole(plain(form.format_map(_Values(data))))
+
+
+def _whole(text: str) -> str:
+    """Without the colons after which nothing stands, because the event does not say it."""
+    return re.sub(r"(?:: )+: ", ": ", text).rstrip(": ")
 
 
 class _Values(dict[str, str]):
@@ -112,7 +118,7 @@ _SENTENCES = {
     "checkpoint_uploaded": "{path} has a checkpoint, copied in {seconds} s",
     "checkpoint_upload_failed": "no copy at {path}: {why}",
     "checkpoint_broken": "checkpoint of version {version} cannot be used: {why}",
-    "evaluation": "held-out success {label} {decoding}: {mean} ({low} to {high}), {episodes} episodes",
+    "evaluation": "held-out success {mean} ({low} to {high}) in {episodes} episodes: {label} {decoding}",
     "left_out": "{replicas} take no weights: {reason}",
     "trainer_lost": "the trainer was lost: {why}",
     "trainer_remark": "update {update}: {why}",

@@ -144,14 +144,15 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
         select(func.count().label("count")).where(c.run_id == files.run_id, c.screenshots_kept.is_(False))
     )
     if count := int(removed[0]["count"]):
-        notes.append(
-            f"The screenshots of {count:,} trajectories were removed to stay within retention.screenshot_bytes."
-        )
+        of = "1 trajectory" if count == 1 else f"{count:,} trajectories"
+        notes.append(f"The screenshots of {of} were removed to stay within retention.screenshot_bytes.")
     where = files.directory.screenshots
     if isinstance(where, Path) and not where.is_dir():
         notes.append(f"{where} is not there, so no screenshot can be shown.")
-    elif lost := await _lost_screenshots(files):
-        notes.append(f"{lost} of {_SAMPLED} screenshots that were looked for are not in {where}.")
+    else:
+        lost, looked_for = await _lost_screenshots(files)
+        if lost:
+            notes.append(f"{lost} of {looked_for} screenshots that were looked for are not in {where}.")
     if record.kind == RunKind.TRAINING and not files.directory.summary.is_file() and state == RunState.FINISHED:
         notes.append("summary.json is not there.")
     return notes
@@ -160,13 +161,13 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
 _SAMPLED = 200
 
 
-async def _lost_screenshots(files: RunFiles) -> int:
-    """How many of up to `_SAMPLED` screenshots that should be there have no bytes."""
+async def _lost_screenshots(files: RunFiles) -> tuple[int, int]:
+    """Of up to `_SAMPLED` screenshots that should be there: how many have no bytes, and how many were looked for."""
     s, c = t.screenshots.c, t.trajectories.c
     newest = select(c.id).where(c.run_id == files.run_id, c.screenshots_kept).order_by(c.finished.desc()).limit(50)
     rows = await files.rows(select(s.sha256).where(s.trajectory_id.in_(newest)).limit(_SAMPLED))
     names = [row["sha256"].hex() for row in rows]
-    return await asyncio.to_thread(lambda: sum(not files.holds(name) for name in names))
+    return await asyncio.to_thread(lambda: sum(not files.holds(name) for name in names)), len(names)
 
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
