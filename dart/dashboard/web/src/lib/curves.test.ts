@@ -65,6 +65,15 @@ describe('curves', () => {
     expect(extent([], 'time')).toBeNull()
   })
 
+  it('say when there are more tasks than are shown', () => {
+    const of = (tasks: number) => {
+      const by_task = Object.fromEntries(Array.from({ length: tasks }, (_, i) => [`t${i}`, [0, 0, 1]]))
+      return sections([{ id: 'r', started: 0, curves: { ...curves, by_task } }], 'updates').find((one) => one.key === 'tasks')?.note
+    }
+    expect(of(63)).toBe('')
+    expect(of(64)).toMatch(/^Only the first 64 tasks/)
+  })
+
   it('of fates are shares of what was decided', () => {
     const series = { 'fates.trained': [2, 5, 5], 'fates.dropped: stale': [null, 3, 5] }
     const told = { id: 'r', started: 0, curves: { ...curves, series } }

@@ -31,6 +31,8 @@ export interface Section {
   plots: Plot[]
   /** Many small charts of the same thing. */
   small?: boolean
+  /** What the reader must know of all of them. */
+  note?: string
 }
 
 type Values = readonly (number | null)[]
@@ -268,6 +270,9 @@ export function extent(runs: readonly Told[], along: Along): [number, number] | 
   return most > 0 ? [0, most] : null
 }
 
+/** As many tasks as the server sends (`MOST_TASKS`). */
+const MOST_TASKS = 64
+
 function byTask(runs: readonly Told[], along: Along): Section {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves.by_task)))].sort()
   const plots = names.map((name) => ({
@@ -276,7 +281,9 @@ function byTask(runs: readonly Told[], along: Along): Section {
     fromZero: true,
     most: 1,
   }))
-  return { key: 'tasks', title: 'Success by task', plots, small: true }
+  const cut = runs.some((run) => Object.keys(run.curves.by_task).length >= MOST_TASKS)
+  const note = cut ? `Only the first ${MOST_TASKS} tasks of a run by name; the page Tasks has all of them.` : ''
+  return { key: 'tasks', title: 'Success by task', plots, small: true, note }
 }
 
 function others(runs: readonly Told[], along: Along): Section {
