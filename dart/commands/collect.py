@@ -58,7 +58,7 @@ def collect(options: CollectOptions) -> None:
         model = config.model.model_dump() | {"path": options.checkpoint}
         config = parse(config.model_dump() | {"model": model}, "--checkpoint")
     plan = _plan(options, config)
-    if len(config.environment.tasks.single_instance) < len(config.environment.tasks.training):
+    if set(config.environment.tasks.training) - set(config.environment.tasks.single_instance):
         _check_reachable(plan)
     check_writable()
     _check_machine(options, config, plan)
