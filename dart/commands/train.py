@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]
     if port == 0 and directory.address.is_file():
         before, _, number = directory.address.read_text(encoding="ascii").strip().rpartition(":")
         port = int(number) if before.strip("[]") == host.strip("[]") and _is_free(host, int(number)) else 0
-    return (f"server.host={host}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
+    return (f"server.host={json.dumps(host)}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
 
 
 def _is_free(host: str, port: int) -> bool:
