@@ -199,9 +199,9 @@ def _finished(config: Config, path: Path) -> Document:
         if missing := Side.__required_keys__ - document.keys():
             raise KeyError(*sorted(missing))
         protocol = document["protocol"]
-        names, (first, last) = protocol["tasks"], protocol["seeds"]
+        names, (first, last) = [str(name) for name in protocol["tasks"]], map(int, protocol["seeds"])
         number, each = protocol["episodes"], protocol["samples"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"--against {path}: {file} is not an evaluation ({error!r}): name an {FILE} that `dart eval` wrote"
         ) from None

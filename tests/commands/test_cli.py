@@ -68,6 +68,13 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["worker", "--role", "cook", "--coordinator", "127.0.0.1:1"], "--role 'cook' is not a role"),
         (["worker", "--role", "env", "--coordinator", "here"], "--coordinator 'here' is not HOST:PORT"),
         (["status", "none"], "none is not a run directory"),
+        (["status", MINIWOB], "miniwob_cpu.yaml is not a run directory: it has no run.db"),
+        (["why", "x" * 300], "x cannot be read (File name too long): name a run directory that you may read"),
+        (["train", MINIWOB, "--resume", MINIWOB], "miniwob_cpu.yaml is not a run directory"),
+        (
+            ["train", MINIWOB, "--set", f"curation.pool.sources=[{MINIWOB}]"],
+            "curation.pool.sources: " + MINIWOB + " is not a run directory",
+        ),
         (["status", "--address", "127.0.0.1:1"], "no coordinator answers there"),
         (["export", "none", "out"], "none is not a run directory"),
         (["runs", "none"], "none is not a directory"),

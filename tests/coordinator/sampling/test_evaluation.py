@@ -288,12 +288,18 @@ def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
         ),
         (["--against", "run"], "--against run is a run directory without evaluation.json"),
         (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),
+        (["--against", "odd"], "odd/evaluation.json is not an evaluation (TypeError("),
         (["--against", "broken/evaluation.json"], "name an evaluation.json that `dart eval` wrote"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_choices_are_one_message_and_begin_nothing(arguments: list[str], message: str) -> None:
-    for folder, file, text in (("run", "run.db", ""), ("broken", "evaluation.json", "{}")):
+    odd = json.dumps(
+        {"instances": [], "protocol": {"tasks": 5, "seeds": [1, 2], "episodes": 1, "samples": 1}}
+        | dict.fromkeys(("run", "checkpoint", "success", "pass_at_k"), 1)
+    )
+    files = (("run", "run.db", ""), ("broken", "evaluation.json", "{}"), ("odd", "evaluation.json", odd))
+    for folder, file, text in files:
         Path(folder).mkdir()
         (Path(folder) / file).write_text(text)
     done = dart_eval(*arguments)
