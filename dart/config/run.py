@@ -250,11 +250,6 @@ class Server(Section):
             raise ValueError(f"host {self.host} is open to the network: set {', '.join(missing)}, or use 127.0.0.1")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: set both or neither")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError(
-                f"tls_client_ca is {self.tls_client_ca}, and without tls_certificate there is no TLS, so that nobody "
-                "would be asked for a certificate: set tls_certificate and tls_key, or leave tls_client_ca out"
-            )
         if self.heartbeat_seconds >= self.lost_after_seconds:
             raise ValueError(
                 f"heartbeat_seconds is {self.heartbeat_seconds:g}, and a worker that is silent for lost_after_seconds "

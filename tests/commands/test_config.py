@@ -69,7 +69,6 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
         ('agent.prompt="a\\0b"', "agent.prompt: "),
         ("rollout.max_tokens=2048", "rollout.max_tokens is 2048, and prompt and answer together have at most"),
         ("server.heartbeat_seconds=15", "heartbeat_seconds is 15, and a worker that is silent for lost_after_seconds"),
-        ("server.tls_client_ca=ca.pem", "tls_client_ca is ca.pem, and without tls_certificate there is no TLS"),
         ("trainer.adam_betas=[0.9, 1]", "trainer.adam_betas.1 (it is 1): Input should be less than 1"),
         (
             "environment.tasks.eval_seeds=[1000000, 9223372036854775809]",
