@@ -213,11 +213,15 @@ class RunDirectory:
 
     @property
     def is_run(self) -> bool:
-        """Some run has begun here."""
+        """Some run has begun here. Raises UserError for a directory that cannot be looked into."""
         try:
             return self.database.is_file() or bool(self.place.database)
         except UserError:
             return True  # damaged, as whoever opens it is told
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be read ({error.strerror}): name a run directory that you may read"
+            ) from None
 
     def settle(self, config: Config) -> None:
         """Keep everything where the config says, from now on. Raises UserError for a run that has begun with its

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.commands.endpoint import EndpointOptions
-from dart.commands.running import JobRun, check_before, run_in_loop
+from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
 from dart.config import Config, load, parse
 from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import probe
@@ -58,7 +58,7 @@ def collect(options: CollectOptions) -> None:
         model = config.model.model_dump() | {"path": options.checkpoint}
         config = parse(config.model_dump() | {"model": model}, "--checkpoint")
     plan = _plan(options, config)
-    if len(config.environment.tasks.single_instance) < len(config.environment.tasks.training):
+    if set(config.environment.tasks.training) - set(config.environment.tasks.single_instance):
         _check_reachable(plan)
     check_writable()
     _check_machine(options, config, plan)
@@ -123,16 +123,18 @@ def _check_machine(options: CollectOptions, config: Config, plan: Collect) -> No
 
 
 def _seeds(seeds: str, config: Config) -> tuple[int, int]:
-    first, _, last = seeds.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise UserError(f"--seeds {seeds!r} is not FIRST:LAST with FIRST below LAST: 0:100 is 100, from 0 to 99")
+    if (given := seed_range(seeds)) is None:
+        raise UserError(
+            f"--seeds {seeds[:60]!r} is not FIRST:LAST with FIRST below LAST, up to 2^63: 0:100 is 100, from 0 to 99"
+        )
+    first, last = given
     start, end = config.environment.tasks.eval_seeds
-    if int(first) < end and start < int(last):
+    if first < end and start < last:
         raise UserError(
             f"--seeds {seeds}: these overlap environment.tasks.eval_seeds [{start}, {end}), and what is collected is "
             "trained on: choose seeds outside that range"
         )
-    return int(first), int(last)
+    return given
 
 
 def _check_reachable(plan: Collect) -> None:

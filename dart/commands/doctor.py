@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import shutil
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from dart.errors import UserError
 from dart.processes import fits
 from dart.processes.gpus import gpus_here, place
 from dart.trackers.base import KINDS, installed
+from dart.wire.channel import listen
 from dart.worlds.plugs import find, read_options
 
 QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
@@ -169,8 +169,9 @@ def _model(config: Config) -> str | None:
         built_in = f" (built in are {known})" if config.model.path.startswith("builtin:") else ""
         return f"{field}: the folder does not exist: name a Hugging Face model folder on this machine{built_in}"
     try:
-        architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError):
+        config_json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        architectures = [str(name) for name in config_json.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError, TypeError):
         return f"{field}: the folder has no readable config.json: name a folder made by save_pretrained"
     if not any(name in ARCHITECTURES for name in architectures):
         return (
@@ -240,13 +241,11 @@ def _gpus(config: Config, job: Job) -> str | None:
 def _port(config: Config) -> str | None:
     if not config.server.port:
         return None
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.server.host, config.server.port))
-        except OSError as error:
-            return (
-                f"server.port {config.server.port} on {config.server.host}: {error.strerror}: "
-                "stop the other program or set server.port to 0 for any free port"
-            )
-    return None
+    try:
+        with listen(config.server.host, config.server.port):
+            return None
+    except OSError as error:
+        return (
+            f"server.port {config.server.port} on {config.server.host}: {error.strerror}: "
+            "stop the other program or set server.port to 0 for any free port"
+        )

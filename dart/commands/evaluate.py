@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart.commands.endpoint import EndpointOptions
-from dart.commands.running import JobRun, check_before, run_in_loop
+from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
 from dart.config import BUILTIN_MODELS, Config, TaskSet, load, parse
 from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling.endpoint import probe
@@ -156,18 +156,19 @@ def _names(tasks: str) -> tuple[str, ...]:
 
 
 def _seeds(seeds: str, config: Config) -> tuple[int, int]:
-    first, _, last = seeds.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+    if (given := seed_range(seeds)) is None:
         raise UserError(
-            f"--seeds {seeds!r} is not FIRST:LAST with FIRST below LAST: 1000000:1000050 is 50, from 1000000 to 1000049"
+            f"--seeds {seeds[:60]!r} is not FIRST:LAST with FIRST below LAST, up to 2^63: 1000000:1000050 is 50, from "
+            "1000000 to 1000049"
         )
+    first, last = given
     start, end = config.environment.tasks.train_seeds
-    if int(first) < end and start < int(last):
+    if first < end and start < last:
         raise UserError(
             f"--seeds {seeds}: environment.tasks.train_seeds is [{start}, {end}), so these are not held out: choose "
-            f"others, for example {end}:{end + int(last) - int(first)}, or move the training seeds with --set"
+            f"others, for example {end}:{end + last - first}, or move the training seeds with --set"
         )
-    return int(first), int(last)
+    return given
 
 
 def _opponent(config: Config, against: str) -> Config | Document:
@@ -198,19 +199,21 @@ def _finished(config: Config, path: Path) -> Document:
         if missing := Side.__required_keys__ - document.keys():
             raise KeyError(*sorted(missing))
         protocol = document["protocol"]
-        names, (first, last) = protocol["tasks"], protocol["seeds"]
+        names, (first, last) = [str(name) for name in protocol["tasks"]], map(int, protocol["seeds"])
         number, each = protocol["episodes"], protocol["samples"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"--against {path}: {file} is not an evaluation ({error!r}): name an {FILE} that `dart eval` wrote"
         ) from None
     wanted = {task.id for task in instances(config, config.evaluation.episodes)}
     samples, shared = config.evaluation.samples, len(wanted & there.keys())
+    single = set(names) <= set(config.environment.tasks.single_instance) or (first, last) == (0, 1)
+    seeds = "" if single else f"--seeds {first}:{last} "  # a task with one instance has seed 0, which is no choice
     if there.keys() != wanted or each != samples:
         raise UserError(
             f"--against {path} has {number} instances of {','.join(names)}, seeds {first}:{last}, {each} samples each; "
             f"this one has {len(wanted)}, {shared} of them the same, {samples} samples each; only these can be paired: "
-            f"add --tasks {','.join(names)} --seeds {first}:{last} --episodes {number} --samples {each}"
+            f"add --tasks {','.join(names)} {seeds}--episodes {number} --samples {each}"
         )
     return document
 

@@ -45,7 +45,8 @@ def learning_curve(directory: RunDirectory) -> Path | None:
     _axes(success, "minutes of training", "success rate", "Success")
     success.set_ylim(0, 1.02)
     for name in updates[-1]["success_by_task"]:
-        tasks.plot(minutes, [update["success_by_task"].get(name, float("nan")) for update in updates], label=name)
+        rates = [update["success_by_task"].get(name, float("nan")) for update in updates]
+        tasks.plot(minutes, rates, label=_plain(name))
     _axes(tasks, "minutes of training", "recent success rate", "By task")
     tasks.set_ylim(0, 1.02)
     speed.plot(minutes, [update["env_utilisation"] for update in updates], label="environment utilisation")
@@ -127,7 +128,7 @@ def _by_task(axes: Axes, sides: Sequence[Side], names: Sequence[str]) -> None:
         label = f"{_label(side)}: {means[-1]:.0%}"
         axes.errorbar(at, means, yerr=bars, fmt="o", capsize=4, label=label, clip_on=False)
     axes.axvline(len(names) - 1.5, color="black", alpha=0.3, linewidth=1)
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_xticks(range(len(names)), [_plain(name) for name in names], rotation=30, ha="right")
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(0, 1.02)
     _axes(axes, "", "success rate, 95 % interval", "Success by task")
@@ -148,7 +149,12 @@ def _pass_curves(axes: Axes, sides: Sequence[Side]) -> None:
 def _label(side: Side) -> str:
     """A checkpoint in a legend: its run, its version, and how it was sampled."""
     parts = [part for part in Path(side["checkpoint"]).parts if part not in ("checkpoints", "/")]
-    return f"{'/'.join(parts[-2:])}, temperature {side['protocol']['temperature']:g}"
+    return _plain(f"{'/'.join(parts[-2:])}, temperature {side['protocol']['temperature']:g}")
+
+
+def _plain(text: str) -> str:
+    """Dollar signs as such: matplotlib would set what stands between two of them as mathematics, or fail to."""
+    return text.replace("$", r"\$")
 
 
 def _axes(axes: Axes, x: str, y: str, title: str) -> None:

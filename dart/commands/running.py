@@ -16,6 +16,7 @@ import yaml
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config
+from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
@@ -61,6 +62,15 @@ def check_before(config: Config, job: Job) -> None:
         raise UserError("\n".join(found))
     for warning in memory_warnings(config, job) if job.model else ():
         click.echo(f"warning: {warning}", err=True)
+
+
+def seed_range(written: str) -> tuple[int, int] | None:
+    """The seeds of FIRST:LAST, [first, last); None if it is written otherwise, has none, or the database holds no such
+    numbers."""
+    first, _, last = written.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= len(str(MOST_SEEDS))):
+        return None
+    return (int(first), int(last)) if int(first) < int(last) <= MOST_SEEDS else None
 
 
 def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from dart.errors import UserError, ungrouped
 from dart.malloc import keep_memory
 from dart.processes.settings import ending_signals
 from dart.v1 import session_pb2 as pb
-from dart.wire.channel import TOKEN_ENVIRONMENT
+from dart.wire.channel import TOKEN_ENVIRONMENT, address_of, listen
 from dart.wire.convert import action_to_proto, image_from_proto, task_to_proto
 from dart.wire.role import CommandError, Offering, WorkerRole
 from dart.worlds.plugs import check
@@ -83,7 +83,7 @@ def serve_world(options: ServeOptions) -> None:
         raise UserError(f"--host {options.host} is open to the network: set {TOKEN_ENVIRONMENT}, or use 127.0.0.1")
     check(environment.kind, environment.options, environment.tasks.all)
     try:
-        listening = socket.create_server((options.host, options.port))
+        listening = listen(options.host, options.port)
     except OSError as error:
         raise UserError(
             f"--port {options.port} on {options.host}: {error.strerror}: stop the other program, or use --port 0 for "
@@ -111,7 +111,8 @@ async def _serve(environment: Environment, listening: socket.socket, token: str 
         await role.prepare(EnvWorkerConfig(environment=environment).model_dump_json())
         host, port = listening.getsockname()[:2]
         click.echo(
-            f"serving {environment.kind} at http://{host}:{port}: at most {environment.slots} sessions; Ctrl-C ends it"
+            f"serving {environment.kind} at http://{address_of(host, port)}: at most {environment.slots} sessions; "
+            "Ctrl-C ends it"
         )
         with ungrouped(UserError):
             async with asyncio.TaskGroup() as tasks:
@@ -216,7 +217,9 @@ class Session:
             check(self._environment.kind, self._environment.options, (name,))
         except UserError as error:
             raise Refused("VALIDATION_ERROR", str(error)) from None
-        seed = start.seed if start.seed is not None else random.randrange(*tasks.train_seeds)
+        seed = start.seed
+        if seed is None:
+            seed = 0 if name in tasks.single_instance else random.randrange(*tasks.train_seeds)
         self._task = Task(self._environment.kind, name, seed)
         self._episode, self._steps = start.episode_id or secrets.token_hex(8), 0
         self._attempt += 1

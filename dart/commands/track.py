@@ -62,7 +62,7 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
     try:
         record = await inspector.files.record()
         tracking = Tracking.model_validate(record.config.get("tracking") or {})
-        kinds = options.to or tracking.to
+        kinds = tuple(dict.fromkeys(options.to or tracking.to))
         if not kinds:
             raise UserError(f"no tracker is named: use --to with {', '.join(KINDS)}, or set tracking.to in the config")
         trackers = [

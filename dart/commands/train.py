@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from dart.errors import UserError
 from dart.processes import secrets
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
+from dart.wire.channel import listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,12 @@ def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]
     secrets.prepare(directory.secrets, host)
     if port == 0 and directory.address.is_file():
         before, _, number = directory.address.read_text(encoding="ascii").strip().rpartition(":")
-        port = int(number) if before == host and _is_free(host, int(number)) else 0
-    return (f"server.host={host}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
+        port = int(number) if before.strip("[]") == host.strip("[]") and _is_free(host, int(number)) else 0
+    return (f"server.host={json.dumps(host)}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
 
 
 def _is_free(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_server((host, port)):
+    with contextlib.suppress(OSError), listen(host, port):
         return True
     return False
 

@@ -8,7 +8,6 @@ import types
 import typing
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -16,9 +15,10 @@ from dart.config.base import ConfigError
 from dart.config.policy import BUILT_IN_PROMPTS, PromptTexts
 from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
+from dart.config.yaml_text import NotYaml, read_yaml, read_yaml_file
 
-_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&']+")
-"""In a URL."""
+_PASSWORD = re.compile(r"(?<=:)[^/].*(?=@)|(?<=password=)[^&']+")
+"""In a URL. A password may have any characters; the last @ ends it."""
 
 
 def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
@@ -27,14 +27,16 @@ def load(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     Raises ConfigError with one message about the first problems found: each names field, value and remedy.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_yaml_file(path)
     except FileNotFoundError:
         raise ConfigError(
             f"config {path} does not exist: name a YAML file, for example configs/ladder_demo.yaml"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"config {path} is a folder: name a YAML file in it") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"config {path} cannot be read ({error.strerror}): name a readable YAML file") from None
+    except NotYaml as error:
         raise ConfigError(f"config {path} is not YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"config {path} holds {type(raw).__name__}, not sections: see configs/ladder_demo.yaml")
@@ -76,13 +78,13 @@ def _with_prompt(raw: dict[str, object], folder: Path) -> dict[str, object]:
         return raw
     path = folder / named
     try:
-        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
+        contents = read_yaml_file(path)
     except OSError:
         known = ", ".join(BUILT_IN_PROMPTS)
         raise ConfigError(
             f"agent.prompt (it is {named!r}): use {known}, or name a file: {path} cannot be read"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except NotYaml as error:
         raise ConfigError(f"agent.prompt: {path} is not YAML: {error}") from None
     try:
         template = PromptTexts.model_validate(contents)
@@ -103,8 +105,8 @@ def _override(raw: dict[str, object], override: str) -> None:
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         node = inner
     try:
-        node[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
+        node[last] = read_yaml(value)
+    except NotYaml:
         raise ConfigError(
             f"override {override!r}: {value} is not a YAML value: quote it, or close its brackets"
         ) from None

@@ -250,6 +250,11 @@ class Server(Section):
             raise ValueError(f"host {self.host} is open to the network: set {', '.join(missing)}, or use 127.0.0.1")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: set both or neither")
+        if self.heartbeat_seconds >= self.lost_after_seconds:
+            raise ValueError(
+                f"heartbeat_seconds is {self.heartbeat_seconds:g}, and a worker that is silent for lost_after_seconds "
+                f"({self.lost_after_seconds:g}) counts as lost: lower heartbeat_seconds, or raise lost_after_seconds"
+            )
         for role, source in self.tokens.items():
             if not source.startswith(("env:", "file:")):
                 raise ValueError(f"tokens.{role} must be env:NAME or file:PATH, so that no secret is in a config")

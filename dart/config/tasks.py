@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import ConfigError, Positive, Section
+from dart.config.yaml_text import NotYaml, read_yaml_file
 
 Seeds = Literal["one", "many"]
+MOST_SEEDS = 2**63
 _FROM_FILE = ("names", "train_names", "eval_names", "step_limits", "single_instance")
 """The fields of `TaskSet` that a file gives."""
 
@@ -104,6 +105,8 @@ class TaskSet(Section):
                 raise ValueError(
                     f"{name} [{first}, {last}) is empty or negative: write [first, last) with first < last"
                 )
+            if last > MOST_SEEDS:
+                raise ValueError(f"{name} [{first}, {last}) is beyond what the database holds: end at 2^63 or below")
         if self.train_seeds[0] < self.eval_seeds[1] and self.eval_seeds[0] < self.train_seeds[1]:
             raise ValueError("train_seeds and eval_seeds overlap, so nothing would be held out: make them disjoint")
         return self
@@ -172,8 +175,10 @@ def read_task_file(tasks: dict[str, object], folder: Path) -> tuple[Path, object
         raise ConfigError(f"{field} {named} and environment.tasks.{twice[0]} are both given: keep one of them")
     path = folder / named
     try:
-        return path, yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        return path, read_yaml_file(path)  # JSON is YAML
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(f"{field}: {path} is no file: name a YAML or JSON file, relative to the config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{field}: {path} cannot be read ({error.strerror}): name a readable file") from None
+    except NotYaml as error:
         raise ConfigError(f"{field}: {path} is neither YAML nor JSON: {error}") from None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 LOSS_KINDS = ("grpo", "cispo", "likelihood")
 
@@ -184,7 +187,7 @@ class Trainer(Section):
     )
     weight_decay: float = Field(0.1, ge=0.0, description="Of AdamW.")
     gradient_clip: float = Field(2.0, gt=0.0, description="The largest gradient norm, over all weights.")
-    adam_betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Of AdamW.")
+    adam_betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Of AdamW.")
     adam_epsilon: float = Field(
         1e-8, gt=0.0, description="A larger value moves weights with tiny gradients, such as unused tokens' rows, less."
     )

@@ -82,6 +82,12 @@ class Config(Section):
                 f"trainer.advantage.overlong_buffer is {self.trainer.advantage.overlong_buffer}, more than "
                 f"rollout.max_tokens ({self.rollout.max_tokens}): make it a part of it"
             )
+        if self.rollout.max_tokens >= self.rollout.max_model_len:
+            raise ValueError(
+                f"rollout.max_tokens is {self.rollout.max_tokens}, and prompt and answer together have at most "
+                f"rollout.max_model_len ({self.rollout.max_model_len}) tokens, so that no prompt would fit: lower "
+                "max_tokens, or raise max_model_len"
+            )
         if (age := self.sync.every_updates - 1) > self.curation.max_staleness:
             raise ValueError(
                 f"sync.every_updates is {self.sync.every_updates}, so samples would be up to {age} versions old when "

@@ -30,6 +30,7 @@ from dart.store import tables as t
 from dart.store.blobs import files_at
 from dart.store.database import Database, sqlite_url
 from dart.store.engine import server_engine
+from dart.store.lock import is_held
 from dart.store.records import RunRecord, run_from_row
 
 T = TypeVar("T")
@@ -92,7 +93,9 @@ class RunFiles:
             newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
             found = await files.read(lambda connection: connection.execute(newest).scalar_one_or_none())
             if found is None:
-                raise UserError(f"{files._shown} holds no run: it ended before it began; remove the directory")
+                begins = is_held(directory.lock_file)
+                why = "it is about to begin: look again" if begins else "it ended before it began; remove the directory"
+                raise UserError(f"{files._shown} holds no run: {why}")
             files.run_id = found
         except BaseException:
             await files.close()

@@ -20,7 +20,8 @@ from dart.errors import UserError
 from dart.processes.launcher import Child
 from dart.processes.secrets import write_private
 from dart.rundir import RunDirectory
-from dart.wire.channel import TOKEN_ENVIRONMENT, read_token
+from dart.wire import channel
+from dart.wire.channel import TOKEN_ENVIRONMENT, address_of, read_token
 
 VIEW_TOKEN_ENVIRONMENT = "DART_VIEW_TOKEN"
 """Holds the dashboard's token; without it one is made where one is needed."""
@@ -42,7 +43,7 @@ def listen(wanted: Dashboard) -> socket.socket:
     """
     for port in (wanted.port, 0):
         try:
-            listening = socket.create_server((wanted.host, port))
+            listening = channel.listen(wanted.host, port)
         except OSError as error:
             if port and not isinstance(error, socket.gaierror):
                 continue  # another run has its dashboard there
@@ -113,4 +114,4 @@ def tracking_child(directory: Path) -> Child:
 def url(listening: socket.socket) -> str:
     """Where a browser finds a listening socket."""
     host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{address_of(host, port)}"

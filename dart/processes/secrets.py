@@ -102,7 +102,7 @@ def _self_signed(host: str) -> tuple[bytes, bytes]:
 def _alternative(host: str) -> object:
     x509 = _x509()
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return x509.IPAddress(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
     except ValueError:
         return x509.DNSName(host)
 

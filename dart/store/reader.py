@@ -36,7 +36,10 @@ class Reader:
     @property
     def run_id(self) -> str:
         if self._run_id is None:
-            raise UserError(f"database {shown(self.url)} holds no run: start one")
+            raise UserError(
+                f"database {shown(self.url)} holds no run: it is about to begin, or ended before it began: look again, "
+                "or start a new one"
+            )
         return self._run_id
 
     async def bind_newest(self) -> None:
@@ -72,7 +75,9 @@ class Reader:
     # ---- the run ----
 
     async def run(self) -> r.RunRecord:
-        return next(run for run in await self.runs() if run.id == self.run_id)
+        """Raises UserError where there is none."""
+        wanted = self.run_id
+        return next(run for run in await self.runs() if run.id == wanted)
 
     async def runs(self) -> list[r.RunRecord]:
         """Newest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,17 @@ class Dial:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+def address_of(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens there; an IPv6 address may have brackets. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host.removeprefix("[").removesuffix("]"), port), family=family)
 
 
 def read_file(path: Path, field: str) -> bytes:

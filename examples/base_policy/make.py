@@ -15,6 +15,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,11 +51,7 @@ def make(recipe: Recipe, work: Path, out: Path, every: int) -> None:
     demos.record(work / "demos", recipe)
     pool = Pool(work / "demos", recipe.taught)
     pool.refresh()
-    start = work / "start"
-    if not (start / "config.json").exists():
-        build(start, _texts(recipe, work / "instructions.json"))
-        if recipe.ancestor:
-            inherit(start, BUILTIN_MODELS / recipe.ancestor)
+    start = _start(recipe, work)
     model, tokenizer = load(start)
     trainer = Trainer(model, Chat(tokenizer, agent_of(recipe)), pool, recipe)
     state = work / "state.pt"
@@ -63,11 +60,29 @@ def make(recipe: Recipe, work: Path, out: Path, every: int) -> None:
         print(f"continuing at step {trainer.step}", flush=True)
     for step in trainer.run(every):
         trainer.save(state)
-        folder = work / f"step-{step:05d}"
-        shutil.copytree(start, folder, dirs_exist_ok=True)
-        save(model, folder)
-    shutil.copytree(work / f"step-{trainer.step:05d}", out, dirs_exist_ok=True)
+        _write(model, start, work / f"step-{step:05d}")
+    trainer.save(state)  # the last step need not be one of every `every`
+    _write(model, start, out)
     print(f"{out} is made", flush=True)
+
+
+def _start(recipe: Recipe, work: Path) -> Path:
+    """The folder of the model that the training begins with, made whole or not at all."""
+    start, unfinished = work / "start", work / "start.part"
+    if not (start / "config.json").exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        build(unfinished, _texts(recipe, work / "instructions.json"))
+        if recipe.ancestor:
+            inherit(unfinished, BUILTIN_MODELS / recipe.ancestor)
+        shutil.rmtree(start, ignore_errors=True)
+        unfinished.rename(start)
+    return start
+
+
+def _write(model: Any, start: Path, folder: Path) -> None:
+    """The model as it is now, with the tokenizer and the processor of `start`."""
+    shutil.copytree(start, folder, dirs_exist_ok=True)
+    save(model, folder)
 
 
 def measure(recipe: Recipe, folder: Path, episodes: int) -> None:
@@ -94,7 +109,9 @@ def _percent(successes: int, episodes: int) -> str:
 def _texts(recipe: Recipe, cache: Path) -> list[str]:
     """The texts that the tokenizer is made from: instructions and every kind of action."""
     if not cache.exists():
-        cache.write_text(json.dumps(demos.instructions(recipe)), encoding="utf-8")
+        unfinished = cache.with_suffix(".part")
+        unfinished.write_text(json.dumps(demos.instructions(recipe)), encoding="utf-8")
+        unfinished.rename(cache)
     grammar = make_grammar(AGENT)
     actions: list[Action] = [Click(Point(0.5, 0.5)), TypeText("a"), Finish()]
     return [*json.loads(cache.read_text(encoding="utf-8")), *(grammar.format(a, *recipe.viewport) for a in actions)]

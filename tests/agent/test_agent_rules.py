@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.agent.grammar import Grammar, ParseError, declared_rules, make_grammar
+from dart.agent.qwen3_vl import CALLS
 from dart.agent.rules.rule import EDGE
+from dart.agent.rules.ui_tars_text import KNOWN
 from dart.agent.ui_tars import SCROLL_NOTCHES, WAIT_SECONDS
 from dart.config import Agent
 from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, Scroll, Several, System, TypeText, Wait
+from dart.wire.convert import action_to_proto
 from tests.agent.test_agent_grammar import ACTIONS, PIECES, SIZES
 
 SCREEN = (1920, 1080)
@@ -124,6 +127,7 @@ QWEN: list[tuple[str, Action, str]] = [
     (call(action="left_click", coordinate=[1.5, -2]), Click(Point(0.0015, 0.0)), "grid-edge"),
     (call(action="left_click", coordinate=[500.5, 2]), Click(Point(0.5005, 0.002)), "fractions"),
     (call(action="scroll", pixels=-5.0), Scroll(None, dy=5), "fractions"),
+    (call(action="scroll", pixels=-5.0, coordinate=[1.5, 2]), Scroll(Point(0.0015, 0.002), dy=5), "fractions"),
     (call(action="terminate"), Finish("success"), "status"),
     (call(action="wait", duration=3), Wait(3.0), "duration"),
     (call(action="wait"), Wait(WAIT_SECONDS), "time"),
@@ -245,11 +249,15 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("ui_tars", "Action: scroll(start_box='(1,2)', direction='sideways')", "bad_arguments"),
         ("ui_tars", "Action: hotkey(key='ctrl+blue')", "bad_arguments"),
         ("ui_tars", r"Action: type(content='\ud800')", "bad_arguments"),
+        ("ui_tars", r"Action: open_app(app_name='\ud800')", "bad_arguments"),
         ("qwen3_vl", "I am done.", "no_action"),
         ("qwen3_vl", CLICK[:40], "truncated"),
         ("qwen3_vl", call(action="left_click", coordinate=[1100, 2]), "out_of_bounds"),
         ("qwen3_vl", call(action="left_click", coordinate=[10**400, 1.5]), "bad_arguments"),
         ("qwen3_vl", call(action="screenshot"), "unknown_action"),
+        ("qwen3_vl", call(action=["left_click"], coordinate=[1, 2]), "bad_arguments"),
+        ("qwen3_vl", call(action={"type": "left_click"}, keys=["ctrl"]), "bad_arguments"),
+        ("qwen3_vl", call(coordinate=[1, 2]), "bad_arguments"),
         ("qwen3_vl", call(action="terminate", status="done"), "bad_arguments"),
         ("qwen3_vl", "<tool_call>" + "[" * 100_000, "bad_json"),
     ],
@@ -305,13 +313,54 @@ def test_any_damage_to_an_action_leaves_an_action_or_a_parse_error(name: str, da
     check(TOGETHER[name], STRICT[name], damaged)
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "ctrl+c", "\ud800", "success"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+NAMED = ("action", "coordinate", "keys", "text", "pixels", "time", "duration", "status", "other")
+
+
+@settings(deadline=None)
+@given(
+    action=st.sampled_from([*CALLS, "long_press"]) | VALUES,
+    more=st.dictionaries(st.sampled_from(NAMED), VALUES | st.just([1, 2]), max_size=3),
+)
+def test_a_call_with_any_values_is_an_action_that_can_be_sent_or_a_parse_error(
+    action: object, more: dict[str, object]
+) -> None:
+    text = call(**{"action": action, **more})
+    check(REFERENCE["qwen3_vl"], STRICT["qwen3_vl"], text)
+    check(TOGETHER["qwen3_vl"], STRICT["qwen3_vl"], text)
+
+
+@settings(deadline=None)
+@given(
+    name=st.sampled_from(sorted(KNOWN)),
+    arguments=st.dictionaries(
+        st.sampled_from(["start_box", "end_box", "key", "content", "direction", "time", "duration", "app_name"]),
+        st.sampled_from(["", "(1,2)", "1.5,-3", "1940,2", "ctrl+c", "Down", "0.5", "999", r"\ud800", r"\x00", "it's"]),
+        max_size=3,
+    ),
+)
+def test_a_call_with_any_arguments_is_an_action_that_can_be_sent_or_a_parse_error(
+    name: str, arguments: dict[str, str]
+) -> None:
+    written = ", ".join(f"{key}='{value}'" for key, value in arguments.items())
+    text = f"Action: {name}({written})"
+    check(REFERENCE["ui_tars"], STRICT["ui_tars"], text)
+
+
 def check(reference: Grammar, strict: Grammar, text: str) -> None:
-    """Nothing but a ParseError is raised, and no rule is needed where strict reading needs none."""
+    """Nothing but a ParseError is raised, what is read can be sent, and no rule is needed where strict reading needs
+    none."""
     try:
         read = reference.read(text, *SCREEN)
     except ParseError as error:
         assert error.kind
         read = None
+    else:
+        action_to_proto(read[0])
     try:
         strictly = strict.read(text, *SCREEN)
     except ParseError:

@@ -13,6 +13,7 @@ import pytest
 
 from dart.commands import doctor
 from dart.config import load
+from dart.wire.channel import listen
 
 ROOT = Path(__file__).parents[2]
 MINIWOB = str(ROOT / "configs" / "miniwob_cpu.yaml")
@@ -67,6 +68,13 @@ def test_readme_names_only_commands_that_exist() -> None:
         (["worker", "--role", "cook", "--coordinator", "127.0.0.1:1"], "--role 'cook' is not a role"),
         (["worker", "--role", "env", "--coordinator", "here"], "--coordinator 'here' is not HOST:PORT"),
         (["status", "none"], "none is not a run directory"),
+        (["status", MINIWOB], "miniwob_cpu.yaml is not a run directory: it has no run.db"),
+        (["why", "x" * 300], "x cannot be read (File name too long): name a run directory that you may read"),
+        (["train", MINIWOB, "--resume", MINIWOB], "miniwob_cpu.yaml is not a run directory"),
+        (
+            ["train", MINIWOB, "--set", f"curation.pool.sources=[{MINIWOB}]"],
+            "curation.pool.sources: " + MINIWOB + " is not a run directory",
+        ),
         (["status", "--address", "127.0.0.1:1"], "no coordinator answers there"),
         (["export", "none", "out"], "none is not a run directory"),
         (["runs", "none"], "none is not a directory"),
@@ -91,6 +99,26 @@ def test_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"server.port {port} on 127.0.0.1" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "127.0.0.1", "localhost"])
+def test_a_free_port_is_free_on_any_loopback(host: str) -> None:
+    try:
+        taken = listen(host, 0)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with taken:
+        config = load(Path(MINIWOB), [f"server.host='{host}'", f"server.port={taken.getsockname()[1]}"])
+        problem = doctor._port(config)
+    assert problem is not None and f"on {host}: Address already in use" in problem
+    assert doctor._port(config) is None
+
+
+def test_a_config_json_without_fields_is_told(tmp_path: Path) -> None:
+    for text in ("[]", '{"architectures": 5}'):
+        (tmp_path / "config.json").write_text(text)
+        told = doctor._model(load(Path(MINIWOB), [f"model.path={tmp_path}"]))
+        assert told is not None and "the folder has no readable config.json" in told
 
 
 def test_other_architecture_is_told(tmp_path: Path) -> None:

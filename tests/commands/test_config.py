@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from dart.config import ConfigError, load
+from dart.config.yaml_text import read_yaml_file
 from dart.config_reference import reference
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -61,12 +62,31 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
             "trainer.advantage.overlong_buffer is 99, more than rollout.max_tokens",
         ),
         ("stop={}", "nothing ends the run: set at least one of updates"),
+        ("run.name=2024-13-01", "override 'run.name=2024-13-01': 2024-13-01 is not a YAML value"),
+        ("run.seed=" + "1" * 5000, "is not a YAML value"),
+        ("run.name=" + "[" * 3000, "is not a YAML value"),
+        ("rollout.environment={A: x, A: y}", "is not a YAML value"),
+        ('agent.prompt="a\\0b"', "agent.prompt: "),
+        ("rollout.max_tokens=2048", "rollout.max_tokens is 2048, and prompt and answer together have at most"),
+        ("server.heartbeat_seconds=15", "heartbeat_seconds is 15, and a worker that is silent for lost_after_seconds"),
+        ("trainer.adam_betas=[0.9, 1]", "trainer.adam_betas.1 (it is 1): Input should be less than 1"),
+        (
+            "environment.tasks.eval_seeds=[1000000, 9223372036854775809]",
+            "is beyond what the database holds: end at 2^63",
+        ),
     ],
 )
 def test_wrong_fields_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(MINIWOB, [override])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("password", ["simple", "with:colon", "with@sign", "a:b@c", "x"])
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    with pytest.raises(ConfigError, match="has a password: leave it out") as error:
+        load(MINIWOB, [f"run.database=postgresql://me:{password}@host/db"])
+    assert "'postgresql://me:***@host/db'" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["cispo", "my_losses:reinforce", "my.package.losses:reinforce"])
@@ -105,6 +125,28 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     broken.write_text("just text")
     with pytest.raises(ConfigError, match="holds str, not sections"):
         load(broken)
+    broken.write_text("run: {name: 2024-13-01}")
+    with pytest.raises(ConfigError, match=r"2024-13-01 is no value \(month must be in 1..12\): put it in quotes"):
+        load(broken)
+    with pytest.raises(ConfigError, match=r"broken.yaml/more.yaml cannot be read \(Not a directory\): name a readable"):
+        load(broken / "more.yaml")
+    with pytest.raises(ConfigError, match=r"environment.tasks.file: .*more.yaml cannot be read \(Not a directory\)"):
+        load(MINIWOB, [f"environment.tasks={{file: {broken}/more.yaml}}"])
+
+
+def test_a_section_is_not_given_twice(tmp_path: Path) -> None:
+    twice = tmp_path / "twice.yaml"
+    text = MINIWOB.read_text()
+    twice.write_text(f"{text}\nstop:\n  updates: 1\n")
+    with pytest.raises(ConfigError, match="stop is given twice: keep one of them") as error:
+        load(twice)
+    assert f"line {len(text.splitlines()) + 2}" in str(error.value)
+
+
+def test_what_a_merge_adds_may_be_given_again(tmp_path: Path) -> None:
+    path, inner = tmp_path / "merged.yaml", "&both {<<: &base {one: 1, two: 2}, two: 3}"
+    path.write_text(f"x: {{<<: {inner}, four: 4}}\ny: {{<<: *both, one: 5}}\nz: *base\n")
+    assert read_yaml_file(path) == yaml.safe_load(path.read_text())
 
 
 def test_the_page_of_fields_is_current() -> None:

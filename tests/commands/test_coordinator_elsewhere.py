@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 from dart.cli import main
 from dart.commands.running import JobRun
-from dart.config import parse
+from dart.commands.train import _listening
+from dart.config import load, parse
 from dart.config.cluster import Needs
 from dart.launch.plan import Group, plan
 from dart.processes import secrets
@@ -72,6 +73,15 @@ def test_tokens_stay_and_the_certificate_follows_the_host(tmp_path: Path) -> Non
     secrets.prepare(folder, "node-3")
     changed = {file.name for file in folder.iterdir() if file.read_bytes() != first[file.name]}
     assert changed == {secrets.CERTIFICATE, secrets.KEY, secrets.AUTHORITY}
+
+
+@pytest.mark.parametrize("host", ["[::1]", "::1", "0.0.0.0", "node-3"])
+def test_any_host_may_be_listened_on(host: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(SETTINGS))
+    made = load(config, _listening(RunDirectory(tmp_path / "run"), host, 0)).server
+    assert made.host == host and made.tls_certificate is not None
+    assert secrets._names(made.tls_certificate, host.strip("[]")), "clients dial it with and without brackets"
 
 
 async def test_the_certificate_is_good_for_its_host_and_no_other(tmp_path: Path) -> None:

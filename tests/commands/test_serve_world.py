@@ -219,6 +219,13 @@ async def test_a_token_is_required_where_there_is_one(config: Path, monkeypatch:
         await world.close()
 
 
+def test_a_task_with_one_instance_is_reset_to_it(config: Path) -> None:
+    single = ("--set", "environment.tasks.single_instance=[left]")
+    with served(config.parent, config, *single) as (url, _), opened(url) as socket:
+        assert ask(socket, "reset", {"task": "left"})["data"]["observation"]["seed"] == 0
+        assert ask(socket, "reset", {"task": "left", "seed": 7})["data"]["observation"]["seed"] == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_sessions_open(config: Path, number: int) -> None:
     with served(config.parent, config) as (url, process), opened(url) as socket:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dart.cli import main
 from dart.commands.look.status import Found, StatusOptions, status, watch
 from dart.commands.look.why import why
 from dart.core.json_text import JSON, to_json
@@ -42,6 +44,26 @@ async def left_behind(
         if state is not None:
             await database.set_run_state(state, 2000.0)
     return directory
+
+
+@pytest.mark.parametrize("command", ["status RUN", "why RUN", "show --run RUN", "train CONFIG --resume RUN"])
+def test_a_run_that_ended_before_it_began_is_one_message(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dart.commands.train.check_before", lambda *_: None)
+    config = Path(__file__).parents[2] / "configs" / "ladder_demo.yaml"
+
+    async def began() -> None:
+        await (await RunDirectory(tmp_path).open_to_work(create=True)).close()
+
+    asyncio.run(began())
+    arguments = command.replace("RUN", str(tmp_path)).replace("CONFIG", str(config)).split()
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    assert "holds no run: it" in done.output
+    with RunDirectory(tmp_path).lock():
+        begins = CliRunner().invoke(main, ["show", "--run", str(tmp_path)])
+    assert "holds no run: it is about to begin: look again" in begins.output
 
 
 def told(directory: Path, capsys: pytest.CaptureFixture[str], *, as_json: bool = False) -> str:

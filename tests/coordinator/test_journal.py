@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from dart.commands.plot import read_metrics
+from dart.commands.plot import learning_curve, read_metrics
 from dart.coordinator.service.journal import Journal
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
@@ -50,6 +50,16 @@ def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
     again.close()
     updates, _ = read_metrics(RunDirectory(tmp_path))
     assert [event["update"] for event in updates] == [1, 2]
+
+
+def test_a_curve_is_drawn_whatever_tasks_are_called(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    numbers = {"train_seconds": 1.0, "success_rate": 0.5, "env_utilisation": 0.5, "rollout_utilisation": 0.5}
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.event("update", update=1, **numbers, success_by_task={"pay $5_ or $6": 0.5, r"$\nonsense$": 0.5})
+    journal.close()
+    picture = learning_curve(RunDirectory(tmp_path))
+    assert picture is not None and picture.read_bytes().startswith(b"\x89PNG")
 
 
 async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,15 @@ async def begun(run: RunDirectory) -> None:
         await database.add_trajectory(trajectory("g000001-1", "g000001"))
 
 
+@pytest.mark.parametrize("text", ["[1]", '{"database": 5}', "{", '{"other": "x"}'])
+def test_a_damaged_file_is_told(text: str, tmp_path: Path) -> None:
+    file = RunDirectory(tmp_path).place_file
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"place\.json is damaged \(.*\): restore it from a copy"):
+        Place.read(file)
+    assert Place.read(file / "in_a_file") == Place()
+
+
 async def test_two_runs_of_one_name_in_one_database(tmp_path: Path, postgresql_server: PostgreSQL, s3_url: str) -> None:
     chosen = settings(database=postgresql_server.url, blobs=s3_url)
     runs = [made(tmp_path / parent / "runs" / "run", chosen) for parent in ("a", "b")]

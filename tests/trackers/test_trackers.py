@@ -193,6 +193,11 @@ def test_one_that_fails_is_told_once_and_goes_on_later_where_it_was(
     assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
 
 
+def test_a_tracker_that_is_named_twice_is_told_once(run: RunDirectory, recording: type[Recording]) -> None:
+    assert track(run, "--to", "recording", "--to", "recording").output.count("recording: 6 updates") == 1
+    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 0]
+
+
 def test_updates_that_a_resumed_run_makes_again_are_sent_again(run: RunDirectory, recording: type[Recording]) -> None:
     pictures = json.dumps({"pictures": 1, "pictures_every_updates": 2})
     execute(run, ("update runs set config_json = json_set(config_json, '$.tracking', json(?))", (pictures,)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from dart.config.loading import load
 from dart.core.action import Click, Point, TypeText, Wait
 from dart.workers.env import ladder_layout
 from dart.workers.env.oracle import Target
-from examples.base_policy import demos
+from examples.base_policy import demos, make
 from examples.base_policy import model as base
 from examples.base_policy.chat import Chat
 from examples.base_policy.data import Row, collate, jitter, rows
@@ -144,6 +146,69 @@ def test_the_quick_forward_pass_is_the_real_one(folder: Path, chat: Chat) -> Non
         fast = model(**quick).logits
     real = inputs["attention_mask"].bool()
     assert torch.allclose(plain[real], fast[real], atol=2e-5)
+
+
+class _Steps:
+    """A trainer whose model's weights are the number of its steps. `ends`: where it is killed."""
+
+    def __init__(self, model: list[int], ends: int | None) -> None:
+        self.model, self.ends, self.step = model, ends, 0
+
+    def run(self, every: int) -> Iterator[int]:
+        while self.step < 5:
+            self.step += 1
+            self.model[0] = self.step
+            if self.step % every == 0:
+                yield self.step
+
+    def save(self, path: Path) -> None:
+        path.write_text(str(self.step))
+        if self.step == self.ends:
+            raise KeyboardInterrupt
+
+    def load(self, path: Path) -> None:
+        self.step = self.model[0] = int(path.read_text())
+
+
+@pytest.mark.parametrize(("every", "ends"), [(1, 5), (2, None), (2, 4), (9, None)])
+def test_a_policy_that_was_stopped_while_it_was_made_is_made(
+    every: int, ends: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(RECIPES["ladder"], ancestor="tiny-qwen3vl")
+    trainers: list[_Steps] = []
+
+    def build(folder: Path, texts: object) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "weights").write_text("random")
+
+    def inherit(folder: Path, ancestor: Path) -> None:
+        if not trainers and ends == 4:  # the first time
+            trainers.append(_Steps([0], None))
+            raise KeyboardInterrupt
+        (folder / "weights").write_text("inherited")
+
+    def trainer(model: list[int], *_: object) -> _Steps:
+        trainers.append(_Steps(model, ends if len(trainers) < 2 else None))
+        return trainers[-1]
+
+    def load(folder: Path) -> tuple[list[int], None]:
+        assert (folder / "weights").read_text() == "inherited"
+        return [0], None
+
+    def save(model: list[int], folder: Path) -> None:
+        (folder / "weights").write_text(str(model[0]))
+
+    monkeypatch.setattr(demos, "record", lambda *_: None)
+    monkeypatch.setattr(demos, "instructions", lambda _: [])
+    monkeypatch.setattr(make, "Chat", lambda *_: None)
+    for name, stub in (("build", build), ("inherit", inherit), ("load", load), ("save", save), ("Trainer", trainer)):
+        monkeypatch.setattr(make, name, stub)
+    for _ in range(3):
+        with contextlib.suppress(KeyboardInterrupt):
+            make.make(recipe, tmp_path / "work", tmp_path / "out", every)
+    assert (tmp_path / "out" / "weights").read_text() == "5"
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_a_click_is_recorded_in_pixels_with_its_target() -> None:

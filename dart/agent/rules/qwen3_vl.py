@@ -42,6 +42,8 @@ def read_leniently(
     """
     used: list[str] = []
     arguments = read_mended(without_stop_token(text), TEXT_RULES, read_arguments, refused, used)
+    if not isinstance(arguments.get("action"), str):
+        return grammar.action(arguments), ()  # which says why not: the rules look actions up by name
     for rule in CALL_RULES:
         made = rule.apply(arguments)
         if made is None:
@@ -115,11 +117,12 @@ def _grid_edge(arguments: Arguments) -> Arguments | None:
 
 def _fractions(arguments: Arguments) -> Arguments | None:
     numbers, pixels = _coordinate(arguments), arguments.get("pixels")
+    mended: dict[str, object] = {}
     if isinstance(pixels, float) and pixels.is_integer():
-        return {**arguments, "pixels": int(pixels)}
-    if numbers is None or all(map(is_int, numbers)) or not all(0 <= number < GRID for number in numbers):
-        return None
-    return {**arguments, "coordinate": Point(numbers[0] / GRID, numbers[1] / GRID)}
+        mended["pixels"] = int(pixels)
+    if numbers is not None and not all(map(is_int, numbers)) and all(0 <= number < GRID for number in numbers):
+        mended["coordinate"] = Point(numbers[0] / GRID, numbers[1] / GRID)
+    return {**arguments, **mended} if mended else None
 
 
 def _coordinate(arguments: Arguments) -> list[int | float] | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dart.agent.parsing import ParseError, shown, without_stop_token
+from dart.agent.parsing import ParseError, checked_text, shown, without_stop_token
 from dart.agent.rules.rule import (
     LONG_PRESS_SECONDS,
     OUTSIDE,
@@ -221,7 +221,9 @@ def _held_keys(call: Call) -> Click | None:
 
 
 def _open_app(call: Call) -> System | None:
-    return System("open_app", _argument(call, "app_name")) if call.name == "open_app" else None
+    if call.name != "open_app":
+        return None
+    return System("open_app", checked_text(_argument(call, "app_name"), "app_name"))
 
 
 def _phone_button(call: Call) -> Single | None:

@@ -19,6 +19,7 @@ from dart.dashboard.library import Library, check_paths
 from dart.errors import UserError
 from dart.processes.beside import url, view_token
 from dart.processes.settings import ending_signals, watch_parent
+from dart.wire.channel import listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def _listen(options: ViewOptions) -> socket.socket:
     if options.listening is not None:
         return socket.socket(fileno=options.listening)
     try:
-        return socket.create_server((options.host, options.port))
+        return listen(options.host, options.port)
     except OSError as error:
         raise UserError(
             f"--port {options.port} on {options.host}: {error.strerror}: stop the other program, or use --port 0 for "

@@ -29,6 +29,7 @@ from dart.wire.channel import (
     OLDEST_PROTOCOL_VERSION,
     OPTIONS,
     PROTOCOL_VERSION,
+    address_of,
     read_file,
     read_token,
 )
@@ -188,7 +189,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        return f"{self._settings.host}:{self.port}"
+        return address_of(self._settings.host, self.port)
 
     async def start(self, sessions: CoordinatorService, control: control_pb2_grpc.ControlServiceServicer) -> None:
         """Bind and serve. Raises UserError when the port is taken."""
@@ -201,7 +202,7 @@ class Server:
             control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        where = f"{self._settings.host}:{self._settings.port}"
+        where = address_of(self._settings.host, self._settings.port)
         try:
             if self._settings.tls_certificate and self._settings.tls_key:
                 ca = self._settings.tls_client_ca

@@ -32,7 +32,8 @@ class Demonstrations:
         self.quarantine = TaskQuarantine()
         """Empty: it gives out no tasks."""
         self._open = AsyncExitStack()
-        self._all: list[tuple[Reader, str]] = []
+        self._all: list[tuple[Reader, int, str]] = []
+        """Each with the number of its source, from 1: two of them may have trajectories of the same name."""
         self._order: list[int] = []
         """This epoch's."""
         self._going = asyncio.Event()
@@ -58,10 +59,10 @@ class Demonstrations:
     async def prepare(self) -> None:
         """Find every demonstration. Raises UserError."""
         await check_sources(self._config, SFT)
-        for directory in self._config.sft.sources:
+        for number, directory in enumerate(self._config.sft.sources, 1):
             source = await self._open.enter_async_context(await open_source(directory, SFT))
             found = await fitting_successes(source, directory, self._config, SFT, per_task=None)
-            self._all += [(source, success.trajectory_id) for success in found]
+            self._all += [(source, number, success.trajectory_id) for success in found]
         size = self._config.trainer.trajectories_per_update
         self._journal.event("demonstrations", trajectories=len(self._all), updates_per_epoch=len(self._all) / size)
 
@@ -75,10 +76,10 @@ class Demonstrations:
             epoch, place = divmod(number, len(self._all))
             if place == 0 or not self._order:
                 self._order = self._shuffled(epoch)
-            source, name = self._all[self._order[place]]
+            source, folder, name = self._all[self._order[place]]
             stored = await source.trajectory(name, with_images=True)
             assert stored is not None, f"{name} has left its run directory"
-            copy = unscored_copy(stored.trajectory, f"{name}-{epoch}", trainer_version)
+            copy = unscored_copy(stored.trajectory, f"collected-{folder}-{name}-{epoch}", trainer_version)
             made.append(ReleasedGroup.evenly(copy.group_id, (copy,), (1.0,)))
         return made
 

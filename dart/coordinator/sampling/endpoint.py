@@ -49,7 +49,10 @@ def chosen(asker: str, url: str | None, model: str | None, key: str | None, syst
         raise UserError(f"{asker} needs {missing}: add it, for example --endpoint http://127.0.0.1:8000/v1")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--endpoint {url!r} is not a URL: write it like http://127.0.0.1:8000/v1")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"--endpoint {url!r} is not a URL ({error}): write it like http://127.0.0.1:8000/v1") from None
     if parts.query or "@" in parts.netloc:
         raise UserError(
             "--endpoint must be a base URL without user, password or query, because it is shown and stored: "

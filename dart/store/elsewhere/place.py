@@ -40,10 +40,13 @@ class Place:
     def read(cls, file: Path) -> Place:
         """As the file says; in the directory where there is none. Raises UserError for a damaged one."""
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except FileNotFoundError:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if wrong := [name for name, value in told.items() if not isinstance(value, str | None)]:
+                raise TypeError(f"{wrong[0]} is {told[wrong[0]]!r}, and no text")
+            return cls(**told)
+        except (FileNotFoundError, NotADirectoryError):
             return cls()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is damaged ({error}): restore it from a copy") from None
 
     @classmethod

@@ -381,6 +381,12 @@ def test_a_checkpoint_saved_again_has_the_same_vocabulary(tmp_path: Path) -> Non
         ("collect --from policy --seeds 9", "--seeds '9' is not FIRST:LAST"),
         ("collect --from policy --seeds 999990:1000001", "environment.tasks.eval_seeds [1000000, 1010000)"),
         ("collect --from policy --per-task 5 --seeds 0:3", "seeds 0:3 with 1 samples each allow 3: widen --seeds"),
+        (
+            "collect --from policy --per-task 5 --seeds 0:3 "
+            "--set environment.tasks={names:[click-color],eval_names:[a,b],single_instance:[a,b]} "
+            "--set evaluation.episodes=0",
+            "seeds 0:3 with 1 samples each allow 3: widen --seeds",
+        ),
         ("collect --from policy --most-attempts 2", "--most-attempts 2 is less than --per-task 8"),
         ("collect --from oracle --set environment.tasks.names=[click-pie]", "the oracle does not know click-pie; it"),
         ("collect --from policy --checkpoint none", "model.path none: the folder does not exist"),

@@ -203,6 +203,11 @@ def test_a_url_with_a_secret_in_it_is_refused_and_not_shown(url: str) -> None:
     assert "sk-1" not in str(error.value)
 
 
+def test_what_is_no_url_is_told() -> None:
+    with pytest.raises(UserError, match=r"--endpoint 'http://\[x' is not a URL \(Invalid IPv6 URL\): write it like"):
+        chosen("evaluating an endpoint", "http://[x", "m", None, None)
+
+
 @pytest.mark.parametrize("key", ["sk-1\nsk-2", "sk-é"])
 def test_a_key_that_no_header_takes_is_told_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", key)

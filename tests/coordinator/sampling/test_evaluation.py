@@ -254,6 +254,13 @@ def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
     protocol = json.loads((newest("*-eval-2*") / "evaluation.json").read_text())["protocol"]
     assert (protocol["tasks"], protocol["not_held_out"]) == ([trained, held_out], [trained])
 
+    against = (*settings, "--against", str(newest("*-eval-2*")), "--set", "evaluation.episodes=0")
+    other = dart_eval(*against, "--samples", "2")
+    remedy = other.output.strip().rpartition("these can be paired: add ")[2]
+    assert remedy == f"--tasks {trained},{held_out} --episodes 2 --samples 1", "their only seed is no choice"
+    done = dart_eval(*against, *remedy.split())
+    assert done.exit_code == 0, done.output
+
 
 @pytest.mark.usefixtures("run_for_real")
 @pytest.mark.parametrize(
@@ -262,6 +269,8 @@ def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
         (["--tasks", "click-test,,enter-text"], "--tasks 'click-test,,enter-text' has an empty name"),
         (["--seeds", "5"], "--seeds '5' is not FIRST:LAST"),
         (["--seeds", "7:7"], "--seeds '7:7' is not FIRST:LAST"),
+        (["--seeds", "2000000:9223372036854775809"], "is not FIRST:LAST with FIRST below LAST, up to 2^63"),
+        (["--seeds", "2000000:" + "9" * 5000], "is not FIRST:LAST with FIRST below LAST, up to 2^63"),
         (["--seeds", "10:20"], "--seeds 10:20: environment.tasks.train_seeds is [0, 1000000), so these are not held"),
         (["--seeds", "2000000:2000010", "--episodes", "44"], "44 episodes of 4 tasks need 11 held-out seeds"),
         (["--episodes", "0"], "Invalid value for '--episodes': 0"),
@@ -279,12 +288,18 @@ def test_a_held_out_task_is_told_so_beside_a_trained_one() -> None:
         ),
         (["--against", "run"], "--against run is a run directory without evaluation.json"),
         (["--against", "broken"], "broken/evaluation.json is not an evaluation (KeyError('instances'))"),
+        (["--against", "odd"], "odd/evaluation.json is not an evaluation (TypeError("),
         (["--against", "broken/evaluation.json"], "name an evaluation.json that `dart eval` wrote"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_choices_are_one_message_and_begin_nothing(arguments: list[str], message: str) -> None:
-    for folder, file, text in (("run", "run.db", ""), ("broken", "evaluation.json", "{}")):
+    odd = json.dumps(
+        {"instances": [], "protocol": {"tasks": 5, "seeds": [1, 2], "episodes": 1, "samples": 1}}
+        | dict.fromkeys(("run", "checkpoint", "success", "pass_at_k"), 1)
+    )
+    files = (("run", "run.db", ""), ("broken", "evaluation.json", "{}"), ("odd", "evaluation.json", odd))
+    for folder, file, text in files:
         Path(folder).mkdir()
         (Path(folder) / file).write_text(text)
     done = dart_eval(*arguments)

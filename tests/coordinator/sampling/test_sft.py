@@ -91,6 +91,17 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
     await data.close()
 
 
+async def test_two_folders_may_have_trajectories_of_the_same_name(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = await collected(tmp_path / "other", 2)
+    both = settings(source, f"sft.sources=[{source}, {other}]", "trainer.trajectories_per_update=8")
+    data = Demonstrations(both, Progress(10), Journal(tmp_path / "metrics.jsonl"))
+    await data.prepare()
+    batch = await data.next_batch(0)
+    assert len({group.id for group in batch}) == len({group.trajectories[0].id for group in batch}) == 8
+    await data.close()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
