@@ -249,11 +249,11 @@ async def trainer_asked(answers: list[dict[str, Any]]) -> Any:
     batch = pb.TrainBatch(assignment=pb.Assignment(assignment_id="u5", attempt=1), update=5)
     call = asyncio.create_task(worker.call(batch))
     for answer in answers:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             asked = (await worker.outbox.get()).train_batch
         trained = pb.Trained(assignment=asked.assignment, **{"update": 5, "weight_version": 5} | answer)
         made.receive(worker, pb.SessionRequest(trained=trained))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await call
 
 

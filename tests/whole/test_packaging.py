@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def copied(to: Path) -> Path:
-    """The sources that git knows, because building leaves files beside them, and takes those of earlier builds along."""
+    """The sources that git knows: a build leaves files beside them, and takes along those of earlier builds."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "dart", "workers", "*.toml", "*.md",
          "LICENSE"], cwd=ROOT, capture_output=True, text=True, check=True,
