@@ -407,7 +407,7 @@ class Orders:
 
 
 def test_an_environment_that_lies_is_quarantined_and_let_back_after_probes() -> None:
-    timings = Timings(env=EnvTimes(boot=(1, 1), settle=(1, 1), step=(1, 1), grade=(1, 1)), failures_per_step=0.0)
+    timings = Timings(env=EnvTimes(boot=(5, 5), settle=(5, 5), step=(5, 5), grade=(5, 5)), failures_per_step=0.0)
 
     async def hours() -> tuple[Orders, int, int, str]:
         made, source = Fleet(1e9), Orders()
