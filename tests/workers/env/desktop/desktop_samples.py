@@ -49,6 +49,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def ended(pids: list[int]) -> None:
+    """A killed process no longer names its desktop a moment before it is gone."""
+    until(lambda: not [pid for pid in pids if alive(pid)], "all processes have ended")
+
+
 @contextmanager
 def booted(size: tuple[int, int] = (320, 240)) -> Iterator[Session]:
     from dart.workers.env.desktop.session import Session
