@@ -1,8 +1,10 @@
-"""Settings for all tests: no time limit for an example, because machines are shared and noisy."""
+"""Settings for all tests: no time limit for an example, and no temporary folder that others use, because machines are
+shared and noisy."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -13,6 +15,19 @@ __all__ = ["object_store_server", "postgresql_server", "s3_url", "stores"]
 
 settings.register_profile("dart", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dart")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Browsers and desktops remove what killed workers left in the temporary folder: of another test process, too."""
+    tmp_path_factory.getbasetemp()  # stays where pytest puts it
+    with (
+        tempfile.TemporaryDirectory(prefix="dt-", ignore_cleanup_errors=True) as folder,  # short: sockets lie below it
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -249,11 +249,11 @@ async def trainer_asked(answers: list[dict[str, Any]]) -> Any:
     batch = pb.TrainBatch(assignment=pb.Assignment(assignment_id="u5", attempt=1), update=5)
     call = asyncio.create_task(worker.call(batch))
     for answer in answers:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             asked = (await worker.outbox.get()).train_batch
         trained = pb.Trained(assignment=asked.assignment, **{"update": 5, "weight_version": 5} | answer)
         made.receive(worker, pb.SessionRequest(trained=trained))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await call
 
 
@@ -407,7 +407,7 @@ class Orders:
 
 
 def test_an_environment_that_lies_is_quarantined_and_let_back_after_probes() -> None:
-    timings = Timings(env=EnvTimes(boot=(1, 1), settle=(1, 1), step=(1, 1), grade=(1, 1)), failures_per_step=0.0)
+    timings = Timings(env=EnvTimes(boot=(5, 5), settle=(5, 5), step=(5, 5), grade=(5, 5)), failures_per_step=0.0)
 
     async def hours() -> tuple[Orders, int, int, str]:
         made, source = Fleet(1e9), Orders()

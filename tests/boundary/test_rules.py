@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -20,7 +21,7 @@ from dart.v1 import trajectory_pb2 as tpb
 from dart.v1 import weights_pb2 as wpb
 from dart.wire import rules
 from dart.wire.convert import generation_from_proto, image_to_proto
-from dart.wire.rules import Limits, Malformed
+from dart.wire.rules import Limits, Malformed, crowds
 from dart.wire.rules.crowds import MOST_FIELDS
 from dart.wire.rules.table import MOST_BATCH, RULES
 
@@ -372,21 +373,23 @@ def test_a_hello_with_an_impossible_name_or_number_is_refused(field: str, value:
     assert broken is not None and broken.field == f"Hello.{field}" and len(broken.value) < 100
 
 
-def test_millions_of_empty_entries_are_counted_before_they_are_parsed() -> None:
+def test_millions_of_empty_entries_are_counted_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Point 7: they held the coordinator's event loop for 17 s."""
+    cannot_parse = SimpleNamespace(BATCH_FIELD_NUMBER=pb.SessionRequest.BATCH_FIELD_NUMBER)
+    monkeypatch.setattr(crowds, "pb", SimpleNamespace(SessionRequest=cannot_parse, Assignment=pb.Assignment))
     assignment = pb.Assignment(assignment_id="q1", attempt=1, epoch=5, sequence=1)
     spans = pb.SessionRequest(generated=pb.Generated(assignment=assignment)).SerializeToString()[3:]
     spans += b"\x2a\x00" * 5_000_000
-    crowds = {
+    crowded = {
         "a batch": b"\xc2\x02\x00" * 5_000_000,
         "a batch in a batch": b"\xc2\x02" + varint(3 * 4_000_000) + b"\xc2\x02\x00" * 4_000_000,
         "spans": b"\xa2\x01" + varint(len(spans)) + spans,
         "metrics": b"\xf2\x01" + varint(2 * 5_000_000) + b"\x22\x00" * 5_000_000,
     }
-    for name, data in crowds.items():
+    for name, data in crowded.items():
         began = time.process_time()
         broken = rules.parsed(data)
-        assert time.process_time() - began < 1.0, name
+        assert time.process_time() - began < 5.0, f"{name}: hang guard; it takes a quarter of a second"
         assert isinstance(broken, Malformed), name
         assert f"{MOST_FIELDS:,}" in str(broken.violation)
         assert (broken.assignment == assignment) is (name == "spans"), "the command that it answers is known"

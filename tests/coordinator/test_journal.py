@@ -91,7 +91,7 @@ async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path, monkeypatc
                 if event.sequence == 16:
                     return
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await watch()
         journal.close()
     assert seen == [(number, number) for number in range(2, 17)]

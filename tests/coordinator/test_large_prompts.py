@@ -105,12 +105,12 @@ async def test_what_no_message_can_carry_fails_at_once(
 
 
 async def test_large_prompts_side_by_side_push_each_other_out_and_none_is_lost() -> None:
-    """Room for one and a half of them: each is served, or told that there is no room; none misses a screenshot."""
+    """Room for the largest alone: each is served, or told that there is no room; none misses a screenshot."""
     rng = random.Random(1)
     screens = [screen(number, 5_000_000) for number in range(12)]
-    taken = Replica(keeps=9)
+    taken = Replica(keeps=6)
     refused = 0
-    async with fleet(rollout=taken, capabilities=[HOLD_SCREENSHOTS], keeps=9) as (_, pool):
+    async with fleet(rollout=taken, capabilities=[HOLD_SCREENSHOTS], keeps=6) as (_, pool):
 
         async def ask() -> None:
             nonlocal refused
@@ -120,10 +120,10 @@ async def test_large_prompts_side_by_side_push_each_other_out_and_none_is_lost()
                 assert "in addition to those of other" in str(error)
                 refused += 1
 
-        for _ in range(20):
-            await asyncio.gather(*(ask() for _ in range(4)))
+        for _ in range(10):
+            await asyncio.gather(*(ask() for _ in range(8)))
     assert taken.misses == 0
-    assert refused <= 20
+    assert 0 < refused <= 20
     assert all(size < MAX_MESSAGE_BYTES for _, size in taken.sizes)
 
 

@@ -79,7 +79,7 @@ class Scene:
                 self.run.fleet.receive(worker, message_back)
 
     async def stall(self, kind: str) -> Stall:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 if found := [stall for stall in self.run.status().stalls if stall.kind == kind]:
                     return found[0]
@@ -87,7 +87,7 @@ class Scene:
 
     async def health(self, wanted: str) -> None:
         """Waits until the health service says so."""
-        async with asyncio.timeout(20), grpc.aio.insecure_channel(self.address) as channel:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service="dart.v1.ControlService"))
@@ -169,7 +169,7 @@ async def test_a_hung_trainer_behind_a_session_that_lives(tmp_path: Path, capsys
         # It wakes up after all: the run goes on, and says so.
         trained = pb.Trained(assignment=asked[-1].assignment, update=1, weight_version=1, seconds=1.0)
         scene.run.fleet.receive(trainer, pb.SessionRequest(trained=trained))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for event in scene.run.journal.watch(0, scene.run.database):
                 if event.kind == "moving" and json.loads(event.json)["kind"] == "trainer":
                     break
@@ -250,7 +250,7 @@ async def test_a_pause_is_told_and_is_no_fault(tmp_path: Path) -> None:
         scene.join("env-0", pb.ROLE_ENV, World())
         scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
         scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while scene.run.progress.phase != "training":
                 await asyncio.sleep(0.02)
         scene.run.pause(True)
@@ -267,7 +267,7 @@ async def test_a_run_that_stalls_for_long_ends_with_its_exit_code(
         run = Run(settings(end_after_seconds=2 * BOUND, exit_code=42), folder, database, Train(), Start())
         with pytest.raises(Stalled, match=r"the start of the run waits for .*; all finished work is kept"):
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await run.execute()
             except Stalled as error:
                 assert error.exit_code == 42
@@ -305,7 +305,7 @@ async def test_an_interruption_waits_for_its_checkpoint_as_long_as_the_config_sa
         scene.join("env-0", pb.ROLE_ENV, lambda _: None)
         scene.join("rollout-0", pb.ROLE_ROLLOUT, lambda _: None)
         trainer = scene.join("train-0", pb.ROLE_TRAIN, saves)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while scene.run.progress.phase != "training":
                 await asyncio.sleep(0.01)
         scene.run.interrupt()

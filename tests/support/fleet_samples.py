@@ -57,7 +57,7 @@ async def fleet(
             made.became_ready(worker, pb.Ready(slots=4, image_cache_entries=keeps, shares_blobs=name in sharing))
             serving.append(tasks.create_task(serve(worker, answer)))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 yield pools
         finally:
             for task in serving:

@@ -78,7 +78,7 @@ def test_the_extensions_that_are_tried_touch_the_files_of_the_table() -> None:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy with all extensions in it."""
     copy = tmp_path_factory.mktemp("extended")
-    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors")
+    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors", "node_modules")
     for folder in ("dart", "workers", "proto", "docs"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignore)
     shutil.copy(ROOT / "README.md", copy)

@@ -80,7 +80,7 @@ async def rig(**settings: object) -> AsyncIterator[Rig]:
     made = Rig(config.Server(**{"heartbeat_seconds": 0.1, "lost_after_seconds": 1.0, **settings}))  # type: ignore[arg-type]
     await made.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield made
     finally:
         await made.server.stop()
@@ -258,7 +258,7 @@ async def test_a_release_is_sent_again_after_a_lost_stream() -> None:
     await worker.outbox.get()  # and the stream that carried it was dead
     hello.last_epoch = worker.epoch
     assert fleet.admit(hello) == (worker, True)
-    again = await asyncio.wait_for(worker.outbox.get(), 5)
+    again = await asyncio.wait_for(worker.outbox.get(), 60)
     assert again.release.assignment.assignment_id == "t1"
     fleet.receive(worker, pb.SessionRequest(released=pb.Released(assignment=again.release.assignment)))
     await asyncio.sleep(0)
@@ -288,7 +288,7 @@ async def test_a_worker_that_hangs_behind_its_heartbeats(
     await asyncio.sleep(0)
     worker.last_heard = clock
     reaping = asyncio.create_task(fleet.reap())
-    done, _ = await asyncio.wait(old, timeout=5)
+    done, _ = await asyncio.wait(old, timeout=60)
     assert len(done) == hanging
     assert {type(task.exception()) for task in done} == {WorkerLost if lost else CommandFailed}
     assert "no answer to generate for 30 s" in str(old[0].exception())
@@ -347,7 +347,7 @@ async def test_a_stall_may_have_begun_right_after_the_last_look(monkeypatch: pyt
     await asyncio.sleep(0)
     ahead = 20.0
     assert fleet.rival(twin) is worker
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not fleet._stalls:
             await asyncio.sleep(0.05)
     assert fleet.rival(twin) is worker

@@ -203,7 +203,9 @@ async def test_what_the_grammar_has_no_words_for_fails_the_attempt_and_names_the
         assert told.value.worker == "env", "this environment may be wrong about it, and others right"
 
 
-async def test_sampled_tokens_without_log_probabilities_are_refused() -> None:
+async def test_sampled_tokens_without_log_probabilities_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dart.core.fleet.replicas.FIRST_RETRY_SECONDS", 0.01)
+
     def forgetful(command: Any) -> Any:
         reply = replica(command)
         del reply.logprobs[:1]

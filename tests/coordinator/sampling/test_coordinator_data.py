@@ -81,7 +81,7 @@ class Rig:
         await self.database.close()
 
     async def order(self) -> Order:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             order = await self.data.next()
         assert order is not None
         return order
@@ -94,7 +94,7 @@ class Rig:
         return orders
 
     async def batch(self, version: int = 0) -> list[Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self.data.next_batch(version)
 
     def events(self, kind: str) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ class Trainer:
         self.batch = [ReleasedGroup.evenly(one.group_id, (rolled_out(one, True),), (1.0,)) for one in orders]
 
     async def page(self, rank: int = 0) -> pb.TrainBatch:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return (await self.workers[rank].outbox.get()).train_batch
 
     def refuse(self, page: pb.TrainBatch, code: pb.FailureCode, why: str, rank: int = 0) -> None:

@@ -113,7 +113,7 @@ async def stage(
             )
             fleet.became_ready(worker, pb.Ready(slots=4, engine_ranks=1))
             background.append(tasks.create_task(made.answer(worker)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield made
         for task in background:
             task.cancel()

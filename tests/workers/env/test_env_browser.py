@@ -109,9 +109,8 @@ async def test_a_hang_ends_one_page_and_the_others_go_on(browser: Browser, hang:
     hanging.timeout = 1.0
 
     async def go_on() -> int:
-        count, end = 0, time.monotonic() + 2.0
-        while time.monotonic() < end:
-            assert await healthy.screenshot()
+        count = 0
+        while await healthy.screenshot() and not hanging.broken:
             count += 1
         return count
 
@@ -125,7 +124,8 @@ async def test_a_hang_ends_one_page_and_the_others_go_on(browser: Browser, hang:
     async with asyncio.TaskGroup() as tasks:
         pictures = tasks.create_task(go_on())
         tasks.create_task(stop())
-    assert pictures.result() > 3
+    assert pictures.result() > 0, "taken while the other page hung"
+    assert await healthy.screenshot()
 
 
 async def test_cancelling_a_screenshot_leaves_the_others_their_frames(browser: Browser) -> None:

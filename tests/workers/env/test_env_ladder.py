@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from PIL import Image
 
 from dart.core import action as a
@@ -21,20 +22,22 @@ from dart.workers.env.ladder import LadderEnv, LadderOptions
 from dart.workers.env.ladder_layout import MIDDLE, ConfirmPage, NextPage, Page, SymbolPage, layout, level_of, task_names
 from dart.workers.env.oracle import demonstrate
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 OPTIONS, SCREEN = LadderOptions(), (96, 96)
 STEP_LIMIT = 30
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with Browser.launch() as running:
         yield running
 
 
-@pytest.fixture
-async def env(browser: Browser) -> LadderEnv:
-    return await LadderEnv.open(browser, OPTIONS, SCREEN)
+@pytest_asyncio.fixture(loop_scope="module")
+async def env(browser: Browser) -> AsyncIterator[LadderEnv]:
+    made = await LadderEnv.open(browser, OPTIONS, SCREEN)
+    yield made
+    await made.close()
 
 
 def middle(cell: int) -> a.Point:
@@ -232,9 +235,9 @@ async def test_another_suite_and_another_name(env: LadderEnv) -> None:
         await env.reset(Task("ladder", "ladder-easy-16", 1))
 
 
-def test_it_conforms() -> None:
-    conform("ladder", "ladder-easy-01", "ladder-medium-01", "ladder-hard-01", screen=SCREEN)
-    conform("ladder", "ladder-hard-02")
+async def test_it_conforms() -> None:
+    await asyncio.to_thread(conform, "ladder", "ladder-easy-01", "ladder-medium-01", "ladder-hard-01", screen=SCREEN)
+    await asyncio.to_thread(conform, "ladder", "ladder-hard-02")
 
 
 async def test_a_page_collects_its_garbage_now_and_then(env: LadderEnv, monkeypatch: pytest.MonkeyPatch) -> None:

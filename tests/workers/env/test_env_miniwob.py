@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from PIL import Image
 
 from dart.core import action as a
@@ -16,22 +17,24 @@ from dart.errors import UserError
 from dart.workers.env.browser import Browser, EnvironmentFailure, PageCrashed, PageTimeout
 from dart.workers.env.miniwob import CAUTIONS, MiniWobEnv, MiniWobOptions, check_task, task_names
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 OPTIONS, SCREEN = MiniWobOptions(), (160, 210)
 
 # By the clock, from the start.
 MOVING = ("chase-circle", "drag-cube", "hover-shape", "moving-items", "simon-says", "stock-market")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with Browser.launch() as running:
         yield running
 
 
-@pytest.fixture
-async def env(browser: Browser) -> MiniWobEnv:
-    return await MiniWobEnv.open(browser, OPTIONS, SCREEN)
+@pytest_asyncio.fixture(loop_scope="module")
+async def env(browser: Browser) -> AsyncIterator[MiniWobEnv]:
+    made = await MiniWobEnv.open(browser, OPTIONS, SCREEN)
+    yield made
+    await made.close()
 
 
 async def centre(env: MiniWobEnv, selector: str) -> a.Point:
@@ -40,7 +43,7 @@ async def centre(env: MiniWobEnv, selector: str) -> a.Point:
     return a.Point(x / 160, y / 210)
 
 
-def test_an_unknown_task_names_close_ones() -> None:
+async def test_an_unknown_task_names_close_ones() -> None:
     assert len(task_names()) == 130
     with pytest.raises(UserError, match=r"no task 'click-colour'.*did you mean click-color"):
         check_task("click-colour")
@@ -215,7 +218,7 @@ async def test_all_tasks_start_with_an_instruction_and_a_picture(
     assert wrong == []
 
 
-def test_every_caution_is_about_tasks_that_exist_and_none_is_in_two() -> None:
+async def test_every_caution_is_about_tasks_that_exist_and_none_is_in_two() -> None:
     named = [name for caution in CAUTIONS for name in caution.tasks]
     assert set(named) <= set(task_names())
     assert len(named) == len(set(named)) == 13, "docs/worlds.md and docs/miniwob.md say how many"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -214,7 +215,7 @@ async def test_a_server_that_dies_is_an_environment_failure_and_its_session_is_r
     with serving(Clicks()) as (url, server):
         world, env = await leased(url)
         await env.reset(TASK)
-        server.shutdown()
+        await asyncio.to_thread(server.shutdown)  # it waits for the sessions, whose other end is here
         with pytest.raises(EnvironmentFailure, match="closed the session"):
             for _ in range(100):
                 await env.act(a.Click(None))

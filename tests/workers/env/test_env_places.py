@@ -155,7 +155,7 @@ class Host:
         self._changed.set()
 
     async def until(self, count: int, granted: int, booting: int = 0) -> pb.Slots:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.said or (self.now.count, self.now.granted, self.now.booting) != (count, granted, booting):
                 self._changed.clear()
                 await self._changed.wait()

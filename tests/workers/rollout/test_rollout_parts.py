@@ -12,6 +12,8 @@ import pytest
 from dart.workers.rollout.gate import Gate
 from dart.workers.weights.owner import EXIT_CODE, OWNER_VARIABLE
 
+HANG_SECONDS = 60
+
 
 async def test_a_closed_gate_waits_for_those_on_their_way_in_and_keeps_others_out() -> None:
     gate, order = Gate(), []
@@ -53,15 +55,15 @@ async def test_a_failed_update_opens_the_gate() -> None:
     with pytest.raises(RuntimeError):
         async with gate.closed():
             raise RuntimeError
-    async with asyncio.timeout(1), gate.entering():
+    async with asyncio.timeout(HANG_SECONDS), gate.entering():
         pass
 
 
 def test_an_engine_process_ends_with_its_owner() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     watch = (
         "import time; from dart.workers.weights.owner import end_with_owner;"
-        "end_with_owner(); print(1, flush=True); time.sleep(60)"
+        "end_with_owner(); print(1, flush=True); time.sleep(600)"
     )
     engine = subprocess.Popen(
         [sys.executable, "-c", watch], env=os.environ | {OWNER_VARIABLE: str(owner.pid)}, stdout=subprocess.PIPE
@@ -72,7 +74,7 @@ def test_an_engine_process_ends_with_its_owner() -> None:
         assert engine.poll() is None
         owner.kill()
         owner.wait()
-        assert engine.wait(5) == EXIT_CODE
+        assert engine.wait(HANG_SECONDS) == EXIT_CODE
     finally:
         for process in (owner, engine):
             process.kill()

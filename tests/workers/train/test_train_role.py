@@ -236,11 +236,11 @@ async def test_close_ends_a_running_update_and_prepare_starts_anew(folder: Path)
 
     def hold(*_: Any) -> None:
         inside.set()
-        go.wait(10)
+        go.wait(60)
 
     trainer.model.lm_head.register_forward_hook(hold)
     running = asyncio.ensure_future(train(role, 1, mixed()))
-    await asyncio.to_thread(inside.wait, 10)
+    assert await asyncio.to_thread(inside.wait, 60)
     closing = asyncio.ensure_future(role.close())
     await asyncio.sleep(0.05)
     go.set()

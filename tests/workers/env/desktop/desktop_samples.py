@@ -49,6 +49,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def ended(pids: list[int]) -> None:
+    """A killed process no longer names its desktop a moment before it is gone."""
+    until(lambda: not [pid for pid in pids if alive(pid)], "all processes have ended")
+
+
 @contextmanager
 def booted(size: tuple[int, int] = (320, 240)) -> Iterator[Session]:
     from dart.workers.env.desktop.session import Session
@@ -62,7 +67,8 @@ def booted(size: tuple[int, int] = (320, 240)) -> Iterator[Session]:
 
 
 def remains(folder: Path, display: str) -> list[str]:
-    """What a desktop has left on the disk: its folder, or a socket of its display on which nobody listens."""
+    """What a desktop has left on the disk: its folder, or a socket or a lock of its display whose server is gone. A
+    server that lives is somebody else's, who was given the number that has become free."""
     left, path = [str(folder)] if folder.exists() else [], Path(f"/tmp/.X11-unix/X{display.removeprefix(':')}")
     with socket.socket(socket.AF_UNIX) as knocking:
         try:
@@ -71,4 +77,5 @@ def remains(folder: Path, display: str) -> list[str]:
             left.append(str(path))
         except FileNotFoundError:
             pass
-    return [*left, *(str(one) for one in Path("/tmp").glob(f".X{display.removeprefix(':')}-lock"))]
+    locks = Path("/tmp").glob(f".X{display.removeprefix(':')}-lock")
+    return [*left, *(str(one) for one in locks if not alive(int(one.read_text())))]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from desktop_samples import alive, booted, needs_desktop, remains, until
+from desktop_samples import alive, booted, ended, needs_desktop, remains, until
 from PIL import Image
 
 from dart.core import action as a
@@ -144,7 +144,7 @@ def test_the_end_takes_daemons_along_and_leaves_no_trace() -> None:
         assert len(pids) >= 5
         assert remains(session.folder, session.display) == [str(session.folder)]
         assert all(alive(pid) for pid in pids)
-    assert not [pid for pid in pids if alive(pid)]
+    ended(pids)
     assert remains(session.folder, session.display) == []
 
 
@@ -180,7 +180,7 @@ def test_a_killed_worker_s_desktop_ends_itself() -> None:
     process.kill()
     process.wait()
     until(lambda: not folder.exists() and not alive(keeper), "the keeper has ended everything")
-    assert not [pid for pid in pids if alive(pid)]
+    ended(pids)
     assert remains(folder, display) == []
 
 
@@ -192,7 +192,7 @@ def test_what_a_killed_keeper_left_is_swept_up_and_nothing_else() -> None:
         process.wait()
         assert any(alive(pid) for pid in pids)
         until(lambda: processes.sweep() or not folder.exists(), "the sweep")
-        assert not [pid for pid in pids if alive(pid)]
+        ended(pids)
         assert living.alive()
         assert living.folder.exists()
         assert remains(folder, display) == []
@@ -203,5 +203,5 @@ def test_closing_after_the_keeper_was_killed_leaves_nothing() -> None:
         pids = processes.marked(session.folder)
         os.kill(session._processes._keeper.pid, signal.SIGKILL)
         until(lambda: not session.alive(), "it is noticed")
-    assert not [pid for pid in pids if alive(pid)]
+    ended(pids)
     assert remains(session.folder, session.display) == []
