@@ -151,7 +151,7 @@ class ControlDoor(grpc.GenericRpcHandler):
 
 def _parser(kind: Any) -> Any:
     def parse(data: bytes) -> Any:
-        """gRPC answers INTERNAL if this raises."""
+        """gRPC answers UNKNOWN if this raises."""
         if len(data) > MOST_REQUEST_BYTES:
             raise ValueError(f"a request of {len(data):,} bytes, and the limit is {MOST_REQUEST_BYTES:,}")
         return kind.FromString(data)
