@@ -127,7 +127,7 @@ def test_the_coordinator_says_what_is_missing(tmp_path: Path, options: list[str]
 @pytest.mark.parametrize("options", [[], ["--coordinator", "127.0.0.1:1", "--run", "r"]])
 def test_a_worker_is_told_its_coordinator_in_one_way(options: list[str]) -> None:
     result = CliRunner().invoke(main, ["worker", "--role", "env", *options])
-    assert result.exit_code == 2 and "or the run's directory with --run RUN" in result.output
+    assert result.exit_code == 2 and "or its run with --run RUN, not both" in result.output
 
 
 # ---- processes ----

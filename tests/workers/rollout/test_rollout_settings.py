@@ -96,7 +96,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_ones() -> None:
     known = ["max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization"]
     starting.check_known(["gpu_memory_utilization"], known, "0.33.0")
     with pytest.raises(
-        UserError, match=r"engine_args.max_batched_tokens is no .* \(0.33.0\): did you mean max_num_batched"
+        UserError, match=r"engine_args.max_batched_tokens is not an .* \(0.33.0\): did you mean max_num_batched"
     ):
         starting.check_known(["max_batched_tokens"], known, "0.33.0")
     with pytest.raises(UserError, match="see the engine arguments in vLLM's documentation"):
