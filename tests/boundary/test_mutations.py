@@ -22,7 +22,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire import rules
 from dart.wire.convert import image_to_proto
 
-MUTATIONS, SEEDS = 1_000, (1, 2, 3, 5)
+MUTATIONS, SEEDS = 1_000, (1, 2, 3, 8)
 assert MUTATIONS * len(SEEDS) >= 2_000
 
 

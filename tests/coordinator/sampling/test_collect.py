@@ -196,9 +196,7 @@ async def test_what_the_grammar_has_no_words_for_fails_the_attempt_and_names_the
     async with fleet(env=env, rollout=replica) as (envs, pool):
         session = EnvSession(envs, await envs.acquire(), Order("t", "g", Task("s", "a"), 3))
         turns = OracleTurns(session, pool, make_grammar(CONFIG.agent), 40)
-        with pytest.raises(
-            InfrastructureError, match=r"agent\.grammar cannot express the oracle's next action"
-        ) as told:
+        with pytest.raises(InfrastructureError, match="cannot express the oracle's next action") as told:
             await turns.generate(Prompt((Block((screen(),)),), (screen(),)))
         assert told.value.worker == "env", "this environment may be wrong about it, and others right"
 
