@@ -92,9 +92,10 @@ stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for
 	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql
 
-# Two processes, however many cores there are: some tests start engines of 1.5 GB.
+# JOBS=2 runs two files at a time, which some tests do not forgive a busy machine; an engine takes 1.5 GB.
+JOBS ?= 0
 test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n $(JOBS) --dist loadfile
 
 test-pods: install chart ## Run a training run from the Helm chart's manifests, each pod a process; needs root.
 	DART_TEST_PODS=1 $(PY) -m pytest tests/launch/test_k8s_run.py
