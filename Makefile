@@ -92,7 +92,7 @@ stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for
 	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql
 
-# JOBS=2 runs two files at a time, which some tests do not forgive a busy machine; an engine takes 1.5 GB.
+# JOBS=2 runs two files at a time. On a machine that is busy with something else, tests that wait for a picture may fail.
 JOBS ?= 0
 test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
 	$(PY) -m pytest -n $(JOBS) --dist loadfile

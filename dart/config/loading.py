@@ -17,7 +17,7 @@ from dart.config.tasks import TaskFile, read_task_file
 from dart.config.whole import Config
 from dart.config.yaml_text import NotYaml, read_yaml, read_yaml_file
 
-_PASSWORD = re.compile(r"(?<=:)[^/].*(?=@)|(?<=password=)[^&']+")
+_PASSWORD = re.compile(r"(?<=:)(?!//).+(?=@)|(?<=password=)[^&']+")
 """In a URL. A password may have any characters; the last @ ends it."""
 
 

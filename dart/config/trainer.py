@@ -11,8 +11,6 @@ from pydantic import Field, field_validator, model_validator
 from dart.config.base import Fraction, Positive, Seconds, Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
 LOSS_KINDS = ("grpo", "cispo", "likelihood")
 
 

@@ -154,8 +154,7 @@ class WeightSync:
                     answer = ends.create_task(_call(worker, receive if ahead else load))
                     ends.create_task(self._ranks.send_weights(work, version, group))
             if ahead:
-                if replica.gone:
-                    raise InfrastructureError(f"{replica.name} is gone", replica.name)
+                _check_there(replica)
                 self._replicas.pause(replica, time.monotonic())
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     return await _call(worker, load)
@@ -171,7 +170,10 @@ class WeightSync:
         return loaded
 
     async def _drained(self, replica: Replica[Worker]) -> None:
-        """Wait until a replica that is out of the rotation has no request left, or is gone. Raises TimeoutError."""
+        """Wait until a replica that is out of the rotation has no request left.
+
+        Raises TimeoutError, and InfrastructureError if it is gone: the trainer would wait for it in a group of its own.
+        """
         changed = asyncio.Event()
         self._replicas.on_change.append(changed.set)
         try:
@@ -181,6 +183,7 @@ class WeightSync:
                     await changed.wait()
         finally:
             self._replicas.on_change.remove(changed.set)
+        _check_there(replica)
 
     def _group(self, replica: Replica[Worker]) -> weights_pb2.TransferGroup:
         """The replica's transfer group: made once per replica instance, and again after a failure."""
@@ -194,6 +197,11 @@ class WeightSync:
                 world_size=1 + replica.session.ready.engine_ranks,
             )
         return self._groups[replica]
+
+
+def _check_there(replica: Replica[Worker]) -> None:
+    if replica.gone:
+        raise InfrastructureError(f"{replica.name} is gone", replica.name)
 
 
 async def _call(worker: Worker, command: pb.ReceiveWeights | pb.LoadWeights) -> pb.WeightsLoaded:

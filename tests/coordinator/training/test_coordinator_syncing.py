@@ -184,6 +184,18 @@ async def test_over_nccl_a_request_that_does_not_end_fails_the_transfer_alone(tm
         assert made.serves
 
 
+async def test_over_nccl_nothing_is_sent_to_a_replica_that_is_lost_while_it_drains(tmp_path: Path) -> None:
+    async with stage(tmp_path, "nccl", capable=True) as made:
+        made.replicas.take(Request[Worker](), time.monotonic())
+        made.sync.staged(1, TENSORS)
+        while made.serves:
+            await asyncio.sleep(0)
+        made.fleet.lose(made.fleet.workers["replica"], "its machine is gone")
+        while not (failed := made.events("sync_failed")):
+            await asyncio.sleep(0.01)
+        assert failed[0]["why"] == "replica is gone" and made.seen == []
+
+
 @pytest.mark.parametrize("broken", [pb.ReceiveWeights, pb.SendWeights])
 async def test_a_replica_whose_transfer_breaks_serves_on_and_is_tried_again_in_a_new_group(
     tmp_path: Path, broken: type
