@@ -37,7 +37,7 @@ def trainer(folder: Path) -> Trainer:
 
 @pytest.fixture(scope="module", autouse=True)
 def float32_convolutions() -> Iterator[None]:
-    """On a GPU those of the plain model would be in TF32, which is 1e-4 away; the trainer has products in their place."""
+    """On a GPU the plain model's would be in TF32, which is 1e-4 off; the trainer has matrix products instead."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         yield
