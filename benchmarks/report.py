@@ -388,7 +388,7 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
     return None if (found := pages.read(name)) is None else table(*rows(found))
 
 
-EXPERIMENTS = ("ablation", "alignment", "controls")
+EXPERIMENTS = ("ablation", "alignment", "controls", "stride")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
     "ladder": ladder,

@@ -31,6 +31,19 @@ def run(successes: list[int], tasks: list[str] | None = None, seconds: float = 1
     return record("arm", 0, levels, MARKS) | {"tasks": tasks, "episodes": episodes, **more}
 
 
+# ---- stride ----
+
+
+def test_the_stride_is_all_that_differs() -> None:
+    protocol = load(FOLDER / "stride.yaml", Protocol)
+    one, three = (protocol.load_config(arm) for arm in ("stride-1", "stride-3"))
+    assert (one.agent.history_stride, three.agent.history_stride) == (1, 3)
+    assert one.agent.history_screenshots == 5
+    assert one.model_copy(update={"agent": three.agent}) == three
+    assert one.agent.model_copy(update={"history_stride": 3}) == three.agent
+    assert not one.curation.pool.sources and protocol.family == 2
+
+
 # ---- alignment ----
 
 TWO = ["ladder-medium-01", "ladder-hard-01"]

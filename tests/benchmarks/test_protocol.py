@@ -89,7 +89,7 @@ def test_wrong_protocols_are_refused(changes: dict[str, Any], message: str, tmp_
         load(path, Protocol)
 
 
-@pytest.mark.parametrize("name", ["ablation", "alignment", "wallclock"])
+@pytest.mark.parametrize("name", ["ablation", "alignment", "stride", "wallclock"])
 def test_runs_that_hang_end(name: str) -> None:
     """Else an experiment of days waits for one of them."""
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
