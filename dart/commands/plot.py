@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
+
+import click
 
 from dart.core.evaluation.documents import Document, Interval, Side
 from dart.rundir import RunDirectory
@@ -13,6 +16,7 @@ from dart.store.lines import read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class Update(TypedDict):
@@ -26,7 +30,7 @@ class Update(TypedDict):
 
 
 def learning_curve(directory: RunDirectory) -> Path | None:
-    """Draw success against training time and environment steps; None without matplotlib or without updates."""
+    """Draw success against training time and environment steps; None without matplotlib, updates or disk space."""
     try:
         import matplotlib
 
@@ -53,9 +57,20 @@ def learning_curve(directory: RunDirectory) -> Path | None:
     speed.plot(minutes, [update["rollout_utilisation"] for update in updates], label="roll-out utilisation")
     speed.set_ylim(0, 1.02)
     _axes(speed, "minutes of training", "share of time", "Utilisation")
-    path = directory.path / "learning_curve.png"
-    figure.savefig(path, dpi=110)
+    picture = _saved(figure, directory.path / "learning_curve.png")
     plt.close(figure)
+    return picture
+
+
+def _saved(figure: Figure, path: Path) -> Path | None:
+    """Write the picture; if that fails, which it does on a full disk, say so: what it shows has been stored before."""
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        click.echo(f"{path} could not be written ({error}); the numbers that it would show are stored", err=True)
+        return None
     return path
 
 
@@ -92,7 +107,10 @@ def _event(line: str) -> dict[str, object] | None:
 
 
 def evaluation_picture(directory: Path, document: Document) -> Path | None:
-    """Draw success per task with its interval, and pass@k if there are several samples; None without matplotlib."""
+    """Draw success per task with its interval, and pass@k if there are several samples.
+
+    None without matplotlib or room on the disk.
+    """
     try:
         import matplotlib
 
@@ -111,10 +129,9 @@ def evaluation_picture(directory: Path, document: Document) -> Path | None:
     _by_task(success, sides, [*names, "all"])
     for curves in rest:
         _pass_curves(curves, sides)
-    path = directory / "evaluation.png"
-    figure.savefig(path, dpi=110)
+    picture = _saved(figure, directory / "evaluation.png")
     plt.close(figure)
-    return path
+    return picture
 
 
 def _by_task(axes: Axes, sides: Sequence[Side], names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import NoReturn
@@ -60,6 +61,25 @@ def test_a_curve_is_drawn_whatever_tasks_are_called(tmp_path: Path) -> None:
     journal.close()
     picture = learning_curve(RunDirectory(tmp_path))
     assert picture is not None and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_curve_for_which_the_disk_has_no_room_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    numbers = {"train_seconds": 1.0, "success_rate": 0.5, "env_utilisation": 0.5, "rollout_utilisation": 0.5}
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.event("update", update=1, **numbers, success_by_task={})
+    journal.close()
+
+    def full(self: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", full)
+    assert learning_curve(RunDirectory(tmp_path)) is None
+    assert not (tmp_path / "learning_curve.png").exists()
+    assert "learning_curve.png could not be written ([Errno 28] No space left on device)" in capsys.readouterr().err
 
 
 async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

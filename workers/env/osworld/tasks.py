@@ -79,8 +79,7 @@ class Tasks:
 
     def load(self, name: str) -> OSWorldTask:
         """Raises UserError if there is no such task, or its file is not one of OSWorld's."""
-        if name not in self.names:
-            raise UserError(f"environment.tasks.names: {self.folder} has no task {name!r}: {self._hint(name)}")
+        self._check_there([name])
         path = self.folder / f"{name}.json"
         try:
             return OSWorldTask.model_validate_json(path.read_bytes())
@@ -91,6 +90,7 @@ class Tasks:
 
     def check(self, names: Collection[str], leave_out: Sequence[Need]) -> None:
         """Raises UserError that names all tasks which cannot run, with the reasons."""
+        self._check_there(names)
         wrong: list[str] = []
         for name in names:
             needed = needs(self.load(name))
@@ -102,6 +102,12 @@ class Tasks:
                 "environment.tasks.names: these tasks are not supported, or environment.options.leave_out refuses "
                 f"them: {'; '.join(wrong)}. Leave them out: `python -m dart.workers.env.osworld tasks` lists the others"
             )
+
+    def _check_there(self, names: Collection[str]) -> None:
+        """Raises UserError that names all for which there is no file."""
+        if absent := [name for name in names if name not in self.names]:
+            told = "; ".join(f"{name!r} ({self._hint(name)})" for name in absent)
+            raise UserError(f"environment.tasks.names: {self.folder} has no task {told}")
 
     def _hint(self, name: str) -> str:
         domain, _, rest = name.partition("/")

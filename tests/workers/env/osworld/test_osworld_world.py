@@ -329,6 +329,7 @@ def test_names_are_checked_with_the_folder(prepared: tuple[Path, Path]) -> None:
     check("osworld", options, ["os/write", "os/download"])
     for names, more, why in (
         (["write"], {}, "did you mean os/write"),
+        (["write", "os/write", "gimp/drw"], {}, r"has no task 'write' \(.*\); 'gimp/drw' \("),
         (["os/drive"], {}, "os/drive needs an account"),
         (["os/download"], {"leave_out": ["downloads"]}, "os/download needs downloads"),
         (["os/write"], {"tasks_folder": "/nowhere"}, "/nowhere is not a folder"),
