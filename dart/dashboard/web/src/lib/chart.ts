@@ -96,6 +96,7 @@ export function options(lines: readonly Line[], look: Look, c: Colours): ECharts
       min: (look.range ?? look.whole)?.[0] ?? 'dataMin',
       max: (look.range ?? look.whole)?.[1] ?? 'dataMax',
       splitNumber: look.narrow ? 3 : 5,
+      minInterval: look.axis === 'number' ? 1 : undefined, // updates and trajectories are whole
       interval: look.axis === 'elapsed' ? elapsedStep(extent(lines, look), look.narrow ? 3 : 5) : undefined,
       axisLine: { lineStyle: { color: c.grid } },
       axisTick: { show: false },
