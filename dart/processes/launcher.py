@@ -123,7 +123,10 @@ class Launcher:
     async def _bound_logs(self) -> None:
         while self._most_log_bytes is not None:
             for child in self._children:
-                await asyncio.to_thread(bound, self._log(child), self._most_log_bytes)
+                try:
+                    await asyncio.to_thread(bound, self._log(child), self._most_log_bytes)
+                except OSError as error:  # a full disk, say: the run does not depend on it
+                    LOG.warning("the log of %s cannot be kept within its bound: %s", child.name, error)
             await asyncio.sleep(LOOK_AT_LOGS_SECONDS)
 
     async def _keep(self, child: Child) -> None:

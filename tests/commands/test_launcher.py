@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -58,6 +60,18 @@ async def test_the_run_goes_on_without_what_it_does_not_need(tmp_path: Path, goo
     child = dataclasses.replace(_child(tmp_path, good_run, code), name="dashboard", needed=False)
     await Launcher([child], tmp_path / "logs").run()
     assert "is not started again: " in (tmp_path / "logs" / "dashboard.log").read_text()
+
+
+async def test_a_log_that_cannot_be_bounded_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(log: Path, most_bytes: int) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
+
+    monkeypatch.setattr(launcher, "bound", full)
+    await Launcher([_child(tmp_path, 2)], tmp_path / "logs", most_log_bytes=1).run()
+    assert _runs(tmp_path) == 2
+    assert "No space left on device" in caplog.text
 
 
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
@@ -181,6 +195,12 @@ sys.stdin.read()
 """  # fmt: skip  # noqa: E501
 
 
+def _has_ended(there: Path) -> bool:
+    """The process whose number is in the file."""
+    engine = Path("/proc") / there.read_text() / "stat"
+    return not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
 async def ended_once_there(child: Child, folder: Path, there: Path) -> None:
     """Run the child until it has written into the file, and end the run then."""
     running = asyncio.create_task(Launcher([child], folder / "logs").run())
@@ -196,8 +216,7 @@ async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     there = tmp_path / "engine"
     child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
     await ended_once_there(child, tmp_path, there)
-    engine = Path("/proc") / there.read_text() / "stat"
-    assert not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    assert _has_ended(there)
 
 
 SLOW = """
