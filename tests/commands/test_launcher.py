@@ -62,6 +62,23 @@ async def test_the_run_goes_on_without_what_it_does_not_need(tmp_path: Path, goo
     assert "is not started again: " in (tmp_path / "logs" / "dashboard.log").read_text()
 
 
+LEAVES_AN_ENGINE = """
+import subprocess, sys
+from pathlib import Path
+there = Path(sys.argv[1])
+if there.exists():
+    sys.exit(0)
+there.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+sys.exit(1)
+"""
+
+
+async def test_what_a_worker_that_broke_leaves_behind_ends_before_it_is_started_again(tmp_path: Path) -> None:
+    there = tmp_path / "engine"
+    await Launcher([Child("rollout-0", [sys.executable, "-c", LEAVES_AN_ENGINE, str(there)])], tmp_path / "logs").run()
+    assert _has_ended(there)
+
+
 async def test_a_log_that_cannot_be_bounded_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
