@@ -168,8 +168,21 @@ class Launcher:
         return f"ended with code {code}: {_last_words(log)}: see {log}"
 
     async def _run_once(self, child: Child) -> int:
+        starting = asyncio.ensure_future(self._started(child))
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the run ends at this moment, and the child with it
+            self._processes[child.name] = await starting
+            raise
+        self._processes[child.name] = process
+        code = await process.wait()
+        await _end_groups({process.pid})  # an engine that is left would keep the memory that the next one needs
+        del self._processes[child.name]  # its number may soon be another process's
+        return code
+
+    async def _started(self, child: Child) -> asyncio.subprocess.Process:
         with self._log(child).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *child.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
@@ -178,11 +191,6 @@ class Launcher:
                 pass_fds=child.descriptors,
                 env={**os.environ, **child.environment},
             )
-        self._processes[child.name] = process
-        code = await process.wait()
-        await _end_groups({process.pid})  # an engine that is left would keep the memory that the next one needs
-        del self._processes[child.name]  # its number may soon be another process's
-        return code
 
     async def _end_all(self) -> None:
         """The workers have been sent Bye: wait, then end what is left of each process group."""

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,6 +234,32 @@ async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     there = tmp_path / "engine"
     child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
     await ended_once_there(child, tmp_path, there)
+    assert _has_ended(there)
+
+
+async def test_a_worker_that_is_just_being_started_when_the_run_ends_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "TERMINATE_SECONDS", 0.2)
+    start, started, go_on = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*arguments, **options)
+        started.set()
+        await go_on.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    there = tmp_path / "engine"
+    child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
+    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
+    await started.wait()
+    while not there.exists() or not there.read_text():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert _has_ended(there)
 
 
