@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,18 @@ def test_the_last_words_are_found_behind_a_cut(tmp_path: Path) -> None:
     log.write_text("and then it ended\n")
     assert launcher._last_words(log) == "and then it ended"
     assert not bound(tmp_path / "none.log", 10)
+
+
+def test_the_last_words_of_a_large_log_cost_little(tmp_path: Path) -> None:
+    log = tmp_path / "env-0.log"
+    log.write_text("a line of a worker that says much\n" * 200_000 + "the last word\n\n")
+    tracemalloc.start()
+    try:
+        assert launcher._last_words(log) == "the last word"
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20, "the coordinator's event loop waits meanwhile"
 
 
 STUBBORN = """
