@@ -14,7 +14,7 @@ import pytest
 
 from dart import config
 from dart.coordinator.fleet import door
-from dart.coordinator.fleet.door import RareLine
+from dart.coordinator.fleet.door import Door, RareLine, Refused
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
 from dart.core.loopback import is_loopback
@@ -24,6 +24,7 @@ from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import MAX_MESSAGE_BYTES, OPTIONS, Dial, authorised
 from dart.wire.role import Command, Reply
+from dart.wire.stream import Stream
 from dart.wire.worker import WorkerOptions, serve
 
 METHOD = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/Session"
@@ -167,6 +168,28 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
             assert (await at.says(hello("a-worker"))).HasField("welcome")
             for task in reading:
                 task.cancel()
+
+
+async def test_a_stream_whose_time_is_just_up_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment when the time is up and the one when its coroutine hears of it."""
+    monkeypatch.setattr(door, "MOST_WAITING", 1)
+    monkeypatch.setattr(door, "HELLO_SECONDS", 0.0)
+
+    class Silent:
+        async def read(self) -> object:
+            return await asyncio.Event().wait()
+
+        async def write(self, encoded: bytes, /) -> None: ...
+
+    here = Door(config.Server())
+
+    async def dials(after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        await here.hello(Stream(Silent()), {})
+
+    ends = await asyncio.gather(dials(0), dials(1), return_exceptions=True)
+    assert [type(end) for end in ends] == [Refused, Refused], ends
 
 
 @pytest.mark.parametrize(
