@@ -235,6 +235,28 @@ def test_a_rare_line_says_how_many_were_left_out() -> None:
     assert [line.due(now) for now in (0.0, 1.0, 9.9, 10.0, 11.0, 30.0)] == [0, None, None, 2, None, 1]
 
 
+async def test_a_worker_that_leaves_while_it_is_rejected_is_no_error() -> None:
+    here = Place(config.Server())
+    first = pb.SessionRequest(hello=hello(protocol_version=0)).SerializeToString()
+
+    class Leaves:
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def peer(self) -> str:
+            return "a machine"
+
+        async def read(self) -> object:
+            return first
+
+        async def write(self, encoded: bytes, /) -> None:
+            assert pb.SessionResponse.FromString(encoded).HasField("reject")
+            raise grpc.aio.UsageError("the call has ended")
+
+    context: Any = Leaves()
+    await here.service.Session(context, context)
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"])
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
