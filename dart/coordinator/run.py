@@ -37,7 +37,7 @@ from dart.coordinator.service.watching import Sampled, Watch
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, software, training_summary, write_json
 from dart.coordinator.training.meter import Meter
-from dart.coordinator.training.ranks import NotSaved, TrainerLost, TrainerRanks
+from dart.coordinator.training.ranks import TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.coordinator.training.uploads import Uploads
@@ -50,7 +50,7 @@ from dart.core.progress import Progress
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
-from dart.errors import UserError, ungrouped
+from dart.errors import UserError, first_of, ungrouped
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
@@ -228,11 +228,17 @@ class Run:
         service = ControlService(self, self.journal, self.database)
         sessions = CoordinatorService(self.fleet, self.config.server, self.directory.name, self._welcome)
         try:
-            await self.server.start(sessions, service)
-            self.address.set_result(self.server.address)
-            await self.database.set_control_address(self.server.address)
+            try:
+                await self.server.start(sessions, service)
+                self.address.set_result(self.server.address)
+                await self.database.set_control_address(self.server.address)
+            except UserError as error:
+                await self._failed(error)
+                raise
             return await self._beside(launch) if launch else await self.work()
         finally:
+            if launch:
+                launch.close()  # Python warns of one that was never started
             self.address.cancel()
             try:
                 await self.server.stop()
@@ -254,17 +260,14 @@ class Run:
         """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
         try:
             summary = await self._with_background()
+            self._phase("finished")
+            await self.database.finish_run(summary, time.time())
         except Interrupted:
             await self._end(RunState.INTERRUPTED)
             raise
-        except (UserError, asyncio.CancelledError) as error:
-            # Cancelled: the launcher failed, and reports why.
-            with contextlib.suppress(OSError):
-                self.journal.event("failed", why=str(error))
-            await self._end(RunState.FAILED)
+        except (Exception, asyncio.CancelledError) as error:  # cancelled: the launcher failed, and reports why
+            await self._failed(error)
             raise
-        self._phase("finished")
-        await self.database.finish_run(summary, time.time())
         await self._goodbye()
         return summary
 
@@ -389,21 +392,38 @@ class Run:
         self.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason=f"the run is {self.progress.phase}")))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
-                while self.fleet.workers:
-                    await self._roster.change()
+                for worker in list(self.fleet.workers.values()):
+                    await worker.lost.wait()
+
+    async def _failed(self, error: BaseException) -> None:
+        first = first_of(error)
+        plain = isinstance(first, UserError | asyncio.CancelledError)
+        with contextlib.suppress(OSError):
+            self.journal.event("failed", why=str(first) if plain else f"{type(first).__name__}: {first}")
+        await self._end(RunState.FAILED)
 
     async def _end(self, state: RunState) -> None:
+        """Record the end and say goodbye, whatever happens to the last checkpoint."""
         was = self.progress.phase
         with contextlib.suppress(OSError):  # the rest has to be done even when the disk is full
             self._phase(state.value)
         self.database.patience.seconds = ENDING_PATIENCE_SECONDS
-        if state is RunState.INTERRUPTED and was == "training":
-            with contextlib.suppress(TimeoutError, TrainerLost, NotSaved):
-                async with asyncio.timeout(self.config.checkpoint.interrupt_seconds):
-                    await self._training.cut_off()
-        with contextlib.suppress(UserError):
-            await self.database.set_run_state(state, time.time())
-        await self._goodbye()
+        try:
+            if state is RunState.INTERRUPTED and was == "training":
+                await self._save_last()
+        finally:  # the launcher may fail meanwhile, which cancels this
+            with contextlib.suppress(UserError):
+                await self.database.set_run_state(state, time.time())
+            await self._goodbye()
+
+    async def _save_last(self) -> None:
+        try:
+            async with asyncio.timeout(seconds := self.config.checkpoint.interrupt_seconds):
+                await self._training.cut_off()
+        except (UserError, OSError) as error:
+            why = str(error) or f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)"
+            with contextlib.suppress(OSError):
+                self.journal.event("checkpoint_failed", version=self.progress.counts.version, why=why)
 
     def _phase(self, phase: str) -> None:
         self.progress.phase_changed(phase)

@@ -123,7 +123,10 @@ class Launcher:
     async def _bound_logs(self) -> None:
         while self._most_log_bytes is not None:
             for child in self._children:
-                await asyncio.to_thread(bound, self._log(child), self._most_log_bytes)
+                try:
+                    await asyncio.to_thread(bound, self._log(child), self._most_log_bytes)
+                except OSError as error:  # a full disk, say: the run does not depend on it
+                    LOG.warning("the log of %s cannot be kept within its bound: %s", child.name, error)
             await asyncio.sleep(LOOK_AT_LOGS_SECONDS)
 
     async def _keep(self, child: Child) -> None:
@@ -165,8 +168,21 @@ class Launcher:
         return f"ended with code {code}: {_last_words(log)}: see {log}"
 
     async def _run_once(self, child: Child) -> int:
+        starting = asyncio.ensure_future(self._started(child))
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the run ends at this moment, and the child with it
+            self._processes[child.name] = await starting
+            raise
+        self._processes[child.name] = process
+        code = await process.wait()
+        await _end_groups({process.pid})  # an engine that is left would keep the memory that the next one needs
+        del self._processes[child.name]  # its number may soon be another process's
+        return code
+
+    async def _started(self, child: Child) -> asyncio.subprocess.Process:
         with self._log(child).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *child.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
@@ -175,26 +191,14 @@ class Launcher:
                 pass_fds=child.descriptors,
                 env={**os.environ, **child.environment},
             )
-        self._processes[child.name] = process
-        return await process.wait()
 
     async def _end_all(self) -> None:
-        """The workers have been sent Bye: wait, then send SIGTERM and then SIGKILL to each process group.
-
-        Returns when no process of any group is left, or KILLED_SECONDS after the last signal. A child's engine or
-        browser may outlive the child, and the kernel tells nobody when a group is gone, so it is asked repeatedly.
-        """
+        """The workers have been sent Bye: wait, then end what is left of each process group."""
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
         await asyncio.gather(*map(self._goodbye, self._children))
-        groups = {process.pid for process in self._processes.values()}
-        for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, KILLED_SECONDS)):
-            groups = {group for group in groups if _signal(group, number)}
-            until = time.monotonic() + seconds
-            while groups and time.monotonic() < until:
-                await asyncio.sleep(LOOK_AT_GROUPS_SECONDS)
-                groups = {group for group in groups if _signal(group, 0)}
+        await _end_groups({process.pid for process in self._processes.values()})
 
     async def _goodbye(self, child: Child) -> None:
         """Wait until it has ended by itself, as long as it may take."""
@@ -209,6 +213,20 @@ class Launcher:
     def _note(self, child: Child, text: str) -> None:
         with self._log(child).open("a", encoding="utf-8") as log:
             log.write(f"-- {child.name} {text}\n")
+
+
+async def _end_groups(groups: set[int]) -> None:
+    """Send SIGTERM and then SIGKILL to every process of these groups.
+
+    Returns when no process of any group is left, or KILLED_SECONDS after the last signal. A child's engine or browser
+    may outlive the child, and the kernel tells nobody when a group is gone, so it is asked repeatedly.
+    """
+    for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, KILLED_SECONDS)):
+        groups = {group for group in groups if _signal(group, number)}
+        until = time.monotonic() + seconds
+        while groups and time.monotonic() < until:
+            await asyncio.sleep(LOOK_AT_GROUPS_SECONDS)
+            groups = {group for group in groups if _signal(group, 0)}
 
 
 def _signal(group: int, number: int) -> bool:

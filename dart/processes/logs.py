@@ -11,6 +11,9 @@ import os
 import shutil
 from pathlib import Path
 
+END_BYTES = 64 << 10
+"""A log's last line is looked for in so much of its end."""
+
 
 def elder(log: Path) -> Path:
     """The part before the last cut."""
@@ -36,11 +39,17 @@ def bound(log: Path, most_bytes: int) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """The last line that says something, also from before the last cut; empty where there is none."""
+    """The last line that says something, also from before the last cut; empty where there is none.
+
+    Only the end of each part is read, because the event loop waits for it.
+    """
     for part in (log, elder(log)):
         if not part.exists():
             continue
-        lines = [line.strip() for line in part.read_text(encoding="utf-8", errors="replace").splitlines()]
+        with part.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines()]
         if said := next((line for line in reversed(lines) if line), ""):
             return said
     return ""

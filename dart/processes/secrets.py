@@ -44,7 +44,8 @@ def prepare(folder: Path, host: str) -> None:
                 write_private(token_file(folder, role), secrets.token_urlsafe(_TOKEN_BYTES).encode())
         if not _names(folder / CERTIFICATE, host):
             certificate, key = _self_signed(host)
-            for name, content in ((KEY, key), (CERTIFICATE, certificate), (AUTHORITY, certificate)):
+            # The certificate last: once it is there, none of them is made again.
+            for name, content in ((KEY, key), (AUTHORITY, certificate), (CERTIFICATE, certificate)):
                 write_private(folder / name, content)
     except OSError as error:
         raise UserError(f"{folder}: tokens cannot be kept there ({error.strerror}): choose a writable folder") from None

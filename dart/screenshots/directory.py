@@ -131,8 +131,10 @@ class ScreenshotDirectory:
         with contextlib.suppress(FileNotFoundError), os.scandir(f"{self._prefix}{shard:02x}") as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or not one of our files
+                    digest = bytes.fromhex(entry.name)
+                    file_name(digest)  # raises ValueError, too
                     status = entry.stat(follow_symlinks=False)
-                    found.append(StoredFile(bytes.fromhex(entry.name), status.st_size, status.st_mtime))
+                    found.append(StoredFile(digest, status.st_size, status.st_mtime))
         return found
 
     def remove(self, digest: bytes, untouched_since: float) -> int:

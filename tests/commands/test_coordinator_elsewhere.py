@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from dart.commands.running import JobRun
 from dart.commands.train import _listening
 from dart.config import load, parse
 from dart.config.cluster import Needs
+from dart.errors import UserError
 from dart.launch.plan import Group, plan
 from dart.processes import secrets
 from dart.rundir import RunDirectory
@@ -73,6 +76,27 @@ def test_tokens_stay_and_the_certificate_follows_the_host(tmp_path: Path) -> Non
     secrets.prepare(folder, "node-3")
     changed = {file.name for file in folder.iterdir() if file.read_bytes() != first[file.name]}
     assert changed == {secrets.CERTIFICATE, secrets.KEY, secrets.AUTHORITY}
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_certificate_that_was_only_half_written_is_made_again(
+    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 4 + written  # the tokens come first
+
+    def until_the_disk_is_full(file: Path, content: bytes) -> None:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left -= 1
+        file.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(secrets, "write_private", until_the_disk_is_full)
+        with pytest.raises(UserError, match="tokens cannot be kept there"):
+            secrets.prepare(tmp_path, "localhost")
+    secrets.prepare(tmp_path, "localhost")
+    assert (tmp_path / secrets.AUTHORITY).read_bytes() == (tmp_path / secrets.CERTIFICATE).read_bytes()
 
 
 @pytest.mark.parametrize("host", ["[::1]", "::1", "0.0.0.0", "node-3"])

@@ -2,8 +2,12 @@
 
 import asyncio
 import dataclasses
+import errno
+import os
 import sys
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +62,35 @@ async def test_the_run_goes_on_without_what_it_does_not_need(tmp_path: Path, goo
     child = dataclasses.replace(_child(tmp_path, good_run, code), name="dashboard", needed=False)
     await Launcher([child], tmp_path / "logs").run()
     assert "is not started again: " in (tmp_path / "logs" / "dashboard.log").read_text()
+
+
+LEAVES_AN_ENGINE = """
+import subprocess, sys
+from pathlib import Path
+there = Path(sys.argv[1])
+if there.exists():
+    sys.exit(0)
+there.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+sys.exit(1)
+"""
+
+
+async def test_what_a_worker_that_broke_leaves_behind_ends_before_it_is_started_again(tmp_path: Path) -> None:
+    there = tmp_path / "engine"
+    await Launcher([Child("rollout-0", [sys.executable, "-c", LEAVES_AN_ENGINE, str(there)])], tmp_path / "logs").run()
+    assert _has_ended(there)
+
+
+async def test_a_log_that_cannot_be_bounded_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(log: Path, most_bytes: int) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
+
+    monkeypatch.setattr(launcher, "bound", full)
+    await Launcher([_child(tmp_path, 2)], tmp_path / "logs", most_log_bytes=1).run()
+    assert _runs(tmp_path) == 2
+    assert "No space left on device" in caplog.text
 
 
 async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path) -> None:
@@ -171,6 +204,18 @@ def test_the_last_words_are_found_behind_a_cut(tmp_path: Path) -> None:
     assert not bound(tmp_path / "none.log", 10)
 
 
+def test_the_last_words_of_a_large_log_cost_little(tmp_path: Path) -> None:
+    log = tmp_path / "env-0.log"
+    log.write_text("a line of a worker that says much\n" * 200_000 + "the last word\n\n")
+    tracemalloc.start()
+    try:
+        assert launcher._last_words(log) == "the last word"
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20, "the coordinator's event loop waits meanwhile"
+
+
 STUBBORN = """
 import signal, subprocess, sys
 from pathlib import Path
@@ -179,6 +224,12 @@ engine.stdout.readline()
 Path(sys.argv[1]).write_text(str(engine.pid))
 sys.stdin.read()
 """  # fmt: skip  # noqa: E501
+
+
+def _has_ended(there: Path) -> bool:
+    """The process whose number is in the file."""
+    engine = Path("/proc") / there.read_text() / "stat"
+    return not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 async def ended_once_there(child: Child, folder: Path, there: Path) -> None:
@@ -196,8 +247,33 @@ async def test_nothing_of_a_group_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     there = tmp_path / "engine"
     child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
     await ended_once_there(child, tmp_path, there)
-    engine = Path("/proc") / there.read_text() / "stat"
-    assert not engine.exists() or engine.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    assert _has_ended(there)
+
+
+async def test_a_worker_that_is_just_being_started_when_the_run_ends_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "TERMINATE_SECONDS", 0.2)
+    start, started, go_on = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*arguments, **options)
+        started.set()
+        await go_on.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    there = tmp_path / "engine"
+    child = Child("rollout-0", [sys.executable, "-c", STUBBORN, str(there)])
+    running = asyncio.create_task(Launcher([child], tmp_path / "logs").run())
+    await started.wait()
+    while not there.exists() or not there.read_text():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert _has_ended(there)
 
 
 SLOW = """

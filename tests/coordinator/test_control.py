@@ -14,6 +14,7 @@ from store_samples import TASK, image, trajectory
 
 from dart.coordinator.service.control import ControlService
 from dart.core.types import Trajectory
+from dart.screenshots.directory import file_name
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
@@ -72,3 +73,14 @@ async def test_a_trajectory_that_is_too_large_says_how_large_and_what_to_do(tmp_
         assert said.startswith("trajectory 't-1' is 18,0") and "the limit is 16,777,216: ask for it without" in said
         answer = await control.GetTrajectory(cpb.GetTrajectoryRequest(id="t-1"))
         assert len(answer.trajectory.steps) == 60
+
+
+async def test_a_screenshot_that_is_lost_is_told_with_what_to_do(tmp_path: Path) -> None:
+    given = sampled("t-1", steps=1)
+    async with serving(tmp_path, given) as control:
+        (tmp_path / "blobs" / file_name(given.steps[0].images[0].sha256)).unlink()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await control.GetTrajectory(cpb.GetTrajectoryRequest(id="t-1", with_images=True))
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        said = refused.value.details() or ""
+        assert said.startswith("trajectory 't-1' lacks a screenshot (blob ") and "without with_images" in said

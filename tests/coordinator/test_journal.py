@@ -53,6 +53,23 @@ def test_a_line_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
     assert [event["update"] for event in updates] == [1, 2]
 
 
+def test_a_file_that_cannot_be_begun_anew_leaves_one_to_write_the_end_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.event("update", update=1)
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.begin_anew()
+    journal.event("failed", why="the disk is full")
+    journal.close()
+
+
 def test_a_curve_is_drawn_whatever_tasks_are_called(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     numbers = {"train_seconds": 1.0, "success_rate": 0.5, "env_utilisation": 0.5, "rollout_utilisation": 0.5}

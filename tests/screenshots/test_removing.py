@@ -52,6 +52,13 @@ def test_what_lies_there_is_listed(directory: ScreenshotDirectory) -> None:
     assert all(abs(file.touched - time.time()) < 60 for file in everything(directory))
 
 
+def test_a_file_that_is_no_screenshot_is_not_listed_whatever_it_is_called(directory: ScreenshotDirectory) -> None:
+    (directory.root / "ab").mkdir(exist_ok=True)
+    for name in ("abcd", "notes.txt"):
+        (directory.root / "ab" / name).touch()
+    assert directory.files(0xAB) == []
+
+
 def test_only_what_was_not_stored_lately_is_removed(directory: ScreenshotDirectory) -> None:
     one, writer = image("one"), SharedScreenshots(directory)
     writer.put(one)

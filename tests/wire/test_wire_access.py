@@ -14,7 +14,7 @@ import pytest
 
 from dart import config
 from dart.coordinator.fleet import door
-from dart.coordinator.fleet.door import RareLine
+from dart.coordinator.fleet.door import Door, RareLine, Refused
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
 from dart.core.loopback import is_loopback
@@ -24,6 +24,7 @@ from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import MAX_MESSAGE_BYTES, OPTIONS, Dial, authorised
 from dart.wire.role import Command, Reply
+from dart.wire.stream import Stream
 from dart.wire.worker import WorkerOptions, serve
 
 METHOD = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/Session"
@@ -169,6 +170,28 @@ async def test_the_oldest_silent_stream_gives_way(monkeypatch: pytest.MonkeyPatc
                 task.cancel()
 
 
+async def test_a_stream_whose_time_is_just_up_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment when the time is up and the one when its coroutine hears of it."""
+    monkeypatch.setattr(door, "MOST_WAITING", 1)
+    monkeypatch.setattr(door, "HELLO_SECONDS", 0.0)
+
+    class Silent:
+        async def read(self) -> object:
+            return await asyncio.Event().wait()
+
+        async def write(self, encoded: bytes, /) -> None: ...
+
+    here = Door(config.Server())
+
+    async def dials(after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        await here.hello(Stream(Silent()), {})
+
+    ends = await asyncio.gather(dials(0), dials(1), return_exceptions=True)
+    assert [type(end) for end in ends] == [Refused, Refused], ends
+
+
 @pytest.mark.parametrize(
     ("first", "words"),
     [
@@ -210,6 +233,28 @@ async def test_rubbish_in_the_middle_of_a_session_ends_the_stream_alone(caplog: 
 def test_a_rare_line_says_how_many_were_left_out() -> None:
     line = RareLine(10.0)
     assert [line.due(now) for now in (0.0, 1.0, 9.9, 10.0, 11.0, 30.0)] == [0, None, None, 2, None, 1]
+
+
+async def test_a_worker_that_leaves_while_it_is_rejected_is_no_error() -> None:
+    here = Place(config.Server())
+    first = pb.SessionRequest(hello=hello(protocol_version=0)).SerializeToString()
+
+    class Leaves:
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def peer(self) -> str:
+            return "a machine"
+
+        async def read(self) -> object:
+            return first
+
+        async def write(self, encoded: bytes, /) -> None:
+            assert pb.SessionResponse.FromString(encoded).HasField("reject")
+            raise grpc.aio.UsageError("the call has ended")
+
+    context: Any = Leaves()
+    await here.service.Session(context, context)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"])

@@ -99,8 +99,9 @@ class Door:
             async with asyncio.timeout(HELLO_SECONDS) as place:
                 self._places[number] = place
                 if len(self._places) > MOST_WAITING:
-                    oldest = next(iter(self._places))
-                    self._places.pop(oldest).reschedule(0.0)
+                    oldest = self._places.pop(next(iter(self._places)))
+                    if not oldest.expired():  # its time may be up, though its coroutine has not heard of that
+                        oldest.reschedule(0.0)
                 return await stream.read()
         except TimeoutError:
             if number in self._places:

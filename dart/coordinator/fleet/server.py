@@ -7,6 +7,7 @@ that both ends share (`dart.wire.stream`). A worker outlives its stream by `lost
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -70,7 +71,8 @@ class CoordinatorService:
             worker, resumed = self._fleet.admit(hello)
         except Rejected as error:
             reject = pb.Reject(reason=str(error), remedy=error.remedy, retry_after_seconds=error.retry_after_seconds)
-            await stream.write(pb.SessionResponse(reject=reject).SerializeToString())
+            with contextlib.suppress(StreamLostError):  # it has not waited for the answer
+                await stream.write(pb.SessionResponse(reject=reject).SerializeToString())
         except Refused as error:
             self._door.refused(context.peer(), error)
             await context.abort(error.code, str(error))

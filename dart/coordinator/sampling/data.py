@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections import Counter
@@ -42,9 +43,11 @@ from dart.core.types import Task, Trajectory
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.failpoints import failpoint
-from dart.store.blobs import BlobError
+from dart.store.blobs import BlobError, BlobUnreachable
 from dart.store.database import Database
 from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState, StoredGroup
+
+log = logging.getLogger(__name__)
 
 LEAST_WEIGHT = 0.01
 """The sampling weight of a task with nothing left to learn, at full task_preference: it is still tried now and then."""
@@ -238,6 +241,9 @@ class DataManager:
                 lost = usable(replace(stored.trajectory, pooled_from=entry.trajectory_id))
                 if lost is None:
                     return pooled_copy(stored.trajectory, group.id, self._progress.counts.version, oldest)
+            except BlobUnreachable as error:  # the next group may have it
+                log.warning("group %s gets no pooled success: %s", group.id, error)
+                return None
             except BlobError as error:
                 lost = str(error)
             if self._pool.discard(entry):

@@ -109,6 +109,11 @@ class _Later:
     why: str
     after: str = ""
 
+    @property
+    def named(self) -> float:
+        """Seconds, at most `MOST_DELAY_SECONDS`; 0 if it names none."""
+        return min(float(self.after), MOST_DELAY_SECONDS) if self.after.isdecimal() else 0.0
+
 
 class Endpoint:
     """An open client; an async context manager."""
@@ -136,12 +141,13 @@ class Endpoint:
         delay, failed = FIRST_DELAY_SECONDS, _Later("")
         for number in range(TRIES):
             if number:
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(2 * delay, MOST_DELAY_SECONDS)
+                # Not all at the same moment: every environment's turn may have been told the same time.
+                await asyncio.sleep(failed.named + delay * random.uniform(0.5, 1.0))
             said = await self._try(messages)
             if isinstance(said, Words):
                 return said
             failed = said
-            delay = min(float(said.after) if said.after.isdecimal() else 2 * delay, MOST_DELAY_SECONDS)
         raise InfrastructureError(f"--endpoint {self._address.url} failed {TRIES} times, the last with {failed.why}")
 
     async def _try(self, messages: list[ChatMessage]) -> Words | _Later:

@@ -14,6 +14,7 @@ from dart.core.curation.submitted import NotWanted
 from dart.core.status import Status
 from dart.core.types import Task
 from dart.errors import UserError
+from dart.store.blobs import BlobError
 from dart.store.database import Database
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
@@ -82,7 +83,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             raise AssertionError("abort raises")
         with_images = request.with_images and stored.screenshots_kept
         if with_images:
-            stored = await self._database.with_images(stored)
+            try:
+                stored = await self._database.with_images(stored)
+            except (BlobError, OSError) as error:
+                why = f"trajectory {request.id!r} lacks a screenshot ({error}): ask for it without with_images"
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         answer = cpb.GetTrajectoryResponse(
             trajectory=trajectory_to_proto(stored.trajectory, stored.advantages, stored.fate, with_images),
             screenshots_removed=not stored.screenshots_kept,

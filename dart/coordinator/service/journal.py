@@ -68,8 +68,8 @@ class Journal:
         self._file.flush()
         if not lines.set_aside(self._path):
             return False
-        self._file.close()
-        self._file = self._path.open("a", encoding="utf-8")
+        old, self._file = self._file, self._path.open("a", encoding="utf-8")  # if this fails, the old one stays open
+        old.close()
         return True
 
     def flush_lines(self) -> None:

@@ -201,10 +201,15 @@ class TrainerRanks:
         self, assignment: pb.Assignment, version: int, group: weights_pb2.TransferGroup
     ) -> pb.WeightsSent:
         """Rank 0 sends a version's snapshot. Raises InfrastructureError."""
-        reply: pb.WeightsSent = await self.rank0.call(
-            pb.SendWeights(assignment=assignment, version=version, group=group)
-        )
-        self.rank0.end_assignment(assignment.assignment_id, assignment.attempt)
+        worker = self.rank0
+        try:
+            reply: pb.WeightsSent = await worker.call(
+                pb.SendWeights(assignment=assignment, version=version, group=group)
+            )
+        except CommandFailed:
+            worker.end_assignment(assignment.assignment_id, assignment.attempt)
+            raise
+        worker.end_assignment(assignment.assignment_id, assignment.attempt)
         return reply
 
     @contextmanager
@@ -235,13 +240,14 @@ class TrainerRanks:
         """Every rank's reply. Raises TrainerLost, UpdateRefused; _UnknownScreenshot with `asks_screenshots`."""
 
         async def one(rank: int) -> Any:
+            worker = self._ranks[rank]
             try:
-                reply = await self._ranks[rank].call(*commands(rank))
+                reply = await worker.call(*commands(rank))
             except CommandFailed as failure:
                 # The others give up too, each with its own message, and one of them may know why.
                 patience.reschedule(asyncio.get_running_loop().time() + REFUSAL_SECONDS)
-                return failure
-            self._ranks[rank].end_assignment(assignment_id, attempt)
+                reply = failure
+            worker.end_assignment(assignment_id, attempt)
             return reply
 
         try:

@@ -22,6 +22,7 @@ from dart.core.progress import Progress
 from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
 from dart.core.usage import EnvState
 from dart.errors import UserError
+from dart.store.blobs import BlobUnreachable
 from dart.store.database import Database, sqlite_url
 from dart.store.records import GroupState
 from dart.wire.convert import sample_to_proto
@@ -193,6 +194,23 @@ async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path
         await rig.group(False, False, False, False)
         assert [event["success"] for event in rig.events("pool_entry_lost")] == ["g000001-2"]
         assert rig.events("pooled")[-1]["success"] == "g000001-1"
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(*_: Any, **__: Any) -> Any:
+        raise BlobUnreachable("the object store s3://bucket failed")
+
+    async with Rig(tmp_path) as rig:
+        await rig.group(True, True, False, False)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.database, "trajectory", away)
+            await rig.group(False, False, False, False)
+        assert not rig.events("pool_entry_lost") and not rig.events("pooled")
+        assert "s3://bucket failed" in caplog.text
+        await rig.group(False, False, False, False)
+        assert len(rig.events("pooled")) == 1
 
 
 async def test_an_old_success_is_pooled_without_its_log_probs(tmp_path: Path) -> None:

@@ -162,6 +162,34 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
     assert "sk-right" not in repr(chat)
 
 
+@pytest.mark.parametrize(
+    ("named", "least", "most"),
+    [
+        (["", "", "", ""], [1.0, 2.0, 4.0, 8.0], [2.0, 4.0, 8.0, 16.0]),
+        (["30", "", "30", ""], [31.0, 2.0, 34.0, 8.0], [32.0, 4.0, 38.0, 16.0]),
+        (["0", "", "", ""], [1.0, 2.0, 4.0, 8.0], [2.0, 4.0, 8.0, 16.0]),
+        (["86400", "soon", "", ""], [61.0, 2.0, 4.0, 8.0], [62.0, 4.0, 8.0, 16.0]),
+    ],
+)
+async def test_it_is_asked_again_after_the_time_that_it_names_and_with_growing_pauses(
+    named: list[str], least: list[float], most: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [endpoint_module._Later("busy", after) for after in [*named, ""]]
+    paused: list[float] = []
+
+    async def busy(*_: Any) -> Any:
+        return answers.pop(0)
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+
+    monkeypatch.setattr(Endpoint, "_try", busy)
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(InfrastructureError):
+        await Endpoint(Address("http://127.0.0.1:1/v1", "teacher"), 1.0, 40).write([])
+    assert all(low <= seconds <= high for low, seconds, high in zip(least, paused, most, strict=True)), paused
+
+
 async def test_a_garbled_answer_is_asked_for_again(chat: Address) -> None:
     Chat.answers = [b"no gzip", "fine"]
     async with Endpoint(chat, 1.0, 40) as endpoint:

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from dart.coordinator.fleet.sessions import Fleet, Worker
+from dart.coordinator.fleet.sessions import CommandFailed, Fleet, Worker
 from dart.coordinator.training.pages import MOST_BYTES, PAGE_BYTES, TooLarge, pages_of
 from dart.coordinator.training.ranks import TrainerLost, TrainerRanks, UnusableGroup, UpdateRefused
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.types import Generation, Image, Sample, Step, Task, Termination, Trajectory, VersionSpan
 from dart.screenshots.stored import StoredScreenshots
 from dart.v1 import session_pb2 as pb
+from dart.v1 import weights_pb2
 from dart.wire.channel import MAX_MESSAGE_BYTES
 
 GENERATION = Generation((1,) * 50, (3, 4), (-0.5, -0.25), (VersionSpan(0, 0, 2),), "t")
@@ -159,6 +160,24 @@ async def test_a_batch_that_is_refused_without_a_name_is_tried_once_more(
         trainer.fail(await trainer.asked(), code, *names)
     with pytest.raises(UpdateRefused, match="what it says"):
         await update
+
+
+async def test_what_failed_is_not_remembered_for_the_rest_of_the_run(batch: list[ReleasedGroup]) -> None:
+    trainer = Trainer()
+    (worker,) = trainer.workers
+    update = asyncio.create_task(trainer.ranks.update(1, batch))
+    for _ in range(2):
+        trainer.fail(await trainer.asked(), pb.FAILURE_CODE_TRAINER)
+    with pytest.raises(UpdateRefused):
+        await update
+    work = pb.Assignment(assignment_id="w1", attempt=1)
+    sending = asyncio.create_task(trainer.ranks.send_weights(work, 1, weights_pb2.TransferGroup()))
+    asked = (await worker.outbox.get()).send_weights
+    failure = pb.Failure(assignment=asked.assignment, code=pb.FAILURE_CODE_TRANSFER, message="the replica is gone")
+    trainer.fleet.receive(worker, pb.SessionRequest(failure=failure))
+    with pytest.raises(CommandFailed):
+        await sending
+    assert not worker.end._work
 
 
 async def test_a_trainer_that_is_beyond_repair_ends_the_run_at_once(batch: list[ReleasedGroup]) -> None:

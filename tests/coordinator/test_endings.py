@@ -1,0 +1,156 @@
+"""However a run ends, the database says how, and every worker is told goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_processes import killed_run
+
+from dart.coordinator import run as run_module
+from dart.coordinator.fleet.sessions import Worker
+from dart.coordinator.job import Train
+from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.start import Start
+from dart.errors import UserError
+from dart.rundir import RunDirectory
+from dart.store.engine import DatabaseFailed
+from dart.store.records import RunState
+from dart.v1 import session_pb2 as pb
+
+
+@pytest.fixture
+async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
+    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 0.01)
+    directory = RunDirectory(tmp_path / "run")
+    directory.path.mkdir()
+    async with await directory.open_to_work(create=True) as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        made = Run(killed_run.settings(1), directory, database, Train(), Start())
+        yield made
+        await made.server.stop()
+        made.journal.close()
+
+
+@pytest.fixture
+def worker(run: Run) -> Worker:
+    """One that is not ready yet."""
+    hello = pb.Hello(worker_id="env-0", instance_id="env-0", role=pb.ROLE_ENV)
+    return run.fleet.admit(hello)[0]
+
+
+async def _ended(run: Run, worker: Worker | None = None) -> RunState:
+    """The state in the database; the worker has been told goodbye."""
+    if worker is not None:
+        assert len(worker.outbox), "it has been told nothing"
+        assert (await worker.outbox.get()).WhichOneof("body") == "bye"
+    return RunState((await run.database.run()).state)
+
+
+def _events(run: Run, kind: str) -> list[dict[str, Any]]:
+    run.journal.flush_lines()
+    told = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
+    return [event for event in told if event["event"] == kind]
+
+
+async def _interrupted_in_training(run: Run) -> dict[str, Any]:
+    run._phase("training")
+    run.interrupt()
+    return await asyncio.Future()
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseFailed("the database is locked"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+)
+async def test_an_interrupted_run_whose_last_checkpoint_fails(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))
+    monkeypatch.setattr(run._training, "cut_off", fails)
+    with pytest.raises(Interrupted):
+        await run.work()
+    assert await _ended(run, worker) == RunState.INTERRUPTED
+    assert [event["why"] for event in _events(run, "checkpoint_failed")] == [str(error)]
+
+
+async def test_an_interrupted_run_whose_launcher_fails_while_it_saves(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = asyncio.Event()
+
+    async def saves() -> None:
+        saving.set()
+        await asyncio.Event().wait()
+
+    async def launch() -> None:
+        await saving.wait()
+        raise UserError("train was killed by SIGKILL")
+
+    monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))
+    monkeypatch.setattr(run._training, "cut_off", saves)
+    with pytest.raises(UserError, match="SIGKILL"):
+        await run._beside(launch())
+    assert await _ended(run, worker) == RunState.INTERRUPTED
+
+
+async def test_a_run_with_a_mistake_of_ours(run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> dict[str, Any]:
+        return {}["nothing"]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(run, "_phases", broken)
+    with pytest.raises(ExceptionGroup):
+        await run.work()
+    assert await _ended(run, worker) == RunState.FAILED
+    assert [event["why"] for event in _events(run, "failed")] == ["KeyError: 'nothing'"]
+
+
+async def test_a_run_whose_end_cannot_be_recorded(run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def done() -> dict[str, Any]:
+        return {}
+
+    async def fails(*_: Any) -> None:
+        raise DatabaseFailed("the database is locked")
+
+    monkeypatch.setattr(run, "_phases", done)
+    monkeypatch.setattr(run.database, "finish_run", fails)
+    with pytest.raises(DatabaseFailed):
+        await run.work()
+    assert await _ended(run, worker) == RunState.FAILED
+
+
+async def test_a_run_that_cannot_listen(run: Run) -> None:
+    async def launch() -> None:
+        raise AssertionError("there is nothing to connect to")
+
+    launching = launch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run.server._settings = run.config.server.model_copy(update={"port": taken.getsockname()[1]})
+        with pytest.raises(UserError, match=r"server\.port: cannot listen"):
+            await run.execute(launching)
+    assert inspect.getcoroutinestate(launching) == inspect.CORO_CLOSED, "else Python warns that nobody awaited it"
+    assert await _ended(run) == RunState.FAILED
+
+
+async def test_a_worker_that_has_left_before_it_was_ready_is_not_waited_for(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 10 * killed_run.HANG_SECONDS)
+
+    async def leaves() -> None:
+        await worker.outbox.get()
+        run.fleet.lose(worker, "goodbye")
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(leaves())
+        await run._goodbye()
