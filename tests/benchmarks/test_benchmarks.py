@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import check, report
+from benchmarks import check, efficiency, report
 from benchmarks.check import Check
+from benchmarks.simulation.cluster import SetUp
 
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
@@ -39,3 +41,69 @@ def test_the_record_has_numbers_alone() -> None:
     recorded = json.loads(check.RECORD.read_text(encoding="utf-8"))["results"]
     assert recorded
     assert all(isinstance(value, float) and value > 0 for value in recorded.values())
+
+
+# ---- runs of earlier calls ----
+
+Row = dict[str, Any]
+
+
+def _efficiency(path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """Call the command with a simulation that does nothing; which set-ups it simulated."""
+    made: list[str] = []
+
+    def simulated(set_up: SetUp, *_: object) -> Row:
+        made.append(set_up.name)
+        return dict.fromkeys(efficiency.KEPT, 1.0)
+
+    monkeypatch.setattr(efficiency, "RESULT", path)
+    monkeypatch.setattr(efficiency, "simulate", simulated)
+    monkeypatch.setattr(efficiency, "show", lambda rows: None)
+    monkeypatch.setattr("sys.argv", ["efficiency", *words])
+    efficiency.main()
+    return made
+
+
+def _rows(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["results"]["runs"]
+    return rows
+
+
+def test_runs_of_another_length_are_not_discarded_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "efficiency.json"
+    every = len(_efficiency(path, monkeypatch))
+    with pytest.raises(SystemExit, match=r"--hours 1 does not make .*, 6 h.*--anew"):
+        _efficiency(path, monkeypatch, "--hours", "1", "--only", "honest-sliding")
+    assert len(_rows(path)) == every
+    assert len(_efficiency(path, monkeypatch, "--hours", "1", "--anew")) == every
+    assert {row["hours"] for row in _rows(path)} == {0.5, 1.0, 24.0}
+
+
+def test_anew_discards_only_what_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    every = len(_efficiency(path, monkeypatch))
+    assert len(_efficiency(path, monkeypatch, "--anew", "--only", "honest-sliding")) == 4
+    assert len(_rows(path)) == every
+
+
+def test_runs_with_other_timings_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    _efficiency(path, monkeypatch)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["results"]["timings"]["trainer"]["seconds"] = 11.0
+    path.write_text(json.dumps(record), encoding="utf-8")
+    for more in ((), ("--anew", "--only", "honest-sliding")):
+        with pytest.raises(SystemExit, match=r"other timings.*--anew"):
+            _efficiency(path, monkeypatch, *more)
+    _efficiency(path, monkeypatch, "--anew")
+
+
+def test_a_record_keeps_its_date_and_machine_if_no_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    _efficiency(path, monkeypatch)
+    record = json.loads(path.read_text(encoding="utf-8")) | {"date": "2026-01-01"}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert _efficiency(path, monkeypatch) == []
+    assert json.loads(path.read_text(encoding="utf-8"))["date"] == "2026-01-01"
