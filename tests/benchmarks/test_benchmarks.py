@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,23 @@ def test_the_record_has_numbers_alone() -> None:
     recorded = json.loads(check.RECORD.read_text(encoding="utf-8"))["results"]
     assert recorded
     assert all(isinstance(value, float) and value > 0 for value in recorded.values())
+
+
+def test_tables_of_the_same_runs_show_the_same_ratios() -> None:
+    headline, ladder = report.headline(), report.ladder()
+    assert headline is not None and ladder is not None
+    short = {
+        line.split(" | ")[0].removeprefix("| simulated, "): re.findall(r"[\d.]+ ×", line)
+        for line in headline.splitlines()
+        if line.startswith("| simulated, ")
+    }
+    long = {
+        cells[0].removeprefix("| "): re.findall(r"[\d.]+ ×", line)
+        for line in ladder.splitlines()
+        if (cells := line.split(" | "))[1] == "decoupled"
+    }
+    assert len(short) > 10
+    assert short == {name: long[name] for name in short}
 
 
 # ---- runs of earlier calls ----
