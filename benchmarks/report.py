@@ -124,6 +124,7 @@ def real() -> str | None:
          _over_coupled(row, found["runs"])]
         for row in found["runs"]
     ]  # fmt: skip
+    rows += [[f"note: {one}", *[""] * 6] for one in found.get("notes", [])]
     head = ("schedule", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
             "over coupled")  # fmt: skip
     return table(head, rows)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import check, efficiency, report
+from benchmarks import check, efficiency, efficiency_real, report
 from benchmarks.check import Check
 from benchmarks.simulation.cluster import SetUp
+from benchmarks.trials import sweep
+from benchmarks.trials.records import Episode
 
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
@@ -125,3 +127,22 @@ def test_a_record_keeps_its_date_and_machine_if_no_run_is_made(tmp_path: Path, m
     path.write_text(json.dumps(record), encoding="utf-8")
     assert _efficiency(path, monkeypatch) == []
     assert json.loads(path.read_text(encoding="utf-8"))["date"] == "2026-01-01"
+
+
+# ---- real runs of the schedules ----
+
+
+def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two seeds, of which the first has not finished in one arm; another run is only its second piece."""
+    episodes = [Episode(1.0, 0, 3, 1, 0)] * 16
+    run = dict.fromkeys(efficiency_real.SHOWN, 0.5) | {"episodes": episodes, "time": {"env": {}}}
+    finished = {"coupled": {0: run | {"starts": 1}, 1: run | {"starts": 2}}, "decoupled": {1: run | {"starts": 1}}}
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    monkeypatch.setattr(sweep, "finished", lambda plan: finished)
+    monkeypatch.setattr("sys.argv", ["efficiency_real", "--seeds", "2", "--report"])
+    efficiency_real.main()
+    found = json.loads((tmp_path / "efficiency_real.json").read_text(encoding="utf-8"))["results"]
+    assert [(row["rung"], row["runs"]) for row in found["runs"]] == [("coupled", 2), ("decoupled", 1)]
+    assert any("coupled-1 (2 starts)" in note for note in found["notes"])
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert "coupled-1 (2 starts)" in (report.real() or "")
