@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import check, efficiency, efficiency_real, report
+from benchmarks import check, efficiency, efficiency_real, report, step_path
 from benchmarks.check import Check
 from benchmarks.simulation.cluster import SetUp
 from benchmarks.trials import sweep
@@ -146,3 +148,21 @@ def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkey
     assert any("coupled-1 (2 starts)" in note for note in found["notes"])
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     assert "coupled-1 (2 starts)" in (report.real() or "")
+
+
+# ---- the step path ----
+
+
+async def _answers(number: int, payload: int) -> list[int]:
+    """The sizes of what the ceiling's peer answers to so many requests on one stream."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(number):
+            yield b"x"
+
+    return [len(answer) async for answer in step_path.echo(payload, requests())]
+
+
+def test_the_ceiling_of_the_step_path_carries_what_a_step_carries() -> None:
+    """The screenshot comes from the environment once a step, and the replica has it: it is always the same."""
+    assert asyncio.run(_answers(4, 200_000)) == [200_000, step_path.SMALL_BYTES] * 2
