@@ -141,7 +141,7 @@ async def measure(seconds: float, slots: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_path.json")

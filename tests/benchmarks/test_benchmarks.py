@@ -65,6 +65,15 @@ def test_tables_of_the_same_runs_show_the_same_ratios() -> None:
     assert short == {name: long[name] for name in short}
 
 
+def test_help_has_the_details_as_the_readme_says() -> None:
+    named = re.findall(r"python -m benchmarks\.([\w.]+)", (report.ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    for name in named:
+        folder = report.ROOT / "benchmarks" / name.replace(".", "/")
+        text = (folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text(encoding="utf-8")
+        assert "__doc__" in text and "__doc__.partition" not in text, f"{name} --help shows less than its docstring"
+
+
 # ---- runs of earlier calls ----
 
 Row = dict[str, Any]
