@@ -6,9 +6,10 @@ answers a request with an engine failure after 50 ms, where a good one takes sec
 always be the least busy one and get nearly all requests.
 
 Writes results/replica_health.json: for each case, trajectories per hour, also relative to two good replicas; the share
-of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and idle
-environment-seconds. For the replica that recovers, also the seconds from its repair until it serves a request, and
-until it serves as many as the other one.
+of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and
+environment-seconds at rest, after attempts that failed one after the other. For the replica that recovers, also the
+seconds from its repair until it serves a request, and until the end of the first 30 seconds in which it was asked nine
+tenths as often as the other one.
 
 A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of four replicas: it serves
 nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. The row has the
