@@ -35,6 +35,7 @@ from benchmarks.simulation.workers import SimulatedReplica
 from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
+from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.workers.rollout.engine import GRACE_SECONDS
 
@@ -142,7 +143,7 @@ class HangingReplica(SimulatedReplica):
 
 
 def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
-    """The row of the transfer that hangs."""
+    """The row of the transfer that hangs. Raises UserError if the run is too short for it."""
     hang = Hang(math.inf)
 
     def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
@@ -150,7 +151,11 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
         return HangingReplica(fleet, name, timings, seed, hang)
 
     summary = simulate(HUNG_SET_UP, DECOUPLED, Timings(failures_per_step=0.0), hours, seed, replica)
-    assert hang.began is not None and hang.serves_again is not None, "it hung, and came back"
+    if hang.began is None or hang.serves_again is None:
+        raise UserError(
+            f"--hours {hours:g}: a transfer hangs after {HANGS_AFTER_SECONDS / 3600:g} h, and the replica has to come "
+            "back within the run: give more"
+        )
     start, end = hang.began, hang.serves_again
     others = [name for name in hang.asked if name != FAILING]
     length = end - start
@@ -231,6 +236,11 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=3.0, help="virtual time of each case")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    try:  # first, because it is what `--hours` may be too short for
+        hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    print("a transfer hangs", hung)
     third = options.hours * 1200
     cases: dict[str, Fails] = {
         "two good": never,
@@ -247,8 +257,6 @@ def main() -> None:
         if name.endswith("third of the time"):
             rows[name] |= recovery(requests, 2 * third)
         print(name, rows[name])
-    hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
-    print("a transfer hangs", hung)
     write_json(
         options.out,
         {
