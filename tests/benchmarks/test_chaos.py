@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos as command
+from benchmarks.endurance.proxy import Proxy
 from benchmarks.endurance.witness import Witness
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.faults.chaos import Cluster, Outcome, chaos, undisturbed
@@ -267,3 +268,29 @@ def test_a_group_may_be_trained_on_again_after_a_resume_from_before(tmp_path: Pa
     _consumed(witness.database, 6)
     witness.look()
     assert witness.wrong == []
+
+
+async def _seconds_until_an_echo(held: float) -> float:
+    """Dial through the proxy while it holds the network; when the answer came, from the beginning of that."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        proxy = Proxy(server.sockets[0].getsockname()[1])
+        await proxy.start()
+        began = time.monotonic()
+        holding = asyncio.create_task(proxy.hold(held))
+        await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        took = time.monotonic() - began
+        await holding
+        writer.close()
+        await proxy.stop()
+        return took
+
+
+def test_who_dials_while_the_network_is_held_is_held_too() -> None:
+    assert asyncio.run(asyncio.wait_for(_seconds_until_an_echo(0.4), 20.0)) >= 0.4
