@@ -168,7 +168,8 @@ docs: build/docs/installed build/protoc/installed ## Build the documentation int
 	build/protoc/bin/python -m grpc_tools.protoc -I proto --include_source_info --descriptor_set_out=build/protocol.binpb proto/dart/v1/*.proto
 	build/docs/bin/python -m mkdocs build --quiet --strict
 
-bench: install ## Run the benchmarks that take minutes; results go to benchmarks/results.
+# benchmarks.efficiency keeps the runs of its record, so in a clone it makes none; all of them take some three hours.
+bench: install ## Run the benchmarks that take minutes, and efficiency's missing runs; results go to benchmarks/results.
 	$(PY) -m benchmarks.step_path
 	$(PY) -m benchmarks.decisions
 	$(PY) -m benchmarks.sessions

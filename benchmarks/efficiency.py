@@ -7,7 +7,9 @@ of the three is changed alone, on the paper's two set-ups. Further runs have ada
 with a batch as large as the cluster, which keeps more environments busy and makes fewer and larger updates; smaller
 and larger trainers; and 1,000 and 10,000 environments. The set-ups with "honest" in their names have timings derived
 for full-HD screenshots (`benchmarks.simulation.full_hd`), and `--only honest` runs these alone. Finished runs are kept,
-so it can be stopped and started again; --anew discards them. Writes results/efficiency.json.
+so it can be stopped and started again; --anew discards them, with --only those of its set-ups. Runs with other timings
+or of another length are not continued. Writes results/efficiency.json, whose date and machine are those of the newest
+run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, s
 from benchmarks.simulation.full_hd.derived import NAMED
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
+from dart.errors import UserError
 
 RESULT = Path(__file__).parent / "results" / "efficiency.json"
 KEPT = (
@@ -124,16 +127,16 @@ def runs(hours: float) -> Iterator[tuple[str, SetUp, Schedule, Timings, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=6.0, help="cluster time of each run")
-    parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
+    parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls that this one makes")
     parser.add_argument("--only", default="", help="run only set-ups whose name contains this")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # otherwise every failing desktop is logged
-    known = (
-        [] if options.anew or not RESULT.exists() else json.loads(RESULT.read_text(encoding="utf-8"))["results"]["runs"]
-    )
-    rows = {_identity(row): row for row in known}
     planned = list(runs(options.hours))
     places = [(set_up.name, rung, hours) for rung, set_up, _, _, hours in planned]
+    try:
+        rows = _known(places, options)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     for place, (_, set_up, schedule, timings, hours) in zip(places, planned, strict=True):
         if place in rows or options.only not in set_up.name:
             continue
@@ -141,10 +144,49 @@ def main() -> None:
         rows[place] = dict(zip(IDENTITY, place, strict=True)) | {name: summary[name] for name in KEPT}
         print(json.dumps({name: rows[place][name] for name in (*IDENTITY, *RATIOS, "real_seconds")}), flush=True)
         _write([rows[place] for place in places if place in rows])
-    results = [rows[place] for place in places if place in rows]
-    _write(results)
-    show(results)
+    show([rows[place] for place in places if place in rows])
     print(RESULT)
+
+
+def _known(places: list[tuple[str, str, float]], options: argparse.Namespace) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The runs of earlier calls that stay, by place. Raises UserError for those that this call would silently lose."""
+    if options.anew and not options.only:
+        return {}
+    known = [row for row in earlier(RESULT, _assumed()) if not (options.anew and options.only in row["set_up"])]
+    rows = {_identity(row): row for row in known}
+    if lost := [place for place in rows if place not in places]:
+        set_up, rung, hours = lost[0]
+        raise UserError(
+            f"{RESULT} has {len(lost)} runs that --hours {options.hours:g} does not make (the first: {set_up}, {rung}, "
+            f"{hours:g} h), and they would be lost: give the --hours that they were made with, or move the file away, "
+            "or discard it with --anew alone"
+        )
+    return rows
+
+
+def earlier(path: Path, assumed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs in a results file, none without one. `assumed`: what the file says of all of them, under `results`.
+
+    Raises UserError if they were made with something else: runs that differ in it must not stand in one table.
+    """
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))["results"]
+    now = json.loads(json.dumps(assumed))
+    if other := [name for name in now if found.get(name) != now[name]]:
+        raise UserError(
+            f"the runs in {path} were made with other {', '.join(other)}: restore what they were made with, or move "
+            "the file away, or discard it with --anew alone"
+        )
+    made: list[dict[str, Any]] = found["runs"]
+    return made
+
+
+def _assumed() -> dict[str, Any]:
+    return {
+        "timings": asdict(Timings()),
+        "named_timings": {name: asdict(timings) for name, timings in NAMED.items()},
+    }
 
 
 def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -164,11 +206,7 @@ def _write(results: list[dict[str, Any]]) -> None:
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
-            "results": {
-                "timings": asdict(Timings()),
-                "named_timings": {name: asdict(timings) for name, timings in NAMED.items()},
-                "runs": results,
-            },
+            "results": _assumed() | {"runs": results},
         },
     )
 

@@ -3,7 +3,8 @@
 Runs the ladder of `benchmarks.efficiency` with `dart train`: real Chromium, vLLM, trainer and weight sync, on this
 machine. One thing is artificial: environments sleep after each reset and action (`environment.delay` in
 configs/efficiency_real.yaml), because a MiniWoB page answers in milliseconds and a desktop does not. A run takes
-four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.trials.sweep`). Writes
+four minutes (the config's `stop`); the script can be stopped and started again (`benchmarks.trials.sweep`), but a run
+that was interrupted has the utilisation and the throughput of its last piece alone: the report names it. Writes
 results/efficiency_real.json.
 
 On a GPU machine, give --config a config of your own: the schedules are applied to it, and the results carry its name.
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.efficiency import LADDER, RATIOS
-from benchmarks.trials import sweep
+from benchmarks.trials import findings, showing, sweep
 from benchmarks.trials.protocol import config_digest
 from benchmarks.trials.records import Record, curve
 from benchmarks.trials.sweep import Plan
@@ -71,15 +72,20 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"rung": name, "runs": len(made)}
         | {field: round(statistics.fmean(run[field] for run in made.values()), 4) for field in SHOWN}
-        | {"success": round(statistics.fmean(last_success(run) for run in made.values()), 4), "time": made[0]["time"]}
+        | {
+            "success": round(statistics.fmean(last_success(run) for run in made.values()), 4),
+            "time": next(iter(made.values()))["time"],
+        }
         for name, made in runs.items()
     ]
     if base := next((row for row in rows if row["rung"] == "coupled"), None):
         for row in rows:
             row["over_coupled"] = {field: round(row[field] / base[field], 2) for field in RATIOS if base[field]}
     slept = f"{sweep.REAL}; environments sleep after resets and actions (environment.delay in {options.config.name})"
-    print(sweep.write(results, options.config, {"runs": rows}, slept))
+    notes = findings.notes(runs)
+    print(sweep.write(results, options.config, {"runs": rows, "notes": notes}, slept))
     show(rows)
+    showing.show_notes(notes)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -6,9 +6,10 @@ answers a request with an engine failure after 50 ms, where a good one takes sec
 always be the least busy one and get nearly all requests.
 
 Writes results/replica_health.json: for each case, trajectories per hour, also relative to two good replicas; the share
-of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and idle
-environment-seconds. For the replica that recovers, also the seconds from its repair until it serves a request, and
-until it serves as many as the other one.
+of requests that went to the failing one; attempts of roll-outs that were lost; roll-outs that were given up; and
+environment-seconds at rest, after attempts that failed one after the other. For the replica that recovers, also the
+seconds from its repair until it serves a request, and until the end of the first 30 seconds in which it was asked nine
+tenths as often as the other one.
 
 A transfer that hangs, as over NCCL when its other end is lost, parks the engine of one of four replicas: it serves
 nothing and answers nothing, ends `sync.timeout_seconds` and ten seconds later, and is started again. The row has the
@@ -34,6 +35,7 @@ from benchmarks.simulation.workers import SimulatedReplica
 from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.summary import machine, software, write_json
+from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.workers.rollout.engine import GRACE_SECONDS
 
@@ -141,7 +143,7 @@ class HangingReplica(SimulatedReplica):
 
 
 def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
-    """The row of the transfer that hangs."""
+    """The row of the transfer that hangs. Raises UserError if the run is too short for it."""
     hang = Hang(math.inf)
 
     def replica(fleet: Fleet, name: str, timings: Timings, seed: int) -> SimulatedReplica:
@@ -149,7 +151,11 @@ def hung_transfer(hours: float, seed: int = 0) -> dict[str, Any]:
         return HangingReplica(fleet, name, timings, seed, hang)
 
     summary = simulate(HUNG_SET_UP, DECOUPLED, Timings(failures_per_step=0.0), hours, seed, replica)
-    assert hang.began is not None and hang.serves_again is not None, "it hung, and came back"
+    if hang.began is None or hang.serves_again is None:
+        raise UserError(
+            f"--hours {hours:g}: a transfer hangs after {HANGS_AFTER_SECONDS / 3600:g} h, and the replica has to come "
+            "back within the run: give more"
+        )
     start, end = hang.began, hang.serves_again
     others = [name for name in hang.asked if name != FAILING]
     length = end - start
@@ -230,6 +236,11 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=3.0, help="virtual time of each case")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    try:  # first, because it is what `--hours` may be too short for
+        hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    print("a transfer hangs", hung)
     third = options.hours * 1200
     cases: dict[str, Fails] = {
         "two good": never,
@@ -246,8 +257,6 @@ def main() -> None:
         if name.endswith("third of the time"):
             rows[name] |= recovery(requests, 2 * third)
         print(name, rows[name])
-    hung = {"set_up": HUNG_SET_UP.name, "hours": options.hours} | hung_transfer(options.hours)
-    print("a transfer hangs", hung)
     write_json(
         options.out,
         {

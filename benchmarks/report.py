@@ -94,14 +94,20 @@ def ladder() -> str | None:
         return None
     rows = []
     for row in found["runs"]:
-        over = row.get("over_coupled", {})
         rows.append(
             [full_hd.in_words(row["set_up"]), row["rung"], f"{row['env_utilisation']:.1%}",
              f"{row['rollout_utilisation']:.1%}", f"{row['trainer_utilisation']:.1%}",
-             f"{row['trained_actions_per_minute']:.0f}", ", ".join(f"{ratio:.1f} ×" for ratio in over.values())]
+             f"{row['trained_actions_per_minute']:.0f}", _over_coupled(row, found["runs"])]
         )  # fmt: skip
     head = ("set-up", "schedule", "environments", "replicas", "trainer", "actions/min trained", "over coupled")
     return table(head, rows)
+
+
+def _over_coupled(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Ratios of the figures themselves: the record's `over_coupled` is rounded, and would be rounded again."""
+    like = "coupled, with curation" if row["rung"].endswith("with curation") else "coupled"
+    base = next((one for one in rows if (one["rung"], one.get("set_up")) == (like, row.get("set_up"))), None)
+    return ", ".join(f"{row[name] / base[name]:.1f} ×" for name in PAPER if base[name]) if base else ""
 
 
 def pool() -> str | None:
@@ -115,9 +121,10 @@ def real() -> str | None:
     rows = [
         [row["rung"], f"{row['env_utilisation']:.1%}", f"{row['rollout_utilisation']:.1%}",
          f"{row['trainer_utilisation']:.1%}", f"{row['trained_actions_per_minute']:.0f}", f"{row['success']:.1%}",
-         ", ".join(f"{ratio:.1f} ×" for ratio in row.get("over_coupled", {}).values())]
+         _over_coupled(row, found["runs"])]
         for row in found["runs"]
     ]  # fmt: skip
+    rows += [[f"note: {one}", *[""] * 6] for one in found.get("notes", [])]
     head = ("schedule", "environments", "replicas", "trainer", "actions/min trained", "success at the end",
             "over coupled")  # fmt: skip
     return table(head, rows)
@@ -145,17 +152,11 @@ def targets() -> str | None:
             )  # fmt: skip
     if found := results("sessions"):
         rows += [
-            [
-                f"{found['sessions']:,} open environments",
-                "< 2 GB",
-                f"{found['coordinator_mb']:,} MB, {found['steps_per_second']:,.0f} steps/s",
-            ],
-            [
-                "a step's delay there, p99",
-                "≤ 100 ms",
-                f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)",
-            ],
-        ]
+            [f"{found['sessions']:,} open environments", "< 2 GB",
+             f"{found['coordinator_mb']:,} MB, {found['steps_per_second']:,.0f} steps/s"],
+            ["a step's delay there, p99", "≤ 100 ms",
+             f"{found['step_delay_ms']['p99']:.0f} ms (p50 {found['step_delay_ms']['p50']:.1f} ms)"],
+        ]  # fmt: skip
         if late := found.get("loop_lateness_ms"):
             rows.append(
                 ["of it, the coordinator's event loop, p99", "", f"{late['p99']:.0f} ms (p50 {late['p50']:.1f} ms)"]

@@ -5,14 +5,17 @@ worker and a roll-out worker in processes of their own, speaking the project's p
 Simulated: the two workers answer at once, with a fixed screenshot of random bytes and a fixed token sequence
 (`benchmarks.instant`). There is no store.
 
-A step is two round trips through the coordinator: observe → generate, act → observe. The raw ceiling is the same
-number of small round trips on bidirectional grpc.aio streams with one peer process and nothing behind them.
+A step is two round trips through the coordinator: observe → generate, act → observe. With pixels, one of the two
+carries the screenshot: the replica keeps it, because it is always the same. The raw ceiling is round trips with answers
+of the same sizes, one with a screenshot and one without in turn, on bidirectional grpc.aio streams with a peer process
+and nothing behind them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -36,6 +39,8 @@ from dart.wire.channel import OPTIONS
 
 ITSELF = (sys.executable, "-m", "benchmarks.step_path")
 RAW_METHOD = "/benchmark.Raw/Echo"
+SMALL_BYTES = 64
+"""Of a request, and of an answer without a screenshot."""
 
 
 class Source:
@@ -74,7 +79,7 @@ async def step_path(seconds: float, slots: int, image_bytes: int) -> float:
 
 
 async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
-    """Round trips per second on `streams` bidirectional streams to a peer process that answers `payload` bytes."""
+    """Round trips per second on `streams` bidirectional streams to a peer process. Every second one has `payload`."""
     peer = await asyncio.create_subprocess_exec(*ITSELF, "--peer", str(payload), stdout=subprocess.PIPE)
     assert peer.stdout is not None
     address = (await peer.stdout.readline()).decode().strip()
@@ -85,7 +90,7 @@ async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
         nonlocal count
         call: Any = channel.stream_stream(RAW_METHOD)()
         while time.perf_counter() < until:
-            await call.write(b"x" * 64)
+            await call.write(b"x" * SMALL_BYTES)
             await call.read()
             count += 1
         await call.done_writing()
@@ -99,15 +104,20 @@ async def raw_ceiling(seconds: float, streams: int, payload: int) -> float:
     return rate
 
 
-async def echo_peer(payload: int) -> None:
-    answer = b"y" * payload
+async def echo(payload: int, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """One answer with `payload`, as an environment's, then a small one, as a replica's, and so on."""
+    answers = itertools.cycle((b"y" * payload, b"y" * SMALL_BYTES))
+    async for _ in requests:
+        yield next(answers)
 
-    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for _ in requests:
-            yield answer
+
+async def echo_peer(payload: int) -> None:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for one in echo(payload, requests):
+            yield one
 
     server = grpc.aio.server(options=OPTIONS)
-    handler: Any = grpc.stream_stream_rpc_method_handler(echo)
+    handler: Any = grpc.stream_stream_rpc_method_handler(answer)
     service, method = RAW_METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -118,7 +128,7 @@ async def echo_peer(payload: int) -> None:
 
 async def measure(seconds: float, slots: int) -> dict[str, Any]:
     results = {}
-    for name, image_bytes, payload in (("no_pixels", 64, 64), ("pixels_200kb", 200_000, 200_000)):
+    for name, image_bytes, payload in (("no_pixels", SMALL_BYTES, SMALL_BYTES), ("pixels_200kb", 200_000, 200_000)):
         raw = await raw_ceiling(seconds, slots, payload)
         steps = await step_path(seconds, slots, image_bytes)
         results[name] = {
@@ -131,7 +141,7 @@ async def measure(seconds: float, slots: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_path.json")

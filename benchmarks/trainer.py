@@ -42,11 +42,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory of a training run")
     parser.add_argument(
-        "--batches", type=int, default=6, help="batches of 64 trajectories or more; the first is not counted"
+        "--batches", type=int, default=6, help="each of an update's trajectories or more; the first is not counted"
     )
     options = parser.parse_args()
     settings = config.load(options.run / "config.yaml")
-    work = asyncio.run(_batches(options.run, options.batches, settings.trainer.trajectories_per_update))
+    size = settings.trainer.trajectories_per_update
+    work = asyncio.run(_batches(options.run, options.batches, size))
+    if not work:
+        raise SystemExit(f"error: {options.run} has trained on fewer than {size} trajectories: give it more updates")
     trainer_config = TrainWorkerConfig(
         model=settings.model, trainer=settings.trainer, sync=settings.sync, temperature=settings.rollout.temperature,
         seed=0, total_updates=None,

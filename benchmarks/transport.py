@@ -84,7 +84,7 @@ CONTENDERS = (
         "steps", "zeromq", "with_zeromq", "one hop, nothing stored", package="pyzmq",
         variants=("tcp, 1 process", "tcp, 2 processes", "ipc, 1 process", "ipc, 2 processes"),
     ),
-    Contender("whole", OURS, "ours", "a batch at a time, read from the store, hashed, answered"),
+    Contender("whole", OURS, "ours", "a batch at a time, read from the store, answered"),
     Contender("whole", "ours over the wire", "ours", "a batch at a time, answered", "whole_over_the_wire"),
     Contender("whole", "ours with history", "ours", "the same, five screenshots a step", "whole_with_history"),
     Contender(

@@ -28,6 +28,8 @@ class Proxy:
         self._target_port = target_port
         self._connections: list[_Connection] = []
         self._server: asyncio.Server | None = None
+        self._holds = 0
+        """How many hold the network now."""
 
     @property
     def port(self) -> int:
@@ -59,13 +61,18 @@ class Proxy:
         return count
 
     async def hold(self, seconds: float) -> None:
-        """Stall the network: nothing gets through for `seconds`, and nothing is lost."""
-        held = list(self._connections)
-        for connection in held:
+        """Stall the network: nothing gets through for `seconds`, on connections made meanwhile either, and nothing is
+        lost."""
+        self._holds += 1
+        for connection in self._connections:
             connection.flowing.clear()
-        await asyncio.sleep(seconds)
-        for connection in held:
-            connection.flowing.set()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                for connection in self._connections:
+                    connection.flowing.set()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -74,7 +81,8 @@ class Proxy:
             writer.transport.abort()
             return
         connection = _Connection((writer, back))
-        connection.flowing.set()
+        if not self._holds:
+            connection.flowing.set()
         self._connections.append(connection)
         try:
             async with asyncio.TaskGroup() as pipes:

@@ -16,13 +16,14 @@ LOOK_SECONDS = 2.0
 class Witness:
     """Everything ever seen in `run.db`, and what is wrong with it.
 
-    A trajectory that was stored must stay. A group that an update consumed may be consumed again only after a resume
-    from a checkpoint that is older than that update.
+    A trajectory that was stored must stay. A group that an update consumed may be consumed again only after a later
+    resume from a checkpoint that is older than that update.
     """
 
     database: Path
     trajectories: set[str] = field(default_factory=set)
-    consumed: dict[str, int] = field(default_factory=dict)
+    consumed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Group → the update that consumed it, and how many resumes there had been when that was first seen."""
     resumed_from: list[int] = field(default_factory=list)
     """The version that each later start of the coordinator began with."""
     wrong: list[str] = field(default_factory=list)
@@ -44,13 +45,16 @@ class Witness:
             self.wrong += [f"trajectory {name} is gone" for name in sorted(self.trajectories - now)]
             self.trajectories |= now
             for group, update in consumed.items():
-                before = self.consumed.get(group, update)
-                if before != update and not any(version < before for version in self.resumed_from):
-                    self.wrong.append(f"group {group} was consumed by update {before}, then by {update}")
-            self.consumed |= consumed
+                before, resumes = self.consumed.get(group, (update, len(self.resumed_from)))
+                if before != update:
+                    if not any(version < before for version in self.resumed_from[resumes:]):
+                        self.wrong.append(f"group {group} was consumed by update {before}, then by {update}")
+                    resumes = len(self.resumed_from)
+                self.consumed[group] = update, resumes
 
     def resumed(self) -> None:
-        """Note that the coordinator starts again."""
+        """Note that the coordinator starts again. What the last one did until its end came before that."""
+        self.look()
         self.resumed_from.append(self.newest_checkpoint())
 
     def newest_checkpoint(self) -> int:

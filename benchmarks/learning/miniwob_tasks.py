@@ -174,7 +174,7 @@ def added(old: Results | None, new: Results) -> Results:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="*", default=task_names(), help="default: all")
     parser.add_argument("--pages", type=int, default=8, help="pages at once; attempts run on a quarter of them")
     parser.add_argument("--seeds", type=int, default=3, help="of each task")

@@ -260,7 +260,7 @@ def write(path: Path, rows: Sequence[Row], left_out: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="+", choices=list(SUBJECTS), default=["miniwob", "ladder", "desktop"])
     parser.add_argument("--environments", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--seconds", type=float, default=10.0, help="for which each figure is taken")

@@ -3,8 +3,8 @@
 180 VMs of desktops on 18 env workers boot in the background and are offered when they are ready, or each Reset boots
 its own, as a worker without a pool would do it; a third arm has one spare VM for each worker. 1 % of the episodes hang
 and 5 % of the set-ups fail. `benchmarks.pool.arms` says what is real. Runs of the same seed share the order of tasks.
-Finished runs of the same length are kept, so it can be stopped and started again; --anew discards them. Writes
-results/pool.json.
+Finished runs are kept, so it can be stopped and started again; --anew discards them. Runs with other timings or of
+another length are not continued. Writes results/pool.json, whose date and machine are those of the newest run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks import efficiency
 from benchmarks.pool import arms, results
 from benchmarks.simulation.desktops import Desktops, Options
 from benchmarks.simulation.timings import Timings
 from dart.coordinator.summary import machine, software, write_json
+from dart.errors import UserError
 
 
 def main() -> None:
@@ -29,8 +31,10 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="discard the runs of earlier calls")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # otherwise every failed set-up is logged
-    known = [] if options.anew else [row for row in results.runs() if row["hours"] == options.hours]
-    rows = {_identity(row): row for row in known}
+    try:
+        rows = {} if options.anew else _known(options.hours)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     for seed in options.seeds:
         for trainer in [options.trainer] if options.trainer else arms.PLAN:
             for arm in arms.PLAN[trainer]:
@@ -40,8 +44,26 @@ def main() -> None:
                 rows[place] = row = arms.run(arm, trainer, seed, options.hours)
                 print(f"{trainer} GPUs, {arm.name}, seed {seed}: {row['useful']:.1%} useful", flush=True)
                 _write(list(rows.values()))
-    _write(list(rows.values()))
     print(results.RESULT)
+
+
+def _known(hours: float) -> dict[tuple[int, str, int, float], dict[str, Any]]:
+    """The runs of earlier calls. Raises UserError for those that this call would silently lose."""
+    known = efficiency.earlier(results.RESULT, _assumed())
+    if other := sorted({row["hours"] for row in known} - {hours}):
+        raise UserError(
+            f"{results.RESULT} has runs of {other[0]:g} h, and with --hours {hours:g} they would be lost: give --hours "
+            f"{other[0]:g}, or move the file away, or discard it with --anew"
+        )
+    return {_identity(row): row for row in known}
+
+
+def _assumed() -> dict[str, Any]:
+    return {
+        "timings": asdict(Timings()),
+        "world": Options().model_dump(exclude={"seed", "boots_in"}),
+        "timeouts": asdict(Desktops.timeouts),
+    }
 
 
 def _identity(row: dict[str, Any]) -> tuple[int, str, int, float]:
@@ -60,13 +82,7 @@ def _write(rows: list[dict[str, Any]]) -> None:
             "machine": machine(),
             "versions": software(),
             "date": time.strftime("%Y-%m-%d"),
-            "results": {
-                "timings": asdict(Timings()),
-                "world": Options().model_dump(exclude={"seed", "boots_in"}),
-                "timeouts": asdict(Desktops.timeouts),
-                "summary": results.summaries(ordered),
-                "runs": ordered,
-            },
+            "results": _assumed() | {"summary": results.summaries(ordered), "runs": ordered},
         },
     )
 

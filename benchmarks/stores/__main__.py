@@ -1,13 +1,12 @@
-"""How many finished trajectories a second a run can store: SQLite and a directory beside PostgreSQL and S3.
-
-    python -m benchmarks.stores [--rounds 3] [--output benchmarks/results/stores.json]
+"""How many finished trajectories a second a run can store: SQLite and a directory beside PostgreSQL and S3:
+`python -m benchmarks.stores`.
 
 What is timed is `Database.add_trajectory`, the write that the coordinator waits for, with 1 and with 32 writers at
 once, for trajectories of 30 steps with a screenshot of 300 KB each, and for small ones. In a round each place has its
 turn, so that what else the machine does reaches all of them; ratios are within a round. Servers are real and on this
 machine: PostgreSQL with its own settings, so that it waits for the disk at every commit, and moto's, a server in Python
 that keeps objects in memory, which says how dart copes with S3's protocol and nothing of a real store's speed. SQLite
-does not wait for the disk, as in a run.
+does not wait for the disk, as in a run. Writes results/stores.json after each round.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from dart.core.types import Generation, Image, Step, Task, Termination, Trajecto
 from dart.store.database import Database, sqlite_url
 from dart.store.elsewhere.place import Place
 
+RESULT = Path(__file__).parents[1] / "results" / "stores.json"
 TASK = Task("benchmark", "stores", 1)
 PLACES = ("sqlite, directory", "postgresql, directory", "sqlite, s3", "postgresql, s3")
 
@@ -120,9 +120,9 @@ def summary(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/stores.json"))
+    parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     if why := no_postgresql() or no_object_store():
         raise SystemExit(why)

@@ -89,12 +89,19 @@ def plan_of(
 ) -> Plan:
     """The protocol's arms as a plan; with `controls`, its controls instead. `piece_minutes`: none: as by default.
 
-    Raises UserError for a length of pieces where a restart would bias the runs.
+    Raises UserError for a length of pieces, or a number of jobs, that would bias the runs.
     """
     if protocol.piece_minutes is None and piece_minutes is not None:
         raise UserError(
             f"--piece-minutes {piece_minutes:g}: a restart would bias runs of {protocol.name}, so they are not made in "
             "pieces: leave it out"
+        )
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs {jobs}: at least one run is made at a time, so give 1 or more")
+    if protocol.piece_minutes is None and jobs not in (None, protocol.jobs):
+        raise UserError(
+            f"--jobs {jobs}: runs of {protocol.name} are made {protocol.jobs} at a time, because others beside them "
+            "would slow them down, and no result would say so: leave it out"
         )
     arms = protocol.controls if controls else protocol.arms
     return Plan(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import check, report
+from benchmarks import check, efficiency, efficiency_real, replica_health, report, step_path
 from benchmarks.check import Check
+from benchmarks.simulation.cluster import SetUp
+from benchmarks.trials import sweep
+from benchmarks.trials.records import Episode
 
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
@@ -39,3 +46,144 @@ def test_the_record_has_numbers_alone() -> None:
     recorded = json.loads(check.RECORD.read_text(encoding="utf-8"))["results"]
     assert recorded
     assert all(isinstance(value, float) and value > 0 for value in recorded.values())
+
+
+def test_tables_of_the_same_runs_show_the_same_ratios() -> None:
+    headline, ladder = report.headline(), report.ladder()
+    assert headline is not None and ladder is not None
+    short = {
+        line.split(" | ")[0].removeprefix("| simulated, "): re.findall(r"[\d.]+ ×", line)
+        for line in headline.splitlines()
+        if line.startswith("| simulated, ")
+    }
+    long = {
+        cells[0].removeprefix("| "): re.findall(r"[\d.]+ ×", line)
+        for line in ladder.splitlines()
+        if (cells := line.split(" | "))[1] == "decoupled"
+    }
+    assert len(short) > 10
+    assert short == {name: long[name] for name in short}
+
+
+def test_help_has_the_details_as_the_readme_says() -> None:
+    named = re.findall(r"python -m benchmarks\.([\w.]+)", (report.ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    for name in named:
+        folder = report.ROOT / "benchmarks" / name.replace(".", "/")
+        text = (folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text(encoding="utf-8")
+        assert "__doc__" in text and "__doc__.partition" not in text, f"{name} --help shows less than its docstring"
+
+
+# ---- runs of earlier calls ----
+
+Row = dict[str, Any]
+
+
+def _efficiency(path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """Call the command with a simulation that does nothing; which set-ups it simulated."""
+    made: list[str] = []
+
+    def simulated(set_up: SetUp, *_: object) -> Row:
+        made.append(set_up.name)
+        return dict.fromkeys(efficiency.KEPT, 1.0)
+
+    monkeypatch.setattr(efficiency, "RESULT", path)
+    monkeypatch.setattr(efficiency, "simulate", simulated)
+    monkeypatch.setattr(efficiency, "show", lambda rows: None)
+    monkeypatch.setattr("sys.argv", ["efficiency", *words])
+    efficiency.main()
+    return made
+
+
+def _rows(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["results"]["runs"]
+    return rows
+
+
+def test_runs_of_another_length_are_not_discarded_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "efficiency.json"
+    every = len(_efficiency(path, monkeypatch))
+    with pytest.raises(SystemExit, match=r"--hours 1 does not make .*, 6 h.*--anew"):
+        _efficiency(path, monkeypatch, "--hours", "1", "--only", "honest-sliding")
+    assert len(_rows(path)) == every
+    assert len(_efficiency(path, monkeypatch, "--hours", "1", "--anew")) == every
+    assert {row["hours"] for row in _rows(path)} == {0.5, 1.0, 24.0}
+
+
+def test_anew_discards_only_what_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    every = len(_efficiency(path, monkeypatch))
+    assert len(_efficiency(path, monkeypatch, "--anew", "--only", "honest-sliding")) == 4
+    assert len(_rows(path)) == every
+
+
+def test_runs_with_other_timings_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    _efficiency(path, monkeypatch)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["results"]["timings"]["trainer"]["seconds"] = 11.0
+    path.write_text(json.dumps(record), encoding="utf-8")
+    for more in ((), ("--anew", "--only", "honest-sliding")):
+        with pytest.raises(SystemExit, match=r"other timings.*--anew"):
+            _efficiency(path, monkeypatch, *more)
+    _efficiency(path, monkeypatch, "--anew")
+
+
+def test_a_record_keeps_its_date_and_machine_if_no_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "efficiency.json"
+    _efficiency(path, monkeypatch)
+    record = json.loads(path.read_text(encoding="utf-8")) | {"date": "2026-01-01"}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert _efficiency(path, monkeypatch) == []
+    assert json.loads(path.read_text(encoding="utf-8"))["date"] == "2026-01-01"
+
+
+# ---- real runs of the schedules ----
+
+
+def test_a_run_that_failed_or_was_restarted_does_not_hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two seeds, of which the first has not finished in one arm; another run is only its second piece."""
+    episodes = [Episode(1.0, 0, 3, 1, 0)] * 16
+    run = dict.fromkeys(efficiency_real.SHOWN, 0.5) | {"episodes": episodes, "time": {"env": {}}}
+    finished = {"coupled": {0: run | {"starts": 1}, 1: run | {"starts": 2}}, "decoupled": {1: run | {"starts": 1}}}
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    monkeypatch.setattr(sweep, "finished", lambda plan: finished)
+    monkeypatch.setattr("sys.argv", ["efficiency_real", "--seeds", "2", "--report"])
+    efficiency_real.main()
+    found = json.loads((tmp_path / "efficiency_real.json").read_text(encoding="utf-8"))["results"]
+    assert [(row["rung"], row["runs"]) for row in found["runs"]] == [("coupled", 2), ("decoupled", 1)]
+    assert any("coupled-1 (2 starts)" in note for note in found["notes"])
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert "coupled-1 (2 starts)" in (report.real() or "")
+
+
+# ---- the step path ----
+
+
+async def _answers(number: int, payload: int) -> list[int]:
+    """The sizes of what the ceiling's peer answers to so many requests on one stream."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(number):
+            yield b"x"
+
+    return [len(answer) async for answer in step_path.echo(payload, requests())]
+
+
+def test_the_ceiling_of_the_step_path_carries_what_a_step_carries() -> None:
+    """The screenshot comes from the environment once a step, and the replica has it: it is always the same."""
+    assert asyncio.run(_answers(4, 200_000)) == [200_000, step_path.SMALL_BYTES] * 2
+
+
+# ---- what is too short ----
+
+
+def test_a_run_too_short_for_the_transfer_that_hangs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_health, "simulate", lambda *_: {})
+    monkeypatch.setattr("sys.argv", ["replica_health", "--hours", "0.5", "--out", str(tmp_path / "out.json")])
+    with pytest.raises(SystemExit, match=r"--hours 0\.5: a transfer hangs after 1 h"):
+        replica_health.main()

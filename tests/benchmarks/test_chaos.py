@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos as command
+from benchmarks.endurance.proxy import Proxy
+from benchmarks.endurance.witness import Witness
 from benchmarks.simulation import virtual_time
 from benchmarks.simulation.faults.chaos import Cluster, Outcome, chaos, undisturbed
 from benchmarks.simulation.faults.harm import EVERYBODY, Curve, Harms
@@ -231,3 +235,62 @@ def test_the_command_exits_with_1_and_says_which_seed_to_replay(
     assert json.loads(out.read_text(encoding="utf-8"))["wrong"] == {"8": ["something"]}
     monkeypatch.setattr("sys.argv", [*asked, "--seed", "9"])
     assert command.main() == 0
+
+
+def _consumed(database: Path, update: int, group: str = "g") -> None:
+    """As if this update had trained on the group."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.executescript(
+            "CREATE TABLE IF NOT EXISTS trajectories (id); CREATE TABLE IF NOT EXISTS checkpoints (version, kept);"
+            "CREATE TABLE IF NOT EXISTS groups (id, consumed_by_update); DELETE FROM groups;"
+            f"INSERT INTO groups VALUES ('{group}', {update}); INSERT INTO checkpoints VALUES ({update}, 1);"
+        )
+
+
+def test_a_resume_excuses_no_group_that_was_trained_on_after_it(tmp_path: Path) -> None:
+    """An early resume must not hide whatever is trained on twice later."""
+    witness = Witness(tmp_path / "run.db")
+    _consumed(witness.database, 3, "another")
+    witness.resumed()
+    for update in (10, 12):
+        _consumed(witness.database, update)
+        witness.look()
+    assert witness.wrong == ["group g was consumed by update 10, then by 12"]
+
+
+def test_a_group_may_be_trained_on_again_after_a_resume_from_before(tmp_path: Path) -> None:
+    witness = Witness(tmp_path / "run.db")
+    _consumed(witness.database, 3, "another")
+    _consumed(witness.database, 5)  # nobody has looked before the coordinator is killed
+    with contextlib.closing(sqlite3.connect(witness.database)) as connection, connection:
+        connection.execute("DELETE FROM checkpoints WHERE version = 5")
+    witness.resumed()
+    _consumed(witness.database, 6)
+    witness.look()
+    assert witness.wrong == []
+
+
+async def _seconds_until_an_echo(held: float) -> float:
+    """Dial through the proxy while it holds the network; when the answer came, from the beginning of that."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        proxy = Proxy(server.sockets[0].getsockname()[1])
+        await proxy.start()
+        began = time.monotonic()
+        holding = asyncio.create_task(proxy.hold(held))
+        await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        took = time.monotonic() - began
+        await holding
+        writer.close()
+        await proxy.stop()
+        return took
+
+
+def test_who_dials_while_the_network_is_held_is_held_too() -> None:
+    assert asyncio.run(asyncio.wait_for(_seconds_until_an_echo(0.4), 20.0)) >= 0.4

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.pool import __main__ as command
 from benchmarks.pool import arms, results
 from benchmarks.simulation.desktops import Cause
 
@@ -49,3 +53,20 @@ def test_differences_are_paired_by_seed() -> None:
     over = managed["figures"]["trained_actions_per_minute"]["over_naive"]
     assert (over["mean"], over["low"], over["high"]) == (10.0, 10.0, 10.0)
     assert managed["figures"]["trained_actions_per_minute"]["mean"]["mean"] == 160.0
+
+
+def test_runs_of_another_length_are_not_discarded_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "pool.json"
+    shutil.copy(results.RESULT, path)
+    before = path.read_bytes()
+    (hours,) = {row["hours"] for row in json.loads(before)["results"]["runs"]}
+    monkeypatch.setattr(results, "RESULT", path)
+    monkeypatch.setattr(arms, "run", lambda *_: pytest.fail("a run was made"))
+    monkeypatch.setattr("sys.argv", ["pool", "--hours", str(2 * hours)])
+    with pytest.raises(SystemExit, match=f"runs of {hours:g} h.*--anew"):
+        command.main()
+    monkeypatch.setattr("sys.argv", ["pool", "--hours", str(hours)])
+    command.main()
+    assert path.read_bytes() == before, "no run was made, so date and machine are those of the runs"

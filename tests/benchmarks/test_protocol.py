@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.learning.alignment import AlignmentProtocol
+from benchmarks.learning.wallclock import WallclockProtocol
 from benchmarks.trials import command
 from benchmarks.trials.protocol import FOLDER, Protocol, as_options, check_committed, check_marks, load, marks
 from dart.config import Config
@@ -106,6 +107,19 @@ def test_the_length_of_pieces_is_no_part_of_the_protocol(monkeypatch: pytest.Mon
     assert command.plan_of(path, whole).piece_seconds is None
     with pytest.raises(UserError, match="a restart would bias runs of alignment"):
         command.plan_of(path, whole, piece_minutes=6)
+
+
+def test_runs_that_are_timed_are_not_made_beside_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of `wallclock` on one machine would each take about twice as long, and no result would say so."""
+    monkeypatch.setattr(command, "marks", lambda path, protocol: {})
+    path = FOLDER / "wallclock.yaml"
+    timed, pieces = load(path, WallclockProtocol), load(ABLATION, Protocol)
+    assert command.plan_of(path, timed, jobs=1).jobs == command.plan_of(path, timed).jobs == 1
+    assert command.plan_of(ABLATION, pieces, jobs=2).jobs == 2
+    with pytest.raises(UserError, match=r"--jobs 2: .* wallclock .* 1 at a time"):
+        command.plan_of(path, timed, jobs=2)
+    with pytest.raises(UserError, match="--jobs 0"):
+        command.plan_of(ABLATION, pieces, jobs=0)
 
 
 def test_some_arms_can_be_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
