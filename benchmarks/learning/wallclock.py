@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -90,22 +90,41 @@ def arrival(run: Record, target: Target, protocol: Protocol) -> Arrival | None:
     schedule samples. It begins with a full window of each task. Successes are shorter than failures, so that of the
     roll-outs that begin together they finish first, and fewer would show more success than there is.
     """
-    count = sum(len(protocol.tasks_of(level, tuple(run["tasks"]))) for level in target.levels)
+    for window in _windows(run, target, protocol):
+        full = len(window) == _count(run, target, protocol) * target.smoothing
+        if full and fmean(one.success for one in window) >= target.success:
+            return Arrival(fmean(one.seconds for one in window), fmean(one.update for one in window))
+    return None
+
+
+def _count(run: Record, target: Target, protocol: Protocol) -> int:
+    """Of the target's tasks."""
+    return sum(len(protocol.tasks_of(level, tuple(run["tasks"]))) for level in target.levels)
+
+
+def _windows(run: Record, target: Target, protocol: Protocol) -> Iterator[list[Episode]]:
+    """The newest `smoothing` roll-outs of each of the target's tasks, or all that there are, whenever one finished."""
     recent: dict[int, deque[Episode]] = {}
     for episode in episodes_of(run, target.levels, protocol):
         recent.setdefault(episode.task, deque(maxlen=target.smoothing)).append(episode)
-        if len(recent) < count or any(len(last) < target.smoothing for last in recent.values()):
-            continue
-        window = [one for last in recent.values() for one in last]
-        if fmean(one.success for one in window) >= target.success:
-            return Arrival(fmean(one.seconds for one in window), fmean(one.update for one in window))
-    return None
+        yield [one for last in recent.values() for one in last]
 
 
 def time_to(run: Record, target: Target, protocol: Protocol) -> float | None:
     """Seconds of training until the target; None if it is never reached."""
     found = arrival(run, target, protocol)
     return None if found is None else found.seconds
+
+
+def not_before(run: Record, target: Target, protocol: Protocol) -> float:
+    """Seconds of training before which a run that did not reach the target had not reached it.
+
+    The middle of its last window, because an arrival is the middle of one; what that lacks would have finished after
+    the run's end.
+    """
+    last = next(iter(deque(_windows(run, target, protocol), maxlen=1)), [])
+    lacking = _count(run, target, protocol) * target.smoothing - len(last)
+    return fmean([*(one.seconds for one in last), *[run["train_seconds"]] * lacking])
 
 
 def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol) -> Ratio | None:
@@ -116,7 +135,7 @@ def ratio(runs: Runs, pair: tuple[str, str], target: Target, protocol: Protocol)
         return None
     quick = [time_to(faster[seed], target, protocol) for seed in seeds]
     slow = [time_to(slower[seed], target, protocol) for seed in seeds]
-    ends = [slower[seed]["train_seconds"] for seed in seeds]
+    ends = [not_before(slower[seed], target, protocol) for seed in seeds]
     reached = [one for one in quick if one is not None]
     if len(reached) < len(seeds):
         return Ratio(target.name, *pair, len(seeds), None)

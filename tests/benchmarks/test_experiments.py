@@ -11,7 +11,17 @@ from trial_samples import after, record
 
 from benchmarks.learning import alignment, controls, wallclock
 from benchmarks.learning.alignment import AlignmentProtocol, Collapse, collapses, course
-from benchmarks.learning.wallclock import Ratio, Target, WallclockProtocol, arrival, ratio, said_of, time_to, times
+from benchmarks.learning.wallclock import (
+    Ratio,
+    Target,
+    WallclockProtocol,
+    arrival,
+    not_before,
+    ratio,
+    said_of,
+    time_to,
+    times,
+)
 from benchmarks.trials import base, pages, sweep
 from benchmarks.trials.protocol import FOLDER, Protocol, as_options, load
 from benchmarks.trials.records import Episode
@@ -153,6 +163,17 @@ def test_a_slow_schedule_has_no_lag_of_its_window() -> None:
 
 def late(at: int, seconds: float) -> Any:
     return run([int(n >= at) for n in range(600)], LADDER, seconds, train_seconds=600 * seconds)
+
+
+def test_a_run_that_never_arrives_bounds_when_it_would_have() -> None:
+    """The next roll-outs could have completed a window that began long before the run's end."""
+    never = run([0] * 79, LADDER, 2.0, train_seconds=160.0)
+    bound = not_before(never, MEDIUM, WALLCLOCK)
+    soon = arrival(run([int(n >= 68) for n in range(79)], LADDER, 2.0), MEDIUM, WALLCLOCK)
+    assert soon is not None and soon.seconds == bound == 2.0 * 71, "as if the last window had been the first good one"
+    assert not_before(run([], LADDER, train_seconds=160.0), MEDIUM, WALLCLOCK) == 160.0
+    one = run([0], LADDER, train_seconds=160.0)
+    assert not_before(one, MEDIUM, WALLCLOCK) == pytest.approx(160.0 * 11 / 12), "the other eleven would come later"
 
 
 def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
