@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, RowMapping, and_, func, or_, select, true
 
 from dart.inspection.opening import RunFiles
 from dart.inspection.records import EventPage, EventRow
@@ -30,23 +30,18 @@ async def events(
     before: int = 0,
     limit: int = 100,
 ) -> EventPage:
-    """`text`, `worker` and `task`: the event's JSON contains all of them, in capitals or not. `before`: only lower
-    sequence numbers."""
+    """`worker` and `task`: the event's JSON contains them, in capitals or not. `text`: that, or the event's sentence
+    does. `before`: only lower sequence numbers."""
     limit = max(1, min(limit, MOST_ROWS))
     where: list[ColumnElement[bool]] = [_c.run_id == files.run_id]
     if kinds:
         where.append(_c.kind.in_(kinds))
-    where += [
-        _c.json.icontains(part, autoescape=True) for part in (_written(text), _written(worker), _written(task)) if part
-    ]
+    where += [_contains(part) for part in (worker, task) if part]
     if start is not None:
         where.append(_c.unix_seconds >= start)
     if end is not None:
         where.append(_c.unix_seconds <= end)
-    wanted = select(t.events).where(*where)
-    if before:
-        wanted = wanted.where(_c.sequence < before)
-    rows = await files.rows(wanted.order_by(_c.sequence.desc()).limit(limit + 1))
+    rows = await _newest(files, where, text, before, limit + 1)
     counted: Mapping[str, int] = {}
     if not before:
         by_kind = select(_c.kind, func.count().label("count")).where(_c.run_id == files.run_id).group_by(_c.kind)
@@ -55,9 +50,35 @@ async def events(
     return EventPage(tuple(shown), shown[-1].sequence if len(rows) > limit else 0, counted)
 
 
-def _written(text: str) -> str:
-    """The text as it is written within JSON."""
-    return json.dumps(text)[1:-1]
+async def _newest(
+    files: RunFiles, where: Sequence[ColumnElement[bool]], text: str, before: int, limit: int
+) -> list[RowMapping]:
+    """The rows, newest first. The database finds the text in an event's JSON; a sentence is only known here."""
+    words = [or_(_contains(word), _c.kind.in_(_kinds_that_say(word))) for word in text.split()]
+    wanted = select(t.events, (_contains(text) if text else true()).label("contains")).where(*where)
+    wanted = wanted.where(or_(_contains(text), and_(*words))) if words else wanted
+    found: list[RowMapping] = []
+    while True:
+        older = wanted.where(_c.sequence < before) if before else wanted
+        rows = await files.rows(older.order_by(_c.sequence.desc()).limit(limit))
+        found += [row for row in rows if row["contains"] or _says(row, text)]
+        if len(found) >= limit or len(rows) < limit:
+            return found[:limit]
+        before = rows[-1]["sequence"]
+
+
+def _contains(part: str) -> ColumnElement[bool]:
+    """The event's JSON contains the part, as it is written there."""
+    return _c.json.icontains(json.dumps(part)[1:-1], autoescape=True)
+
+
+def _kinds_that_say(word: str) -> tuple[str, ...]:
+    """Those whose sentence contains it, whatever the event's values are."""
+    return tuple(kind for kind, said in _SAID.items() if word.casefold() in said)
+
+
+def _says(row: RowMapping, text: str) -> bool:
+    return text.casefold() in sentence(row["kind"], json.loads(row["json"])).casefold()
 
 
 def _event(sequence: int, when: float, kind: str, data: Mapping[str, JsonValue]) -> EventRow:
@@ -126,3 +147,5 @@ _SENTENCES = {
     "paused": "the run is paused",
     "resumed": "the run goes on",
 }
+_SAID = {kind: re.sub(r"{\w+}", " ", form).casefold() for kind, form in _SENTENCES.items()}
+"""The words of each kind's sentence, without the values."""

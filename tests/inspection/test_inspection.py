@@ -179,6 +179,21 @@ async def test_events_are_searched_as_text_and_not_as_a_pattern(run: RunDirector
         assert {row.kind for row in (await it.events(kinds=("update",), limit=500)).rows} == {"update"}
 
 
+async def test_events_are_found_by_the_words_that_are_seen(run: RunDirectory) -> None:
+    """Which are a sentence, and not the data that it is made of."""
+    for number in range(9100, 9130):
+        event(run, number, "update", json.dumps({"update": number, "version": number - 9000, "success_rate": 0.5}))
+        event(run, number + 100, "sync", json.dumps({"replica": "made", "version": 120, "seconds": 1.0}))
+    async with opened(run) as it:
+        found = await it.events(text="Made version 12", limit=3)
+        assert [row.sequence for row in found.rows] == [9129, 9128, 9127] and found.next
+        older = await it.events(text="Made version 12", limit=300, before=found.next)
+        assert [row.sequence for row in older.rows] == [9126, 9125, 9124, 9123, 9122, 9121, 9120]
+        assert all("made version 12" in row.text for row in (*found.rows, *older.rows))
+        assert len((await it.events(text="made took version 120 in 1 s", limit=500)).rows) == 30
+        assert not (await it.events(text="made took version 12 in")).rows
+
+
 async def test_two_evaluations_are_compared_on_their_instances(run: RunDirectory) -> None:
     evaluate(run, "before-greedy-v0", [True] * 10 + [False] * 30)
     evaluate(run, "after-greedy-v9", [False] * 2 + [True] * 36, opened=5.0)

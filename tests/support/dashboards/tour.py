@@ -156,7 +156,9 @@ def keys_everywhere(tour: Tour, page: Page, word: str) -> None:
     listed.wait_for(state="hidden")
     tour.visit(page, "events")
     page.keyboard.press("/")
-    page.keyboard.type(word)
+    with page.expect_response(lambda answer: urlencode({"text": word}) in answer.url) as searched:
+        page.keyboard.type(word)
+    assert searched.value.json()["rows"], "the words that are seen are found"
     page.get_by_text(word).first.wait_for()
     page.keyboard.press("Escape")
     tour.visit(page, "group")
