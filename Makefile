@@ -92,10 +92,11 @@ stores: $(VENV)/installed ## Install PostgreSQL and an S3-compatible server, for
 	$(PY) -m pip install --quiet -e '.[postgres,s3]' 'moto[server]>=5'
 	$(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q --no-install-recommends postgresql
 
-# JOBS=2 runs two files at a time. On a machine that is busy with something else, tests that wait for a picture may fail.
-JOBS ?= 0
+# Two files at a time, because many tests wait more than they compute. What fails beside another file, a page that takes
+# too long to be drawn say, runs once more alone. JOBS=0 runs one file at a time.
+JOBS ?= 2
 test: install references gpu-files swanlab chart ## Run all tests, including the real browser and the real engine.
-	$(PY) -m pytest -n $(JOBS) --dist loadfile
+	$(PY) -m pytest -n $(JOBS) --dist loadfile || $(PY) -m pytest --last-failed --last-failed-no-failures none
 
 test-pods: install chart ## Run a training run from the Helm chart's manifests, each pod a process; needs root.
 	DART_TEST_PODS=1 $(PY) -m pytest tests/launch/test_k8s_run.py
