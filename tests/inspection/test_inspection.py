@@ -8,12 +8,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from dashboards.made import SMALL, evaluate, event, execute, in_postgresql, small_run
+from dashboards.made import SMALL, evaluate, event, execute, in_postgresql, opened, small_run
 
 from benchmarks.stores.servers import PostgreSQL
 from dart.dashboard.library import Library
@@ -37,15 +37,6 @@ def run(made: RunDirectory, tmp_path: Path) -> RunDirectory:
     """A copy that the test may change."""
     shutil.copytree(made.path, tmp_path / made.name)
     return RunDirectory(tmp_path / made.name)
-
-
-@asynccontextmanager
-async def opened(run: RunDirectory) -> AsyncIterator[Inspector]:
-    inspector = await Inspector.open(run)
-    try:
-        yield inspector
-    finally:
-        await inspector.close()
 
 
 async def test_pages_of_trajectories_give_each_once_and_newest_first(made: RunDirectory) -> None:
@@ -162,36 +153,6 @@ async def test_a_trajectory_has_its_steps_group_and_screenshots(made: RunDirecto
             await it.trajectory("nobody")
         with pytest.raises(NotFound):
             await it.image("../../config.yaml")
-
-
-async def test_events_are_searched_as_text_and_not_as_a_pattern(run: RunDirectory) -> None:
-    event(
-        run, 9001, "attempt_failed", json.dumps({"trajectory": "g1-1", "why": 'said "50 %" and _', "worker": "env-ä"})
-    )
-    async with opened(run) as it:
-        for text in ("50 %", 'said "50', "and _", "env-ä"):
-            assert [row.sequence for row in (await it.events(text=text)).rows] == [9001], text
-        assert not (await it.events(text="50_%")).rows
-        page = await it.events(limit=3)
-        assert sum(page.kinds.values()) >= len(page.rows) == 3
-        older = await it.events(limit=3, before=page.next)
-        assert max(row.sequence for row in older.rows) < min(row.sequence for row in page.rows)
-        assert {row.kind for row in (await it.events(kinds=("update",), limit=500)).rows} == {"update"}
-
-
-async def test_events_are_found_by_the_words_that_are_seen(run: RunDirectory) -> None:
-    """Which are a sentence, and not the data that it is made of."""
-    for number in range(9100, 9130):
-        event(run, number, "update", json.dumps({"update": number, "version": number - 9000, "success_rate": 0.5}))
-        event(run, number + 100, "sync", json.dumps({"replica": "made", "version": 120, "seconds": 1.0}))
-    async with opened(run) as it:
-        found = await it.events(text="Made version 12", limit=3)
-        assert [row.sequence for row in found.rows] == [9129, 9128, 9127] and found.next
-        older = await it.events(text="Made version 12", limit=300, before=found.next)
-        assert [row.sequence for row in older.rows] == [9126, 9125, 9124, 9123, 9122, 9121, 9120]
-        assert all("made version 12" in row.text for row in (*found.rows, *older.rows))
-        assert len((await it.events(text="made took version 120 in 1 s", limit=500)).rows) == 30
-        assert not (await it.events(text="made took version 12 in")).rows
 
 
 async def test_two_evaluations_are_compared_on_their_instances(run: RunDirectory) -> None:

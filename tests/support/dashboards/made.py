@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from sqlalchemy import create_engine, select
 
 from benchmarks.dashboard.made_run import Shape, made_run
 from dart.config import load
+from dart.inspection.inspector import Inspector
 from dart.rundir import RunDirectory
 from dart.store.tables import metadata, schema
 
@@ -69,3 +70,12 @@ def insert(run: RunDirectory, table: str, row: Mapping[str, object]) -> None:
 
 def event(run: RunDirectory, sequence: int, kind: str, data: str) -> None:
     execute(run, ("insert into events values (?, ?, ?, ?, ?)", (run.name, sequence, 1_790_000_000.0, kind, data)))
+
+
+@asynccontextmanager
+async def opened(run: RunDirectory) -> AsyncIterator[Inspector]:
+    inspector = await Inspector.open(run)
+    try:
+        yield inspector
+    finally:
+        await inspector.close()
