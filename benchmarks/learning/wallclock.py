@@ -90,9 +90,9 @@ def arrival(run: Record, target: Target, protocol: Protocol) -> Arrival | None:
     schedule samples. It begins with a full window of each task. Successes are shorter than failures, so that of the
     roll-outs that begin together they finish first, and fewer would show more success than there is.
     """
+    full = _count(run, target, protocol) * target.smoothing
     for window in _windows(run, target, protocol):
-        full = len(window) == _count(run, target, protocol) * target.smoothing
-        if full and fmean(one.success for one in window) >= target.success:
+        if len(window) == full and fmean(one.success for one in window) >= target.success:
             return Arrival(fmean(one.seconds for one in window), fmean(one.update for one in window))
     return None
 

@@ -15,6 +15,8 @@ from dart.inspection.wording import plain
 from dart.store import tables as t
 
 MOST_ROWS = 500
+MOST_READ = 4096
+"""Rows that are held at once while a sentence is looked for among many that have its words."""
 _c = t.events.c
 
 
@@ -58,13 +60,14 @@ async def _newest(
     wanted = select(t.events, (_contains(text) if text else true()).label("contains")).where(*where)
     wanted = wanted.where(or_(_contains(text), and_(*words))) if words else wanted
     found: list[RowMapping] = []
+    batch = limit
     while True:
         older = wanted.where(_c.sequence < before) if before else wanted
-        rows = await files.rows(older.order_by(_c.sequence.desc()).limit(limit))
+        rows = await files.rows(older.order_by(_c.sequence.desc()).limit(batch))
         found += [row for row in rows if row["contains"] or _says(row, text)]
-        if len(found) >= limit or len(rows) < limit:
+        if len(found) >= limit or len(rows) < batch:
             return found[:limit]
-        before = rows[-1]["sequence"]
+        before, batch = rows[-1]["sequence"], min(2 * batch, MOST_READ)
 
 
 def _contains(part: str) -> ColumnElement[bool]:

@@ -168,11 +168,14 @@ class Launcher:
         return f"ended with code {code}: {_last_words(log)}: see {log}"
 
     async def _run_once(self, child: Child) -> int:
-        starting = asyncio.ensure_future(self._started(child))
+        # Cancelled in the middle, asyncio would kill the child and leave what the child has started: so it is started
+        # whole, and awaited here whatever happens.
+        starting = asyncio.create_task(self._started(child))
         try:
             process = await asyncio.shield(starting)
         except asyncio.CancelledError:  # the run ends at this moment, and the child with it
-            self._processes[child.name] = await starting
+            with contextlib.suppress(OSError):  # it could not be started at all
+                self._processes[child.name] = await starting
             raise
         self._processes[child.name] = process
         code = await process.wait()
