@@ -31,6 +31,7 @@ from dart.processes.settings import collect_seldom, ending_signals, watch_parent
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
+from dart.store.records import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,13 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         guard = Guard(wanted.directory, hold)
         resumes = wanted.resume or (wanted.either and bool(await database.runs()))
         start = await (_resumed if resumes else _begun)(wanted, database)
-        peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
-        run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
+        try:
+            peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
+            run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
+            beside = _dashboard(wanted)
+        except Exception:
+            await database.set_run_state(RunState.FAILED, time.time())  # it would be "running" for ever
+            raise
         loop = asyncio.get_running_loop()
         for number in ending_signals():
             loop.add_signal_handler(number, run.interrupt)
@@ -112,7 +118,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         try:
             live = not wanted.quiet and sys.stdout.isatty()
             async with View(wanted.directory.path, run.status, live=live):
-                return await run.execute(_launch(wanted, run, _dashboard(wanted)))
+                return await run.execute(_launch(wanted, run, beside))
         except Interrupted:
             path = wanted.directory.path
             click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")

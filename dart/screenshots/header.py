@@ -20,6 +20,9 @@ _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length."""
 
+_MOST_STEPS = 1 << 16
+"""Parts of a file that are walked through: a peer's megabytes of empty chunks take no time of the event loop."""
+
 
 class BadHeader(ValueError):
     """The bytes begin as a PNG or JPEG but are invalid, cut short, or claim too many pixels."""
@@ -49,18 +52,22 @@ def _png_size(data: bytes) -> tuple[int, int]:
         raise BadHeader("is a PNG without a header")
     width, height = struct.unpack_from(">II", data, 16)
     at = len(_PNG)
-    while data[at + 4 : at + 8] != _PNG_END:
+    for _ in range(_MOST_STEPS):
+        if data[at + 4 : at + 8] == _PNG_END:
+            return width, height
         if at + 8 > len(data):
             raise BadHeader(f"is a PNG that is cut short after {len(data)} bytes")
         at += 12 + int.from_bytes(data[at : at + 4], "big")
-    return width, height
+    raise BadHeader(f"is a PNG of more than {_MOST_STEPS} chunks")
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     if _JPEG_END not in data[-64:]:  # a few bytes may follow the end
         raise BadHeader(f"is a JPEG that is cut short after {len(data)} bytes")
     at = len(_JPEG)
-    while at + 4 <= len(data):
+    for _ in range(_MOST_STEPS):
+        if at + 4 > len(data):
+            break
         if data[at] != 0xFF:
             raise BadHeader(f"is a JPEG with no marker at byte {at}")
         marker = data[at + 1]

@@ -363,7 +363,18 @@ class Database(Reader):
         await self._execute(update(t.checkpoints).where(c.run_id == self.run_id, c.path == path).values(kept=False))
 
     async def append_events(self, events: Sequence[r.Event]) -> None:
-        await self._insert(t.events, [asdict(event) for event in events])
+        """Events with rising sequence numbers, above those of all earlier calls or, after one that failed, the same."""
+        if not events:
+            return
+        run_id, c = self.run_id, t.events.c
+        rows = [{"run_id": run_id, **asdict(event)} for event in events]
+
+        def write(connection: Connection) -> None:
+            # The connection may have been lost after a commit, so that a call fails whose events are there.
+            connection.execute(delete(t.events).where(c.run_id == run_id, c.sequence >= events[0].sequence))
+            connection.execute(insert(t.events), rows)
+
+        await self.write(write)
 
     async def _replace(self, table: Table, same: ColumnElement[bool], row: dict[str, object]) -> None:
         run_id = self.run_id

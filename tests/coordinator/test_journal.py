@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,8 +13,10 @@ import pytest
 
 from dart.commands.plot import learning_curve, read_metrics
 from dart.coordinator.service.journal import Journal
+from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
+from dart.store.records import Event
 
 
 def strict(text: str) -> dict[str, object]:
@@ -97,6 +100,30 @@ def test_a_curve_for_which_the_disk_has_no_room_is_named(
     assert learning_curve(RunDirectory(tmp_path)) is None
     assert not (tmp_path / "learning_curve.png").exists()
     assert "learning_curve.png could not be written ([Errno 28] No space left on device)" in capsys.readouterr().err
+
+
+async def test_events_that_the_database_did_not_take_are_written_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it took them, and only the answer was lost."""
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "test", {}, started=0.0)
+        journal = Journal(tmp_path / "metrics.jsonl")
+        for taken in (False, True):
+
+            async def gives_up(events: Sequence[Event], *, taken: bool = taken) -> NoReturn:
+                if taken:
+                    await Database.append_events(database, events)
+                raise UserError("the database is locked")
+
+            journal.event("update", update=1)
+            with monkeypatch.context() as patch, pytest.raises(UserError, match="locked"):
+                patch.setattr(database, "append_events", gives_up)
+                await journal.flush(database)
+            journal.event("update", update=2)
+            await journal.flush(database)
+        journal.close()
+        assert [event.sequence for event in await database.events_since(1, 100)] == [1, 2, 3, 4]
 
 
 async def test_a_watcher_sees_what_was_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,3 +231,12 @@ def test_junk_and_broken_pixels_are_told_by_name() -> None:
     broken = bomb(32, 48)  # its header is good, and it has no pixels
     with pytest.raises(BadScreenshot, match="cannot be decoded"):
         decoded(broken)
+
+
+def test_a_picture_of_endless_parts_is_refused_without_walking_through_them() -> None:
+    png = encoded("PNG")
+    end = png.index(b"IEND") - 4
+    with pytest.raises(header.BadHeader, match="more than 65536 chunks"):
+        header.size_of(png[:end] + (bytes(4) + b"tEXt" + bytes(4)) * 70_000 + png[end:])
+    with pytest.raises(header.BadHeader, match="JPEG without a frame"):
+        header.size_of(b"\xff\xd8" + b"\xff" * 70_000 + encoded("JPEG")[2:])

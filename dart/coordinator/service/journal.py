@@ -106,9 +106,14 @@ class Journal:
                 await news.wait()
 
     async def flush(self, database: Database) -> None:
+        """Raises UserError if the database takes nothing; the next call writes these events too."""
         self._file.flush()
         batch, self._unwritten = self._unwritten, []
-        await database.append_events(batch)
+        try:
+            await database.append_events(batch)
+        except Exception:  # not when cancelled: the transaction still completes then
+            self._unwritten[:0] = batch
+            raise
         while len(self._events) > KEPT_EVENTS + len(self._unwritten):
             self._events.popleft()
 
