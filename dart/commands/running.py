@@ -96,7 +96,7 @@ def run_in_loop(wanted: JobRun) -> dict[str, Any] | None:
 async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
     wanted.directory.settle(wanted.config)
     async with await wanted.directory.open_to_work(create=not wanted.resume) as database:
-        database.patience.seconds = wanted.config.run.database_wait_seconds
+        database.wait_at_most(wanted.config.run.database_wait_seconds)
         guard = Guard(wanted.directory, hold)
         resumes = wanted.resume or (wanted.either and bool(await database.runs()))
         start = await (_resumed if resumes else _begun)(wanted, database)

@@ -38,7 +38,7 @@ class Run(Section):
     database_wait_seconds: Seconds = Field(
         3600.0,
         description="How long another program (a backup) may lock run.db, or a PostgreSQL server be away, before the "
-        "run ends.",
+        "run ends; and an object store be away, before what needs it fails.",
     )
 
     @field_validator("database")

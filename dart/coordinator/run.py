@@ -60,7 +60,7 @@ from dart.wire.rules import Limits
 
 GOODBYE_SECONDS = 4.0
 ENDING_PATIENCE_SECONDS = 10.0
-"""How long to wait, when the run ends, for a database that another program has locked."""
+"""How long to wait, when the run ends, for a database that another program has locked, or a store that is away."""
 
 
 class Interrupted(Exception):
@@ -407,7 +407,7 @@ class Run:
         was = self.progress.phase
         with contextlib.suppress(OSError):  # the rest has to be done even when the disk is full
             self._phase(state.value)
-        self.database.patience.seconds = ENDING_PATIENCE_SECONDS
+        self.database.wait_at_most(ENDING_PATIENCE_SECONDS)
         try:
             if state is RunState.INTERRUPTED and was == "training":
                 await self._save_last()

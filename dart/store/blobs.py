@@ -14,9 +14,9 @@ threads: with one hop however many blobs there are, or many requests at once for
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,6 +25,7 @@ from dart.core.types import Image
 from dart.errors import UserError
 from dart.screenshots.directory import ScreenshotDirectory, file_name
 from dart.store.elsewhere.remote import RemoteFiles
+from dart.store.patience import Patience
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class _Files(Protocol):
 
 _THREADS, _THREADS_OF_REMOTE = 4, 32
 """A request to an object store takes tens of milliseconds, most of them waiting."""
+_AWAY_SECONDS = 1.0
+"""Between two tries of an object store that fails. Its driver has tried several times by itself."""
 
 
 def files_at(where: str | Path) -> ScreenshotDirectory | RemoteFiles:
@@ -79,6 +82,9 @@ class BlobStore:
         if self.directory:
             self.directory.prepare()
         self._files: _Files = files
+        self.patience = Patience(0.0)
+        """With an object store that has answered before."""
+        self._answered = False
         threads = _THREADS if self.directory else _THREADS_OF_REMOTE
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
 
@@ -86,6 +92,7 @@ class BlobStore:
         """Raises UserError, with the name of the config's field, where an object store takes nothing."""
         if isinstance(files := self._files, RemoteFiles):
             await self._in_pool(lambda: files.check(what))
+            self._answered = True
 
     def close(self) -> None:
         """Waits for the pool's current work."""
@@ -94,8 +101,7 @@ class BlobStore:
     def put(self, image: Image) -> None:
         """Stores an image's bytes. Without bytes (`data` empty) the blob must already be held, else BlobMissing is
         raised. Raises BlobUnreachable, and OSError where a directory fails."""
-        with self._reached():
-            self._put(image)
+        self._asked(lambda: self._put(image))
 
     def _put(self, image: Image) -> None:
         name = file_name(image.sha256)
@@ -129,8 +135,7 @@ class BlobStore:
     def get(self, digest: bytes) -> bytes:
         """The bytes of a digest. Raises BlobMissing, BlobCorrupt, BlobUnreachable."""
         try:
-            with self._reached():
-                data = self._files.read(file_name(digest))
+            data = self._asked(lambda: self._files.read(file_name(digest)))
         except FileNotFoundError:
             raise self._missing(digest) from None
         if hashlib.sha256(data).digest() != digest:
@@ -177,21 +182,38 @@ class BlobStore:
 
     def _held(self, digest: bytes) -> int | None:
         try:
-            with self._reached():
-                return self._files.size(file_name(digest))
+            return self._asked(lambda: self._files.size(file_name(digest)))
         except FileNotFoundError:
             return None
 
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            if self.directory:
+    def _asked(self, call: Callable[[], T]) -> T:
+        """What `call` returns. An object store that fails is asked again, as `patience` has it.
+
+        Raises FileNotFoundError, BlobUnreachable, and OSError where a directory fails.
+        """
+        if self.directory:
+            return call()
+        began, waiting = time.monotonic(), False
+        while True:
+            try:
+                result = call()
+            except FileNotFoundError:
+                self._answered = True
                 raise
-            raise BlobUnreachable(f"the object store {self.where} failed ({error}): check it and its keys") from error
+            except OSError as error:
+                waited = time.monotonic() - began
+                if not self._answered or waited >= self.patience.seconds:
+                    raise BlobUnreachable(
+                        f"the object store {self.where} failed ({error}): check it and its keys"
+                    ) from error
+                waiting = True
+                self.patience.tell(waited, over=False)
+                time.sleep(_AWAY_SECONDS)
+            else:
+                self._answered = True
+                if waiting:
+                    self.patience.tell(time.monotonic() - began, over=True)
+                return result
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(

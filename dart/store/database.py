@@ -28,14 +28,17 @@ from dart.failpoints import failpoint
 from dart.store import records as r
 from dart.store import tables as t
 from dart.store.blobs import BlobStore
-from dart.store.engine import Lane, Patience, make_lanes, parse_url, sqlite_url
+from dart.store.engine import Lane, make_lanes, parse_url, sqlite_url
 from dart.store.inserts import insert_rows
+from dart.store.patience import Patience
 from dart.store.reader import Reader, chunks
 from dart.store.schema import prepare
 
 __all__ = ["Database", "Reader", "sqlite_url"]
 
 T = TypeVar("T")
+PATIENCE_SECONDS = 30.0
+"""With a database that is locked or away, until the run says otherwise."""
 
 _SET_ADVANTAGES = (
     update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantages_json=bindparam("value"))
@@ -49,7 +52,7 @@ class Database(Reader):
         super().__init__(url, reader, blobs)
         self._writer = writer
         self.patience = patience
-        """How long to wait for a database that another process has locked; may be changed at any time."""
+        """With the database. Its screenshots' store has its own."""
         self._known_tasks: set[tuple[str, str, str]] = set()
 
     @classmethod
@@ -61,7 +64,7 @@ class Database(Reader):
         `close` closes the blob store too. Raises OlderSchema without `migrate`, and UserError for a bad URL, a newer
         schema or a missing database.
         """
-        parsed, patience = parse_url(url), Patience()
+        parsed, patience = parse_url(url), Patience(PATIENCE_SECONDS)
         writer, reader = make_lanes(parsed, patience)
         with ExitStack() as undo:
             undo.callback(reader.close)
@@ -72,6 +75,10 @@ class Database(Reader):
             await database.bind_newest()
             undo.pop_all()
         return database
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, for a database that is locked or away, and for an object store that is away."""
+        self.patience.seconds = self.blobs.patience.seconds = seconds
 
     async def close(self) -> None:
         """Waits for transactions under way."""

@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
 from dart.errors import UserError
+from dart.store.patience import Patience
 
 T = TypeVar("T")
 
@@ -25,7 +25,6 @@ _AWAY_SECONDS = 1.0
 """Between two tries to reach a PostgreSQL server that was reached before."""
 BUSY_SECONDS = 5
 """How long SQLite itself waits for a lock; after that the wait is reported, and the transaction is tried again."""
-_PATIENCE_SECONDS = 30.0
 _WRITE_AHEAD_SECONDS = 30.0
 _KEPT_WAL_BYTES = 64 << 20
 _SQLITE_SETTINGS = (
@@ -78,19 +77,6 @@ class DatabaseFailed(UserError):
     """The database cannot be reached, read or written: a full disk, or an unreachable server."""
 
 
-@dataclass(slots=True)
-class Patience:
-    """How long a transaction waits for a database that another process has locked, a backup for example, or for a
-    PostgreSQL server that has been reached before and is away, because it restarts for example.
-
-    `told` is called from the transaction's thread while it waits, and once when the wait is over, with the seconds
-    waited so far and whether the wait is over.
-    """
-
-    seconds: float = _PATIENCE_SECONDS
-    told: Callable[[float, bool], None] | None = None
-
-
 class Lane:
     """An engine and its own threads, which alone use it. One call is one transaction and one hop to a thread.
 
@@ -124,15 +110,14 @@ class Lane:
                 waited, away = time.monotonic() - began, self._is_away(error) and not ends
                 if not (_is_locked(error) or away) or waited >= patience.seconds:
                     raise self._failed(error) from error
-                if patience.told:
-                    told = True
-                    patience.told(waited, False)
+                told = True
+                patience.tell(waited, over=False)
                 if away:
                     time.sleep(_AWAY_SECONDS)
             else:
                 self._reached = True
-                if told and patience.told:
-                    patience.told(time.monotonic() - began, True)
+                if told:
+                    patience.tell(time.monotonic() - began, over=True)
                 return result
 
     def _is_away(self, error: DatabaseError) -> bool:

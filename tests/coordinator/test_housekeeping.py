@@ -284,11 +284,20 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
     rig.database.patience.told(40.0, False)
     rig.database.patience.told(50.0, False)
     rig.database.patience.told(75.0, True)
+    assert rig.database.blobs.patience.told is not None
+    rig.database.blobs.patience.told(0.0, False)
+    rig.database.blobs.patience.told(20.0, False)
+    rig.database.blobs.patience.told(20.5, True)
+    rig.database.blobs.patience.told(20.6, True)  # of another thread
+    rig.database.blobs.patience.told(7.0, False)
     async for event in rig.journal.watch(0, rig.database):
-        told[event.kind] = event.json
-        if "database_unlocked" in told:
+        told.setdefault(event.kind, event.json)
+        if "run.blobs has failed for 7 s" in event.json:
             break
     assert "another process has locked the database for 40 s" in told["database_locked"]
+    assert told["database_unlocked"] == '{"seconds": 75.0}'
+    assert "run.blobs has failed for 0 s" in told["screenshots_away"]
+    assert told["screenshots_back"] == '{"seconds": 20.5}'
     rig.run.database.unlink()
     with pytest.raises(ExceptionGroup) as caught:
         await keeping

@@ -64,6 +64,32 @@ class Sweep:
         return len(freed)
 
 
+class Waits:
+    """Records that threads wait for something that is away: at once, every TELL_SECONDS, and when it is back.
+
+    `why`: the event's text, with a place for the seconds. Make it where the event loop runs.
+    """
+
+    def __init__(self, journal: Journal, away: str, back: str, why: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._journal, self._away, self._back, self._why = journal, away, back, why
+        self._last: float | None = None
+        """The seconds waited when it was recorded last, since it went away."""
+
+    def told(self, seconds: float, over: bool) -> None:
+        """A thread has waited so long; `over`: and need not any longer."""
+        self._loop.call_soon_threadsafe(self._record, seconds, over)
+
+    def _record(self, seconds: float, over: bool) -> None:
+        if over and self._last is not None:
+            self._last = None
+            self._journal.event(self._back, seconds=round(seconds, 1))
+        elif not over and (self._last is None or seconds - self._last >= TELL_SECONDS):
+            self._last = seconds
+            self._journal.event(self._away, seconds=round(seconds, 1), why=self._why.format(seconds))
+        self._journal.flush_lines()
+
+
 class Housekeeping:
     """`pooled`: how many successes of each task keep their screenshots for the experience pool. `checkpoints`: how many
     of the newest a resumed run may go back to. `bounded`: whether the disk bound applies to the run's own trajectories;
@@ -85,44 +111,32 @@ class Housekeeping:
         self._underway, self._pooled, self._checkpoints = underway, pooled, checkpoints
         self._most_bytes = retention.screenshot_bytes if bounded else None
         self._upkeep = Upkeep(database)
-        self._told_locked = 0.0
         self._told_full = False
 
     async def run(self) -> None:
         """Runs until cancelled. Raises UserError when the run's database is gone."""
-        loop = asyncio.get_running_loop()
-
-        def told(seconds: float, over: bool) -> None:
-            loop.call_soon_threadsafe(self._locked, seconds, over)
-
-        self._database.patience.told = told
+        database, screenshots = self._database.patience, self._database.blobs.patience
+        database.told = Waits(
+            self._journal, "database_locked", "database_unlocked",
+            "another process has locked the database for {:.0f} s, or its server is away: the run continues when it is "
+            "there again",
+        ).told  # fmt: skip
+        screenshots.told = Waits(
+            self._journal, "screenshots_away", "screenshots_back",
+            "run.blobs has failed for {:.0f} s: what needs its screenshots waits until it is there again",
+        ).told  # fmt: skip
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())
                 tasks.create_task(self._keep_bounds())
         finally:
-            self._database.patience.told = None
+            database.told = screenshots.told = None
 
     async def _watch(self) -> None:
         while True:
             if await asyncio.to_thread(self._guard.look):
                 self._journal.event("lock_renewed", path=str(self._guard.lock_file))
             await asyncio.sleep(GUARD_SECONDS)
-
-    def _locked(self, seconds: float, over: bool) -> None:
-        """Another program has locked the database, or its server is away, and a transaction waits for it."""
-        if over:
-            self._journal.event("database_unlocked", seconds=round(seconds, 1))
-            self._told_locked = 0.0
-        elif seconds - self._told_locked >= TELL_SECONDS or not self._told_locked:
-            self._told_locked = seconds
-            self._journal.event(
-                "database_locked",
-                seconds=round(seconds, 1),
-                why=f"another process has locked the database for {seconds:.0f} s, or its server is away: the run "
-                "continues when it is there again",
-            )
-        self._journal.flush_lines()
 
     async def _keep_bounds(self) -> None:
         directory = self._database.blobs.directory

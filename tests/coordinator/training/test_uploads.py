@@ -240,3 +240,33 @@ def test_screenshots_that_any_driver_fails_to_keep_are_unreachable(moody: pytest
     moody.setattr(Moody, "refuses", True)
     with pytest.raises(UserError, match=r"moody://bucket/blobs cannot be used \(SdkError: no credentials\)"):
         BlobStore("moody://bucket/blobs")
+
+
+async def test_an_object_store_that_is_away_is_waited_for(moody: pytest.MonkeyPatch) -> None:
+    """If it has answered before; until then its URL or its keys may be wrong."""
+    moody.setattr("dart.store.blobs._AWAY_SECONDS", 0.01)
+    store, image = BlobStore("moody://bucket/blobs"), Image.of(b"png", "image/png", 1, 1)
+    store.patience.seconds = 60.0
+    moody.setattr(Moody, "down", True)
+    with pytest.raises(BlobUnreachable):
+        store.put(image)
+    moody.setattr(Moody, "down", False)
+    store.put(image)
+    told: asyncio.Queue[tuple[float, bool]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    store.patience.told = lambda seconds, over: loop.call_soon_threadsafe(told.put_nowait, (seconds, over)) and None
+    moody.setattr(Moody, "down", True)
+    reading = asyncio.create_task(store.get_many_async([image.sha256]))
+    while (await told.get())[0] < 0.05:
+        assert not reading.done()
+    moody.setattr(Moody, "down", False)
+    assert await reading == {image.sha256: b"png"}
+    while not (await told.get())[1]:
+        pass
+    moody.setattr(Moody, "down", True)
+    reading = asyncio.create_task(store.get_many_async([image.sha256]))
+    await told.get()
+    store.patience.seconds = 0.05  # the run ends
+    with pytest.raises(BlobUnreachable, match="slow down"):
+        await reading
+    store.close()
