@@ -206,6 +206,10 @@ class Rollout(Section):
     startup_timeout_seconds: Seconds = Field(
         600.0, description="A replica whose engine is not ready within this time is ended and started again."
     )
+    wait_for_all_seconds: Seconds = Field(
+        300.0,
+        description="How long the run waits for the other replicas once one is ready. Those that come later join it.",
+    )
 
     @property
     def gpus(self) -> int:

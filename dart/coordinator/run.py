@@ -330,11 +330,10 @@ class Run:
         return summary
 
     async def _workers_ready(self) -> None:
-        """Wait for every replica and at least one environment that the job needs; the trainer may still be loading."""
+        """Wait for the replicas and at least one environment that the job needs; the trainer may still be loading."""
         self._phase("starting")
-        environments = self._job.environments(self.config)
-        while (environments and not self.envs.slots) or len(self.replicas) < self.replicas_wanted:
-            await self._roster.change()
+        none, patience = not self._job.environments(self.config), self.config.rollout.wait_for_all_seconds
+        await self._roster.gather(lambda: none or bool(self.envs.slots), self.replicas, self.replicas_wanted, patience)
 
     async def _evaluate(self, label: str) -> None:
         self._phase("evaluating")

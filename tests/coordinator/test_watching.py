@@ -206,6 +206,24 @@ async def test_a_worker_that_never_comes(tmp_path: Path, capsys: pytest.CaptureF
         assert not [stall for stall in scene.run.status().stalls if stall.kind == "start"]
 
 
+async def test_a_run_begins_without_a_replica_that_does_not_come_in_time(tmp_path: Path) -> None:
+    made = settings(replicas=2)
+    made = made.model_copy(update={"rollout": made.rollout.model_copy(update={"wait_for_all_seconds": 0.2})})
+    async with running(tmp_path, made) as scene:
+        scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+        await asyncio.sleep(0.3)
+        assert scene.run.progress.phase == "starting", "there is no environment yet"
+        scene.join("env-0", pb.ROLE_ENV, World())
+        scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+        async with asyncio.timeout(60):
+            while scene.run.progress.phase != "training":
+                await asyncio.sleep(0.02)
+        scene.join("rollout-1", pb.ROLE_ROLLOUT, replica)
+        assert len(scene.run.replicas) == 2
+    (told,) = [event for event in events(tmp_path) if event["event"] == "replicas_missing"]
+    assert (told["ready"], told["wanted"]) == (1, 2) and "rollout.wait_for_all_seconds" in str(told["reason"])
+
+
 async def test_a_missing_replica_is_not_explained_by_env_workers_that_are_gone(tmp_path: Path) -> None:
     async with running(tmp_path, settings(replicas=2)) as scene:
         for number in range(3):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable, Sized
 
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.service.journal import Journal
@@ -36,6 +38,27 @@ class Roster:
     async def change(self) -> None:
         """Wait until a worker comes, goes, or has another number of environments."""
         await self._changed.wait()
+
+    async def gather(
+        self, environments: Callable[[], bool], replicas: Sized, wanted: int, patience_seconds: float
+    ) -> None:
+        """Wait until there are environments, and the wanted number of replicas; once one is there, no longer than
+        `patience_seconds` for the others, which join when they come."""
+        until: float | None = None
+        while not environments() or len(replicas) < wanted:
+            if not len(replicas):
+                until = None
+            elif until is None:
+                until = time.monotonic() + patience_seconds
+            left = None if until is None else until - time.monotonic()
+            if environments() and left is not None and left <= 0:
+                self._journal.event("replicas_missing", ready=len(replicas), wanted=wanted,
+                                    reason=f"after {patience_seconds:g} s (rollout.wait_for_all_seconds) the run "
+                                           "begins without them; they join when they come")  # fmt: skip
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left if left is not None and left > 0 else None):
+                    await self.change()
 
     def _worker(self, worker: Worker) -> None:
         self._journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
