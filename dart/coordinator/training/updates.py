@@ -108,11 +108,6 @@ class Training:
             await self._sample_and_update()
         finally:
             await self._data.close()
-        now = time.monotonic()
-        self.usage = self._accounting.usage(self._progress.counts, self.seconds, now)
-        self.times = self._accounting.times(now)
-        self._seconds = self.seconds
-        self._since = None
         if self._progress.counts.updates > self._start.update and self._saved != self._progress.counts.version:
             await self._save_and_copy()
 
@@ -126,6 +121,15 @@ class Training:
             self.sampling = False
             if sampling is not None:
                 sampling.cancel()
+            self._account()  # before a checkpoint is written to the end, and copied, while everybody else is idle
+
+    def _account(self) -> None:
+        """The phase is over."""
+        now = time.monotonic()
+        self.usage = self._accounting.usage(self._progress.counts, self.seconds, now)
+        self.times = self._accounting.times(now)
+        self._seconds = self.seconds
+        self._since = None
 
     async def cut_off(self) -> None:
         """Save the weights after an interruption. Raises TrainerLost, NotSaved."""

@@ -12,6 +12,7 @@ from run_processes import killed_run
 
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import starting_point
+from dart.coordinator.training.updates import Training
 from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.records import GroupState
@@ -69,3 +70,21 @@ async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_
         await database.release_again(start.update)
         states = {(await database.group(group)).state for group in batch}  # type: ignore[union-attr]
     assert states == {GroupState.CONSUMED if version == 4 else GroupState.RELEASED}
+
+
+async def test_a_copy_that_outlasts_training_is_no_time_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Utilisation and throughput end with the last update, while a checkpoint is still being copied."""
+    save_and_copy = Training._save_and_copy
+
+    async def slow(training: Training) -> None:
+        await save_and_copy(training)
+        while training.usage is None:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Training, "_save_and_copy", slow)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        assert (await killed_run.work(run, 4))["updates"] == 4
