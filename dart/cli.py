@@ -290,6 +290,22 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 
 
 @main.command()
+@click.argument("action", type=click.Choice(("pause", "resume", "drain", "checkpoint")))
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--address", metavar="HOST:PORT", help="Control the run of this coordinator. [default: the newest run's]")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
+def control(action: str, run: Path | None, address: str | None, tls_ca: Path | None) -> None:
+    """Control a run while it trains: pause or resume sampling, drain (end it as if its last update were done), or save
+    a checkpoint now. RUN defaults to the newest under runs/.
+
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
+    """
+    from dart.commands.control import control as command
+
+    command(action, run, address, tls_ca)
+
+
+@main.command()
 @click.argument("directory", default="runs", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--all", "below", is_flag=True, help="Every run below DIRECTORY, and where its coordinator listens.")

@@ -6,5 +6,5 @@
                                      └── static/                         the pages, built from web/ (Svelte)
 
 It changes nothing of a run. The only requests with an effect go to the run's coordinator, as those of any other client
-of its Control service (levers.py).
+of its Control service (dart.wire.levers).
 """

@@ -20,7 +20,6 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from dart.core.status import Status
-from dart.dashboard import levers
 from dart.dashboard.access import Access
 from dart.dashboard.exports import FORMS, export
 from dart.dashboard.library import Library
@@ -28,9 +27,11 @@ from dart.dashboard.live import Streams
 from dart.dashboard.metrics import exposition
 from dart.errors import UserError
 from dart.inspection import records as r
+from dart.inspection.condition import dial_of
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
 from dart.store.records import RunState
+from dart.wire.levers import LEVERS, pull
 
 STATIC = Path(__file__).parent / "static"
 SMALLEST_ZIPPED = 2048
@@ -176,10 +177,10 @@ class _Handlers:
 
     async def _lever(self, request: Request) -> Response:
         lever = request.path_params["lever"]
-        if lever not in levers.LEVERS:
-            raise NotFound(f"{lever} is not a lever of a run: use {', '.join(levers.LEVERS)}")
+        if lever not in LEVERS:
+            raise NotFound(f"{lever} is not a lever of a run: use {', '.join(LEVERS)}")
         async with self._library.run(request.path_params["run"]) as inspector:
-            return JSONResponse({"done": await levers.pull(inspector, lever)})
+            return JSONResponse({"done": await pull(await dial_of(inspector.files), lever)})
 
 
 async def _until_closed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

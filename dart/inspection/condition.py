@@ -79,6 +79,18 @@ def own_token(record: RunRecord) -> str | None:
         return None
 
 
+async def dial_of(files: RunFiles, tls_ca: Path | None = None) -> Dial:
+    """How to reach the run's coordinator, with the run's own token or DART_TOKEN's. Raises UserError if it has ended.
+
+    Without `tls_ca`, the coordinator's own certificate is trusted.
+    """
+    record = await files.record()
+    if (state := files.directory.state(record)) != RunState.RUNNING or not record.control_address:
+        raise UserError(f"run {record.id} is {state}: only one that is running can be controlled")
+    token = own_token(record) or os.environ.get(TOKEN_ENVIRONMENT)
+    return Dial(record.control_address, token, tls_ca or own_certificate(record))
+
+
 async def condition(files: RunFiles) -> RunStatus:
     """What the run is doing, or how it ended; `why` says so where its coordinator cannot be asked. Raises UserError if
     the database cannot be read."""

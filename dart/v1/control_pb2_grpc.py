@@ -132,7 +132,7 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Finish the running trajectories, then end the run as if its last update were done.
+        """End the run as if the update in progress, or the last one, were its last. Running trajectories are not finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,6 +15,7 @@ from fleet_samples import World, replica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dart import config
+from dart.commands.control import control
 from dart.commands.look.status import StatusOptions
 from dart.commands.look.why import why
 from dart.coordinator.fleet.sessions import Worker
@@ -23,6 +24,7 @@ from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
 from dart.core.status import Stall
+from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
 
@@ -261,6 +263,31 @@ async def test_a_world_whose_every_reset_fails(tmp_path: Path, capsys: pytest.Ca
     said = await asyncio.to_thread(ended, tmp_path, capsys)
     assert "interrupted while it was training" in said and "it was stopped by Ctrl-C" in said
     assert "stalled" in said and "the desktop image /srv/vm.qcow2 is not there" in said
+
+
+async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunDirectory(tmp_path).lock():
+        async with running(tmp_path, settings()) as scene:
+            scene.join("env-0", pb.ROLE_ENV, World())
+            scene.join("rollout-0", pb.ROLE_ROLLOUT, replica)
+            with pytest.raises(UserError, match="pause failed: the run is starting: pause works only while"):
+                await asyncio.to_thread(control, "pause", None, scene.address, None)
+            scene.join("train-0", pb.ROLE_TRAIN, lambda command: None)
+            async with asyncio.timeout(60):
+                while scene.run.progress.phase != "training":
+                    await asyncio.sleep(0.02)
+            await asyncio.to_thread(control, "pause", tmp_path, None, None)
+            assert scene.run._paused
+            await asyncio.to_thread(control, "resume", None, scene.address, None)
+            assert not scene.run._paused
+            await asyncio.to_thread(control, "drain", tmp_path, None, None)
+            async with asyncio.timeout(60):
+                while scene.run.progress.phase != "finished":
+                    await asyncio.sleep(0.02)
+    said = capsys.readouterr().out
+    assert "paused" in said and "resumed" in said and "training ends after the update in progress" in said
+    with pytest.raises(UserError, match="is finished: only one that is running can be controlled"):
+        await asyncio.to_thread(control, "pause", tmp_path, None, None)
 
 
 async def test_a_pause_is_told_and_is_no_fault(tmp_path: Path) -> None:

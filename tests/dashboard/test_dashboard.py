@@ -250,7 +250,7 @@ async def test_a_post_from_another_site_is_refused(
     assert answer.status_code == 403
     own = await client.post(f"/api/runs/{run.name}/pause", headers={"sec-fetch-site": "same-origin"})
     assert own.status_code == 400
-    assert "is not running: pause needs one that is" in own.json()["error"]
+    assert "is interrupted: only one that is running can be controlled" in own.json()["error"]
 
 
 async def test_elsewhere_than_on_loopback_a_token_is_needed(run: RunDirectory) -> None:
