@@ -411,6 +411,7 @@ class Run:
             if state is RunState.INTERRUPTED and was == "training":
                 await self._save_last()
         finally:  # the launcher may fail meanwhile, which cancels this
+            self._training.give_up()
             with contextlib.suppress(UserError):
                 await self.database.set_run_state(state, time.time())
             await self._goodbye()

@@ -57,6 +57,8 @@ class EnvRole:
         self._places: Places
         self._actions: frozenset[str] = frozenset()
         self._held: dict[Key, Lease] = {}
+        self._waiting: set[Key] = set()
+        """Episodes whose Reset waits for an environment."""
         self._timeouts = Timeouts()
         self._begun: set[Key] = set()
         """The held episodes whose Reset succeeded."""
@@ -136,6 +138,7 @@ class EnvRole:
                 return await self._suggest(key)
             case pb.Release():
                 self._begun.discard(key)
+                self._waiting.discard(key)
                 if (lease := self._held.pop(key, None)) is not None:
                     self._places.release(lease)
                 return pb.Released()
@@ -173,13 +176,7 @@ class EnvRole:
         task = task_from_proto(command.task)
         if task.suite != self._suite:
             raise _invalid(f"task {task.id} is of suite {task.suite!r}, this worker runs {self._suite!r}: use another")
-        if key not in self._held:
-            lease = await self._places.take(self.patience)
-            if lease is None:
-                why = f"no environment became free within {self.patience:g} s, and {len(self._held)} are held"
-                raise _invalid(f"{why}: send Release before Reset")
-            self._held[key] = lease
-        lease = self._held[key]
+        lease = self._held.get(key) or await self._wait_for_environment(key)
         try:
             observation = await self._observe(lease, "reset", lambda env: env.reset(task), (UserError,))
         except UserError as error:
@@ -187,8 +184,25 @@ class EnvRole:
         if (goals := len(observation.goal_images)) > MOST_GOAL_IMAGES:
             why = f"its instruction has {goals} pictures, and {MOST_GOAL_IMAGES} can be sent: have the world merge them"
             raise CommandError(pb.FAILURE_CODE_TASK, f"task {task.id}: {why}")
+        if self._held.get(key) is not lease:
+            raise _released(key)
         self._begun.add(key)
         return observation
+
+    async def _wait_for_environment(self, key: Key) -> Lease:
+        self._waiting.add(key)
+        try:
+            lease = await self._places.take(self.patience)
+            if lease is None:
+                why = f"no environment became free within {self.patience:g} s, and {len(self._held)} are held"
+                raise _invalid(f"{why}: send Release before Reset")
+            if key not in self._waiting:
+                self._places.release(lease)
+                raise _released(key)
+            self._held[key] = lease
+            return lease
+        finally:
+            self._waiting.discard(key)
 
     async def _act(self, key: Key, command: pb.Act) -> Observation:
         """The observation after the action, or at the episode's end the verdict."""
@@ -253,6 +267,10 @@ class EnvRole:
         if key not in self._begun:  # a Reset that failed holds an environment without an episode
             raise _invalid(f"assignment {key[0]} (attempt {key[1]}) holds no environment: send Reset first")
         return self._held[key]
+
+
+def _released(key: Key) -> CommandError:
+    return _invalid(f"assignment {key[0]} (attempt {key[1]}) was released before its Reset was over")
 
 
 def _invalid(message: str) -> CommandError:

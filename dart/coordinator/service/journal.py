@@ -108,12 +108,11 @@ class Journal:
     async def flush(self, database: Database) -> None:
         """Raises UserError if the database takes nothing; the next call writes these events too."""
         self._file.flush()
-        batch, self._unwritten = self._unwritten, []
-        try:
-            await database.append_events(batch)
-        except Exception:  # not when cancelled: the transaction still completes then
-            self._unwritten[:0] = batch
-            raise
+        # They stay until they are confirmed: a transaction whose caller is cancelled may complete, or fail.
+        batch = list(self._unwritten)
+        await database.append_events(batch)
+        if batch:
+            self._unwritten = [event for event in self._unwritten if event.sequence > batch[-1].sequence]
         while len(self._events) > KEPT_EVENTS + len(self._unwritten):
             self._events.popleft()
 

@@ -73,6 +73,8 @@ class Training:
         """Roll-outs are wanted."""
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
+        self._recording: asyncio.Task[None] | None = None
+        """Of the last update."""
         self._interrupted = False
         """Nobody waits for the update in progress any more, which the trainer may finish all the same."""
         self._last_update: dict[str, float] = {}
@@ -135,6 +137,11 @@ class Training:
         """Save the weights after an interruption. Raises TrainerLost, NotSaved."""
         await self.save()
 
+    def give_up(self) -> None:
+        """Nobody waits for the last update to be recorded any more."""
+        if self._recording is not None:
+            self._recording.cancel()
+
     async def save(self) -> tuple[str, int]:
         """Save the current weights: (folder, version). Raises TrainerLost, NotSaved."""
         async with self._saving:
@@ -146,6 +153,8 @@ class Training:
         await self._uploads.copy(self._checkpoints / Path(path).name)
 
     async def _save(self) -> tuple[str, int]:
+        if self._recording is not None:
+            await self._recording  # else a resumed run could train on its batch again, with weights that know it
         # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
         now = self._progress.counts.version
         path = self._checkpoints / f"v{now + (self._in_flight is not None):06d}"
@@ -262,8 +271,12 @@ class Training:
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         """The next update has trained on the batch and made version `made`, which differs from the last unless the
-        trainer had to skip every optimiser step."""
+        trainer had to skip every optimiser step. If the caller is cancelled, it is recorded all the same."""
         self._in_flight = None
+        self._recording = asyncio.create_task(self._record(batch, made, metrics))
+        await asyncio.shield(self._recording)
+
+    async def _record(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
         before = self._progress.counts.version
         metrics = metrics | self._meter.measured(batch, metrics.get("seconds"))
         self._progress.version_made(made, metrics.get("round_trip_seconds"))

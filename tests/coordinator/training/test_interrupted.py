@@ -46,13 +46,13 @@ async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_
 ) -> None:
     """`step`: what takes too long; afterwards the run goes on from this version."""
     config, write = killed_run.settings(8), getattr(Database, step)
-    checkpoint = config.checkpoint.model_copy(update={"keep": 1, "interrupt_seconds": 1.0})
+    checkpoint = config.checkpoint.model_copy(update={"keep": 1, "interrupt_seconds": 60.0})
     monkeypatch.setattr(killed_run, "settings", lambda *_: config.model_copy(update={"checkpoint": checkpoint}))
     monkeypatch.setattr(killed_run, "Trainer", Slow)
 
     async def hangs(database: Database, *arguments: Any) -> None:
         if Slow.interrupted:
-            await asyncio.Event().wait()
+            raise TimeoutError  # as when `interrupt_seconds` are over
         await write(database, *arguments)
 
     monkeypatch.setattr(Slow, "interrupted", False)
@@ -70,6 +70,40 @@ async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_
         await database.release_again(start.update)
         states = {(await database.group(group)).state for group in batch}  # type: ignore[union-attr]
     assert states == {GroupState.CONSUMED if version == 4 else GroupState.RELEASED}
+
+
+@pytest.mark.parametrize("step", ["consume_groups", "add_version"])
+async def test_an_update_that_is_being_recorded_is_recorded_before_its_weights_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The interruption comes while the database is slow."""
+    write, runs = getattr(Database, step), []
+
+    def trainer(run: Run, version: int, ledger: killed_run.Ledger) -> killed_run.Trainer:
+        runs.append(run)
+        return made(run, version, ledger)
+
+    async def slow(database: Database, *arguments: Any) -> None:
+        if 3 in arguments:
+            runs[0].interrupt()
+            await asyncio.sleep(0.5)
+        await write(database, *arguments)
+
+    made = killed_run.Trainer
+    monkeypatch.setattr(killed_run, "Trainer", trainer)
+    monkeypatch.setattr(Database, step, slow)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with pytest.raises(Interrupted):
+        async with asyncio.timeout(killed_run.HANG_SECONDS):
+            await killed_run.work(run, 8)
+    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    (batch,) = [line["groups"] for line in told if line.get("trained") == 3]
+    async with await run.open_to_work() as database:
+        start = await starting_point(database, run)
+        assert (start.version, start.update) == (3, 3)
+        assert {(await database.group(group)).state for group in batch} == {GroupState.CONSUMED}  # type: ignore[union-attr]
+        assert json.loads((await database.newest_events("update"))[0].json)["update"] == 3
 
 
 async def test_a_copy_that_outlasts_training_is_no_time_of_training(

@@ -51,6 +51,8 @@ class Script:
     """From `act`."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """`act` waits for it."""
+    opening: asyncio.Event = field(default_factory=asyncio.Event)
+    """`reset` waits for it."""
     log: list[str] = field(default_factory=list)
 
 
@@ -58,7 +60,7 @@ script = Script()
 
 
 class Stage(World):
-    timeouts = Timeouts(act=0.3, lease=5.0)
+    timeouts = Timeouts(act=30.0, lease=5.0)
     actions = frozenset({"click", "wait"})
 
     class Options(WorldOptions):
@@ -79,6 +81,7 @@ class Actor(Env):
         if task.name == "none":
             raise UserError("there is no task none: use a")
         script.log.append("reset")
+        await script.opening.wait()
         return Observation(PICTURE, f"do {task.name}")
 
     async def act(self, action: Action) -> Observation:
@@ -105,7 +108,7 @@ class Threads(SyncEnv):
     """Notes the threads that it is called on; hangs in `act` until `hang` is set."""
 
     made: list[Threads] = []  # noqa: RUF012
-    timeouts = Timeouts(act=0.3)
+    timeouts = Timeouts(act=30.0)
     hang = threading.Event()
 
     def __init__(self, options: object, screen: tuple[int, int]) -> None:
@@ -138,6 +141,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.script", Script())
     monkeypatch.setattr(places, "FIRST_DELAY_SECONDS", 0.01)
     script.gate.set()
+    script.opening.set()
     Threads.made.clear()
     Threads.hang.clear()
 
@@ -289,9 +293,11 @@ async def test_a_zero_is_believed_only_of_one_that_is_alive() -> None:
 )
 async def test_what_a_world_raises_costs_the_attempt_alone(error: Exception | None, message: str) -> None:
     script.raises = error
+    limits: dict[str, float] = {}
     if error is None:
         script.gate.clear()  # it hangs
-    async with hosted() as host:
+        limits["act"] = 0.3
+    async with hosted(timeouts=limits) as host:
         await host.reset("e")
         with pytest.raises(CommandError, match=message) as failed:
             await host.act("e", a.Click(None))
@@ -343,6 +349,35 @@ async def test_a_release_never_overtakes_a_verb_that_is_running() -> None:
         await acting
         await host.until(1, 2)
     assert script.log[-2:] == ["acted", "renew"]
+
+
+async def test_a_release_while_its_reset_waits_for_an_environment_leaves_none_held() -> None:
+    async with hosted() as host:
+        await host.reset("e")
+        waiting = asyncio.ensure_future(host.reset("f"))
+        await asyncio.sleep(0)
+        await host.release("f")
+        await host.release("e")
+        with pytest.raises(CommandError, match=r"assignment f \(attempt 1\) was released before its Reset was over"):
+            await waiting
+        await host.reset("g")
+        with pytest.raises(CommandError, match="assignment f .* holds no environment"):
+            await host.act("f", a.Click(None))
+
+
+async def test_a_release_during_its_reset_leaves_no_episode() -> None:
+    script.opening.clear()
+    async with hosted() as host:
+        resetting = asyncio.ensure_future(host.reset("e"))
+        while "reset" not in script.log:
+            await asyncio.sleep(0)
+        await host.release("e")
+        script.opening.set()
+        with pytest.raises(CommandError, match="was released before its Reset was over"):
+            await resetting
+        with pytest.raises(CommandError, match="assignment e .* holds no environment"):
+            await host.act("e", a.Click(None))
+        await host.reset("f")
 
 
 async def test_each_environment_is_offered_when_it_has_booted_and_answered_its_probe() -> None:
@@ -424,7 +459,7 @@ async def test_a_plain_environment_lives_on_one_thread() -> None:
 
 async def test_one_that_hangs_is_replaced_and_keeps_nobody_waiting() -> None:
     began = time.monotonic()
-    async with hosted(Threads) as host:
+    async with hosted(Threads, timeouts={"act": 0.3}) as host:
         await host.reset("e")
         with pytest.raises(CommandError, match="act took longer"):
             await host.act("e", a.Wait(1.0))
