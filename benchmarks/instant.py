@@ -241,7 +241,7 @@ async def coordinator(
             await ready.wait()
         yield parts
     finally:
-        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+        fleet.say_goodbye("done")
         for process in started:
             try:
                 async with asyncio.timeout(GOODBYE_SECONDS):

@@ -122,7 +122,7 @@ async def measure(sessions: int, seconds: float, image_bytes: int) -> dict[str, 
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     finally:
-        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+        fleet.say_goodbye("done")
         outputs = [await asyncio.wait_for(child.communicate(), WAIT_SECONDS) for child in children]
         await server.stop()
     delays = sorted(delay for out, _ in outputs[1:] for delay in json.loads(out))

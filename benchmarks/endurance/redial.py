@@ -155,7 +155,7 @@ async def coordinate(port: int, seed: int) -> None:
         await asyncio.to_thread(sys.stdin.read)
         stop.set()
         await _until(lambda: not any(worker.end.unanswered for worker in fleet.workers.values()))
-        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="over")))
+        fleet.say_goodbye("over")
         await _until(lambda: not fleet.workers)
         reaping.cancel()
     await server.stop()

@@ -38,7 +38,6 @@ from dart.core.types import Trajectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
-from dart.v1 import session_pb2 as pb
 
 WORKER = (sys.executable, "-m", "benchmarks.scale")
 WAIT_SECONDS = 300.0
@@ -182,7 +181,7 @@ async def _workers(address: str, environments: int, answer: Answer) -> list[asyn
 
 
 async def _end(fleet: Fleet, children: list[asyncio.subprocess.Process]) -> None:
-    fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+    fleet.say_goodbye("done")
     for child in children:
         try:
             await asyncio.wait_for(child.wait(), 30.0)

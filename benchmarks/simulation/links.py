@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -116,7 +117,7 @@ class Link:
         self._stream = next(self._streams)
         down = _Down(self, self._stream)
         if resumed:
-            worker.end.resume(down)
+            worker.end.resume(down, time.monotonic())
         else:
             worker.end.outbox = down
         self._tell(pb.SessionRequest(ready=self._ready))

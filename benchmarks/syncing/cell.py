@@ -31,7 +31,6 @@ from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
-from dart.v1 import session_pb2 as pb
 from dart.workers.weights.transfer import BUCKET_BYTES
 
 TOKENS = 32
@@ -193,7 +192,7 @@ async def _updates(
                     raise CrewError(f"the coordinator lost {', '.join(lost)}")
             for task in background:
                 task.cancel()
-            fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="done")))
+            fleet.say_goodbye("done")
     finally:
         await server.stop()
         journal.close()

@@ -388,7 +388,7 @@ class Run:
 
     async def _goodbye(self) -> None:
         """Tell every worker to end, and wait until all have."""
-        self.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason=f"the run is {self.progress.phase}")))
+        self.fleet.say_goodbye(f"the run is {self.progress.phase}")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 for worker in list(self.fleet.workers.values()):

@@ -203,7 +203,7 @@ class CoordinatorEnd:
         if (state := self._work.get(work)) is not None:
             state.finished = True
             if not state.wanted:
-                self._close(work, state)
+                del self._work[work]
 
     @property
     def surplus(self) -> int:
@@ -222,13 +222,13 @@ class CoordinatorEnd:
         """A reply came that answers no open command."""
         self.stale += 1
 
-    def settle(self, owed: Owed) -> None:
-        """The reply has come: close the command."""
+    def settle(self, owed: Owed, now: float) -> None:
+        """The reply has come: close the command. The next of its work is sent, and has its time from now on."""
         self._late_in_a_row = 0
         work = owed.key[:2]
         state = self._work[work]
         if state.held or state.finished:
-            self._close(work, state)
+            self._close(work, state, now)
         else:
             state.open = None
 
@@ -251,7 +251,7 @@ class CoordinatorEnd:
                 one.reminded += 1
                 self.outbox.put(one.messages[-1], one.rest)
 
-    def refused(self, message: pb.SessionResponse) -> Key | None:
+    def refused(self, message: pb.SessionResponse, now: float) -> Key | None:
         """The stream cannot carry this message: close its command, and return it; None if it is not open."""
         assignment = assignment_of(message)
         if assignment is None:
@@ -261,10 +261,10 @@ class CoordinatorEnd:
         if state is None or state.open is None or not any(page is message for page in state.open.messages):
             return None
         key = state.open.key
-        self._close(work, state)
+        self._close(work, state, now)
         return key
 
-    def resume(self, outbox: Sink[pb.SessionResponse]) -> None:
+    def resume(self, outbox: Sink[pb.SessionResponse], now: float) -> None:
         """The same instance has a new stream: commands without an answer are sent again, in the old order."""
         self.outbox = outbox
         for command in sorted(self._open(), key=lambda command: command.place):
@@ -273,7 +273,7 @@ class CoordinatorEnd:
             if state.wanted:
                 self._put(command)
             else:
-                self._close(work, state)
+                self._close(work, state, now)
 
     def overdue(
         self, now: float, seconds: float, longer: Mapping[str, float] = NOTHING, environments: int = 0
@@ -336,7 +336,7 @@ class CoordinatorEnd:
             self.outbox.put(message)
         self.outbox.put(command.messages[-1], command.rest)
 
-    def _close(self, work: Work, state: _Work, now: float = 0.0) -> None:
+    def _close(self, work: Work, state: _Work, now: float) -> None:
         """The worker owes no answer to the open command any more: send the next one of this work."""
         state.open = None
         if state.held:

@@ -142,6 +142,23 @@ async def test_a_run_that_cannot_listen(run: Run) -> None:
     assert await _ended(run) == RunState.FAILED
 
 
+async def test_one_that_dials_in_after_the_end_is_told_goodbye_too(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream was down at that moment, or it has only just been started."""
+    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 0.01)
+    await run._goodbye()
+    again = pb.Hello()
+    again.CopyFrom(worker.hello)
+    again.last_epoch = worker.epoch
+    same, resumed = run.fleet.admit(again)
+    assert resumed and same is worker
+    late, _ = run.fleet.admit(pb.Hello(worker_id="late", instance_id="late", role=pb.ROLE_ENV, world_size=1))
+    for one in (same, late):
+        async with asyncio.timeout(5):
+            assert (await one.outbox.get()).bye.reason
+
+
 async def test_a_worker_that_has_left_before_it_was_ready_is_not_waited_for(
     run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from dart.coordinator.fleet import server as server_module
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.v1 import control_pb2_grpc
-from dart.v1 import session_pb2 as pb
 from dart.wire import worker as worker_module
 from dart.wire.stream import Call, Stream
 from dart.wire.worker import WorkerOptions, serve
@@ -82,7 +81,7 @@ async def test_no_worker_ends_and_every_command_is_carried_out_once(seed: int, m
         while any(worker.end.unanswered for worker in fleet.workers.values()):
             await asyncio.sleep(0.01)
         assert not lost and len(fleet.workers) == WORKERS, "nobody was given up"
-        fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="over")))
+        fleet.say_goodbye("over")
         assert [await one for one in serving] == ["over"] * WORKERS
     await proxy.stop()
     await server.stop()

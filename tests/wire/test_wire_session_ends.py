@@ -43,7 +43,7 @@ def answered(end: CoordinatorEnd, assignment: pb.Assignment) -> Key | None:
     if (owed := end.owed(assignment)) is None:
         end.unexpected()
         return None
-    end.settle(owed)
+    end.settle(owed, 0.0)
     return owed.key
 
 
@@ -96,7 +96,7 @@ class Pair:
     def cut(self) -> None:
         """The stream is lost with all that is on its way; the worker dials again and is known."""
         self.down, self.up = Wire(), Wire()
-        self.coordinator.resume(self.down)
+        self.coordinator.resume(self.down, 0.0)
         assert not self.worker.welcomed(pb.Welcome(epoch=7, resumed=True), self.up)
 
     def settle(self) -> None:
@@ -232,6 +232,20 @@ def test_overdue_commands_fail_and_let_the_next_go() -> None:
     assert end.overdue(55.0, 30.0).hangs, "half of what it owes"
 
 
+def test_a_release_that_waited_for_its_act_has_its_time_from_when_it_is_sent() -> None:
+    """Two evaluators that take ten minutes, say, at the end of training."""
+    end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
+    for name in "ab":
+        end.abandon(end.issue([pb.Act(assignment=work(name))], 0.0))
+        end.issue([pb.Release(assignment=work(name))], 10.0, awaited=False)
+    for name in "ab":
+        owed = end.owed(pb.Assignment(assignment_id=name, attempt=1, sequence=1, epoch=7))
+        assert owed is not None
+        end.settle(owed, 100.0)
+    assert end.overdue(129.9, 30.0, {}, environments=8) == Overdue()
+    assert end.overdue(130.0, 30.0, {}, environments=8).hangs
+
+
 def test_the_oldest_debt_is_the_one_that_somebody_waits_for() -> None:
     end = CoordinatorEnd(7, Wire[pb.SessionResponse]())
     assert end.oldest(5.0) == ("", 0.0)
@@ -247,10 +261,10 @@ def test_a_message_that_is_too_large_closes_its_command() -> None:
     key = pair.call(pb.Act(assignment=work()))
     pair.call(pb.Act(assignment=work()))
     message = pair.down.sent.pop()
-    assert pair.coordinator.refused(message) == key
+    assert pair.coordinator.refused(message, 0.0) == key
     assert kinds(pair.down) == ["act"], "the next of its work goes"
-    assert pair.coordinator.refused(message) is None
-    assert pair.coordinator.refused(pb.SessionResponse(bye=pb.Bye())) is None
+    assert pair.coordinator.refused(message, 0.0) is None
+    assert pair.coordinator.refused(pb.SessionResponse(bye=pb.Bye()), 0.0) is None
 
 
 def test_a_reply_that_is_too_large_is_a_failure_also_when_it_is_repeated() -> None:

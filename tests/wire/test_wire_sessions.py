@@ -101,7 +101,7 @@ async def test_call_reply_failure_and_goodbye() -> None:
         with pytest.raises(CommandFailed, match="the page crashed") as failed:
             await worker.call(release("bad"))
         assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
-        r.fleet.send_all(pb.SessionResponse(bye=pb.Bye(reason="over")))
+        r.fleet.say_goodbye("over")
         assert await serving == "over"
         async with asyncio.timeout(30):
             while r.fleet.workers:  # until the coordinator has seen it hang up

@@ -56,7 +56,6 @@ class CoordinatorService:
     ) -> None:
         self._fleet, self._settings, self._run_id, self._welcome = fleet, settings, run_id, welcome
         self._door = Door(settings)
-        self.closing = asyncio.Event()
 
     async def Session(
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

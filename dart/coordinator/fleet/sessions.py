@@ -172,7 +172,7 @@ class Worker:
 
     def answered(self, owed: Owed, reply: object) -> None:
         """Wake the call that waits for the reply to this command."""
-        self.end.settle(owed)
+        self.end.settle(owed, time.monotonic())
         if isinstance(reply, pb.Failure):
             told, refused = f"{self.id}: {reply.message}", tuple(reply.trajectory_ids)
             self._fail(owed.key, CommandFailed(reply.code, told, self.id, refused))
@@ -181,13 +181,13 @@ class Worker:
 
     def refuse(self, owed: Owed, broken: Violation) -> None:
         """Fail the call that waits for a reply which breaks a rule."""
-        self.end.settle(owed)
+        self.end.settle(owed, time.monotonic())
         self._fail(owed.key, RuleBroken(self.id, broken))
 
     def resume(self) -> None:
         """The same instance is back: send all unanswered commands again."""
         self.outbox = self._new_outbox()
-        self.end.resume(self.outbox)
+        self.end.resume(self.outbox, time.monotonic())
 
     def connected(self) -> asyncio.Event:
         """A stream of this worker begins; the one before it ends. Returns the event that ends this one."""
@@ -226,7 +226,7 @@ class Worker:
     def _too_large(self, message: pb.SessionResponse, size: int) -> None:
         why = f"{self.id}: {too_large(message.WhichOneof('body') or '', size)}"
         log.error("%s: the command has failed", why)
-        if (key := self.end.refused(message)) is not None:
+        if (key := self.end.refused(message, time.monotonic())) is not None:
             self._fail(key, CommandFailed(pb.FAILURE_CODE_INVALID, why, self.id))
 
 
@@ -264,6 +264,8 @@ class Fleet:
         """When `reap` last looked for silent workers."""
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         """(when it ended, seconds) of the newest times in which this process stood still."""
+        self._bye: pb.SessionResponse | None = None
+        """Once the run is over."""
         self.boundary = Boundary()
         self._epochs = itertools.count(int(time.time()) << 8)
         self.workers: dict[str, Worker] = {}
@@ -310,6 +312,7 @@ class Fleet:
                 )
             if known.epoch == hello.last_epoch:
                 known.resume()
+                self._greet(known)
                 return known, True
             self.lose(known, "it started a new session")
         for other in self._same_place(hello):
@@ -317,7 +320,13 @@ class Fleet:
         worker = Worker(hello, next(self._epochs), last_heard=time.monotonic())
         self.workers[hello.instance_id] = worker
         self._places |= dict.fromkeys(_places(hello), worker)
+        self._greet(worker)
         return worker, False
+
+    def _greet(self, worker: Worker) -> None:
+        """The first message after Welcome, if everybody is to leave."""
+        if self._bye is not None:
+            worker.outbox.put(self._bye)
 
     def _same_place(self, hello: pb.Hello) -> list[Worker]:
         """The other instances with this role and name, or, in the trainer, this rank."""
@@ -415,6 +424,8 @@ class Fleet:
                 log.warning("the coordinator was stopped for %.1f s", late)
                 self._stalls.append((wake + late, wake + late - now))
 
-    def send_all(self, message: pb.SessionResponse, workers: Sequence[Worker] | None = None) -> None:
-        for worker in list(self.workers.values()) if workers is None else workers:
-            worker.end.outbox.put(message)
+    def say_goodbye(self, reason: str) -> None:
+        """Send Bye to every worker, and to those that dial in, or dial in again, from now on."""
+        self._bye = pb.SessionResponse(bye=pb.Bye(reason=reason))
+        for worker in self.workers.values():
+            worker.end.outbox.put(self._bye)

@@ -244,7 +244,7 @@ class DataManager:
             except BlobUnreachable as error:  # the next group may have it
                 log.warning("group %s gets no pooled success: %s", group.id, error)
                 return None
-            except BlobError as error:
+            except (BlobError, OSError) as error:  # a directory that is not readable, for example
                 lost = str(error)
             if self._pool.discard(entry):
                 self._journal.event("pool_entry_lost", success=entry.trajectory_id, why=lost)

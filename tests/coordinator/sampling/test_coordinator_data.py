@@ -183,7 +183,8 @@ async def test_counters_are_exact_after_a_restart(tmp_path: Path) -> None:
         assert {group.id for group in await again.batch()} == {group.id for group in batch}
 
 
-async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unreadable", [False, True])
+async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path, unreadable: bool) -> None:
     async with Rig(tmp_path) as rig:
         orders = await rig.group(True, True, False, False)
         lost = rolled_out(orders[1], True).steps[0].images[0].sha256.hex()
@@ -191,6 +192,8 @@ async def test_a_success_whose_screenshot_is_lost_leaves_the_pool(tmp_path: Path
             path for path in (tmp_path / "blobs").rglob("*") if lost.endswith(path.name[-40:]) and path.is_file()
         ]
         path.unlink()
+        if unreadable:
+            path.mkdir()
         await rig.group(False, False, False, False)
         assert [event["success"] for event in rig.events("pool_entry_lost")] == ["g000001-2"]
         assert rig.events("pooled")[-1]["success"] == "g000001-1"

@@ -361,7 +361,7 @@ async def test_a_release_while_its_reset_waits_for_an_environment_leaves_none_he
         with pytest.raises(CommandError, match=r"assignment f \(attempt 1\) was released before its Reset was over"):
             await waiting
         await host.reset("g")
-        with pytest.raises(CommandError, match="assignment f .* holds no environment"):
+        with pytest.raises(CommandError, match=r"assignment f .* holds no environment"):
             await host.act("f", a.Click(None))
 
 
@@ -375,7 +375,7 @@ async def test_a_release_during_its_reset_leaves_no_episode() -> None:
         script.opening.set()
         with pytest.raises(CommandError, match="was released before its Reset was over"):
             await resetting
-        with pytest.raises(CommandError, match="assignment e .* holds no environment"):
+        with pytest.raises(CommandError, match=r"assignment e .* holds no environment"):
             await host.act("e", a.Click(None))
         await host.reset("f")
 
