@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ from dart.coordinator.service.journal import Journal
 from dart.coordinator.service.status import Activity, StatusBoard
 from dart.coordinator.service.watching import Sampled, Watch
 from dart.coordinator.start import Start
-from dart.coordinator.summary import machine, software, training_summary, write_json
+from dart.coordinator.summary import about, training_summary, write_json
 from dart.coordinator.training.meter import Meter
 from dart.coordinator.training.ranks import TrainerLost, TrainerRanks
 from dart.coordinator.training.syncing import WeightSync
@@ -260,8 +259,6 @@ class Run:
         """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
         try:
             summary = await self._with_background()
-            self._phase("finished")
-            await self.database.finish_run(summary, time.time())
         except Interrupted:
             await self._end(RunState.INTERRUPTED)
             raise
@@ -287,6 +284,7 @@ class Run:
                     summary = await self._phases()
                     for task in background:
                         task.cancel()
+                await self._finish(summary)
         except Exception as error:
             if self._guard is not None:
                 self._guard.look()  # a database that was removed fails in many ways: say what happened
@@ -296,6 +294,12 @@ class Run:
                 ) from error
             raise
         return summary
+
+    async def _finish(self, summary: dict[str, Any]) -> None:
+        self._phase("finished")
+        await self.database.finish_run(summary, time.time())
+        if self._trains:  # the file says that nothing is left to do, so it comes last
+            write_json(self.directory.summary, summary)
 
     async def _phases(self) -> dict[str, Any]:
         await self._workers_ready()
@@ -325,9 +329,7 @@ class Run:
         if episodes:
             await self.sync.settle_or_exclude()
             await self._evaluate("after")
-        summary = self._summary()
-        write_json(self.directory.summary, summary)
-        return summary
+        return self._summary()
 
     async def _workers_ready(self) -> None:
         """Wait for the replicas and at least one environment that the job needs; the trainer may still be loading."""
@@ -430,12 +432,7 @@ class Run:
         self.journal.event("phase", phase=phase)
 
     def _common(self) -> dict[str, Any]:
-        return {
-            "run": self.directory.name,
-            "config": json.loads(self.config.model_dump_json()),
-            "machine": machine(),
-            "versions": software() | self._roster.versions,
-        }
+        return about(self.directory.name, self.config, self._roster.versions)
 
     def _summary(self) -> dict[str, Any]:
         figures, times = self._training.figures(), self._training.times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import dart
+from dart.config import Config
 from dart.coordinator.service.accounting import Times
 from dart.core.json_text import to_json
 from dart.core.progress import TRAINED
@@ -31,6 +33,16 @@ def software() -> dict[str, str]:
     """Versions of what the coordinator itself runs on; workers report theirs in Ready."""
     names = ("grpcio", "protobuf", "SQLAlchemy", "uvloop")
     return {"dart": dart.__version__, "python": platform.python_version()} | {n: metadata.version(n) for n in names}
+
+
+def about(run: str, config: Config, versions: Mapping[str, str]) -> dict[str, object]:
+    """The run, and what it ran on. `versions`: those that workers reported."""
+    return {
+        "run": run,
+        "config": json.loads(config.model_dump_json()),
+        "machine": machine(),
+        "versions": {**software(), **versions},
+    }
 
 
 def write_json(path: Path, value: Mapping[str, object], indent: int | None = 2) -> Path:

@@ -127,6 +127,23 @@ async def test_a_run_whose_end_cannot_be_recorded(run: Run, worker: Worker, monk
     with pytest.raises(DatabaseFailed):
         await run.work()
     assert await _ended(run, worker) == RunState.FAILED
+    assert not run.directory.summary.exists(), "nothing would continue a run that has one"
+
+
+async def test_a_summary_that_does_not_fit_on_the_disk(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def done() -> dict[str, Any]:
+        return {}
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "_phases", done)
+    monkeypatch.setattr(run_module, "write_json", full)
+    with pytest.raises(UserError, match=r"No space left on device.*continue with --resume"):
+        await run.work()
+    assert await _ended(run, worker) == RunState.FAILED
 
 
 async def test_a_run_that_cannot_listen(run: Run) -> None:

@@ -427,5 +427,5 @@ class Fleet:
     def say_goodbye(self, reason: str) -> None:
         """Send Bye to every worker, and to those that dial in, or dial in again, from now on."""
         self._bye = pb.SessionResponse(bye=pb.Bye(reason=reason))
-        for worker in self.workers.values():
+        for worker in list(self.workers.values()):
             worker.end.outbox.put(self._bye)
