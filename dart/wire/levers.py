@@ -14,8 +14,8 @@ from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.wire.channel import Dial
 
-TIMEOUT_SECONDS = 60.0
-"""A checkpoint of a large policy takes its time."""
+TIMEOUT_SECONDS, SAVE_SECONDS = 60.0, 3600.0
+"""A checkpoint waits for the update in progress, and that of a large policy takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Lever:
     request: Callable[[], Message]
     call: Callable[[control_pb2_grpc.ControlServiceStub], Callable[..., Awaitable[Any]]]
     done: str
+    seconds: float = TIMEOUT_SECONDS
 
 
 LEVERS: Mapping[str, Lever] = {
@@ -32,8 +33,11 @@ LEVERS: Mapping[str, Lever] = {
     "resume": Lever(cpb.ResumeRequest, lambda stub: stub.Resume, "resumed"),
     "drain": Lever(cpb.DrainRequest, lambda stub: stub.Drain, "training ends after the update in progress"),
     "checkpoint": Lever(
-        cpb.CheckpointRequest, lambda stub: stub.Checkpoint, "version {0.weight_version} was saved as {0.path}"
-    ),
+        cpb.CheckpointRequest,
+        lambda stub: stub.Checkpoint,
+        "version {0.weight_version} was saved as {0.path}",
+        SAVE_SECONDS,
+    ),  # fmt: skip
 }
 
 
@@ -43,7 +47,7 @@ async def pull(dial: Dial, name: str) -> str:
     async with dial.channel() as channel:
         call = lever.call(control_pb2_grpc.ControlServiceStub(channel))
         try:
-            answer = await call(lever.request(), timeout=TIMEOUT_SECONDS, metadata=dial.metadata)
+            answer = await call(lever.request(), timeout=lever.seconds, metadata=dial.metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise UserError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -73,6 +74,28 @@ async def test_a_trajectory_that_is_too_large_says_how_large_and_what_to_do(tmp_
         assert said.startswith("trajectory 't-1' is 18,0") and "the limit is 16,777,216: ask for it without" in said
         answer = await control.GetTrajectory(cpb.GetTrajectoryRequest(id="t-1"))
         assert len(answer.trajectory.steps) == 60
+
+
+async def test_a_checkpoint_is_saved_although_its_caller_gives_up() -> None:
+    class Slow:
+        begun, goes_on, saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def checkpoint(self) -> tuple[str, int]:
+            self.begun.set()
+            await self.goes_on.wait()
+            self.saved.set()
+            return "checkpoints/v000007", 7
+
+    levers, unused = Slow(), cast(Any, None)
+    service = ControlService(cast(Any, levers), unused, unused)
+    asking = asyncio.create_task(service.Checkpoint(cpb.CheckpointRequest(), unused))
+    await levers.begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    levers.goes_on.set()
+    async with asyncio.timeout(60):
+        await levers.saved.wait()
 
 
 async def test_a_screenshot_that_is_lost_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -43,6 +44,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
     def __init__(self, levers: Levers, journal: Journal, database: Database) -> None:
         self._levers, self._journal, self._database = levers, journal, database
+        self._saving: set[asyncio.Task[tuple[str, int]]] = set()
+        """Checkpoints that were asked for; the event loop alone would not keep them alive."""
 
     async def GetStatus(self, request: cpb.GetStatusRequest, context: Any) -> cpb.GetStatusResponse:
         await self._admit(request, context)
@@ -129,8 +132,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
     async def Checkpoint(self, request: cpb.CheckpointRequest, context: Any) -> cpb.CheckpointResponse:
         await self._admit(request, context)
+        saving = asyncio.create_task(self._levers.checkpoint())
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
         try:
-            path, version = await self._levers.checkpoint()
+            # A caller that gives up must not leave a checkpoint that is written and recorded nowhere.
+            path, version = await asyncio.shield(saving)
         except UserError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return cpb.CheckpointResponse(path=path, weight_version=version)
