@@ -276,10 +276,11 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
     keeping = asyncio.create_task(rig.keeping().run())
     rig.run.lock_file.unlink()
     told: dict[str, str] = {}
-    async for event in rig.journal.watch(0, rig.database):
-        told[event.kind] = event.json
-        if {"lock_renewed", "screenshots_removed"} <= told.keys():
-            break
+    async with asyncio.timeout(60):
+        async for event in rig.journal.watch(0, rig.database):
+            told[event.kind] = event.json
+            if {"lock_renewed", "screenshots_removed"} <= told.keys():
+                break
     assert rig.database.patience.told is not None
     rig.database.patience.told(40.0, False)
     rig.database.patience.told(50.0, False)
@@ -290,10 +291,11 @@ async def test_the_loops_say_what_they_notice(rig: Rig, monkeypatch: pytest.Monk
     rig.database.blobs.patience.told(20.5, True)
     rig.database.blobs.patience.told(20.6, True)  # of another thread
     rig.database.blobs.patience.told(7.0, False)
-    async for event in rig.journal.watch(0, rig.database):
-        told.setdefault(event.kind, event.json)
-        if "run.blobs has failed for 7 s" in event.json:
-            break
+    async with asyncio.timeout(60):
+        async for event in rig.journal.watch(0, rig.database):
+            told.setdefault(event.kind, event.json)
+            if "run.blobs has failed for 7 s" in event.json:
+                break
     assert "another process has locked the database for 40 s" in told["database_locked"]
     assert told["database_unlocked"] == '{"seconds": 75.0}'
     assert "run.blobs has failed for 0 s" in told["screenshots_away"]

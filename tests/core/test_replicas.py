@@ -281,6 +281,14 @@ def test_all_at_once() -> None:
     assert replicas.settled and all(replica.serving for replica in replicas)
 
 
+def test_all_at_once_when_the_last_one_behind_is_replaced() -> None:
+    replicas = made("a", "b", together=True)
+    replicas.staged(1, 0.0)
+    replicas.updated(the(replicas, "a"), 1, 0.0)
+    replicas.join("b", 4, 1, None, 0.0)
+    assert replicas.settled and all(replica.serving for replica in replicas)
+
+
 def test_old_weights_serve_nothing() -> None:
     replicas = made("a", version=7)
     stale = replicas.join("b", 4, 6, None, 0.0)
@@ -410,6 +418,7 @@ class Life:
         while chosen := self.replicas.next_update():
             self.replicas.updated(*chosen, self.now)
         assert self.replicas.settled
+        assert all(replica.serving or replica.excluded for replica in self.replicas), "none is left out for good"
         for _ in range(10 * (1 + len(self.running) + len(self.line))):
             if not self.running and not self.line:
                 return

@@ -112,6 +112,7 @@ class Replicas(Generic[S]):
         replica.booked = replica.doing
         self.usage.joined(name, replica.booked, 1, now)
         self._refresh(replica, now)
+        self._serve_together(now)  # the one that it replaces may have been the last that was behind
         self._changed()
         return replica
 
@@ -130,8 +131,7 @@ class Replicas(Generic[S]):
         self.usage.lost(replica.name, ReplicaState.LOST, now, for_good=for_good)
         if not for_good:
             self._remember(replica, now)
-        if self.together and self.settled:
-            self._serve_all(now)
+        self._serve_together(now)
         self._changed()
 
     # ---- which replica takes a request ----
@@ -255,8 +255,7 @@ class Replicas(Generic[S]):
         if self.together:
             for replica in self:
                 self._set_serving(replica, False, now)
-            if self.settled:
-                self._serve_all(now)
+            self._serve_together(now)
         self._changed()
 
     def next_update(self) -> tuple[Replica[S], int] | None:
@@ -295,8 +294,7 @@ class Replicas(Generic[S]):
             return False
         replica.version, replica.target, replica.excluded = version, None, False
         self._set_serving(replica, replica.serving or not self.together, now)
-        if self.together and self.settled:
-            self._serve_all(now)
+        self._serve_together(now)
         self._changed()
         return True
 
@@ -406,9 +404,11 @@ class Replicas(Generic[S]):
         replica.serving = serving
         self._refresh(replica, now)
 
-    def _serve_all(self, now: float) -> None:
-        for replica in self:
-            self._set_serving(replica, True, now)
+    def _serve_together(self, now: float) -> None:
+        """With `together`, all of them again once none is behind."""
+        if self.together and self.settled:
+            for replica in self:
+                self._set_serving(replica, True, now)
 
     def _book(self, replica: Replica[S], now: float) -> None:
         """Book the replica's time from now on to its present state."""

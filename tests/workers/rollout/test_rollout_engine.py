@@ -263,13 +263,14 @@ async def test_greedy_output_is_the_trainers_after_a_sync(role: RolloutRole, eng
     trainer.step(seed=1)
     before = await engine.generate(request_id(), first_turn(image), 0.0, 32)
     assert trainer.greedy_matches(before, [image]) < len(before.token_ids)
-    loaded = await sync_weights(role, trainer, version=1)
+    now = engine.version
+    loaded = await sync_weights(role, trainer, now + 1)
     assert loaded.bytes == sum(parameter.numel() * 4 for parameter in trainer.model.parameters())
     after = await engine.generate(request_id(), first_turn(image), 0.0, 32)
     assert len(after.token_ids) == 32
     assert trainer.greedy_matches(after, [image]) == 32
     sampled = await engine.generate(request_id(), first_turn(image), 1.0, 32)
-    assert sampled.versions == (VersionSpan(1, 0, len(sampled.token_ids)),)
+    assert sampled.versions == (VersionSpan(now + 1, 0, len(sampled.token_ids)),)
     assert trainer.difference(sampled, [image]) < 1e-5
     print(f"pause {1000 * loaded.pause_seconds:.0f} ms for {loaded.bytes / 1e6:.1f} MB")
 
@@ -277,66 +278,66 @@ async def test_greedy_output_is_the_trainers_after_a_sync(role: RolloutRole, eng
 async def test_drain_lets_requests_in_flight_finish_and_holds_new_ones(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
-    images = [drawn(100 + k) for k in range(8)]
+    images, now = [drawn(100 + k) for k in range(8)], engine.version
     async with asyncio.TaskGroup() as tasks:
         early = [tasks.create_task(engine.generate(request_id(), first_turn(image), 1.0, 200)) for image in images[:4]]
         await in_flight(engine, 4)
-        update = tasks.create_task(sync_weights(role, trainer, version=2))
+        update = tasks.create_task(sync_weights(role, trainer, now + 1))
         await asyncio.sleep(0)
         late = [tasks.create_task(engine.generate(request_id(), first_turn(image), 1.0, 16)) for image in images]
-    assert update.result().version == 2
+    assert update.result().version == now + 1
     differences = []
-    for tasks_of, images_of, version in ((early, images[:4], 1), (late, images, 2)):
+    for tasks_of, images_of, version in ((early, images[:4], now), (late, images, now + 1)):
         for task, image in zip(tasks_of, images_of, strict=True):
             assert {span.version for span in task.result().versions} == {version}
             differences.append(trainer.difference(task.result(), [image]))
-    assert max(differences) < 1e-5  # Version 2 has the weights of version 1.
+    assert max(differences) < 1e-5  # The new version has the weights of the old one.
 
 
 async def test_keep_goes_on_with_the_new_weights_and_says_so(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
-    images = [drawn(100 + k) for k in range(4)]  # Known and cached under version 2.
+    images, now = [drawn(100 + k) for k in range(4)], engine.version  # Known and cached under this version.
     async with asyncio.TaskGroup() as tasks:
         early = [tasks.create_task(engine.generate(request_id(), first_turn(image), 0.3, 1200)) for image in images]
         await in_flight(engine, 4)
-        trainer.step(seed=2)
-        await sync_weights(role, trainer, version=3, mode=wpb.PAUSE_MODE_KEEP)
+        trainer.step(seed=now)
+        await sync_weights(role, trainer, now + 1, wpb.PAUSE_MODE_KEEP)
     mixed = [task.result() for task in early if len(task.result().versions) > 1]
     assert mixed
     for generation in mixed:
         first, second = generation.versions
-        assert (first.version, second.version) == (2, 3)
+        assert (first.version, second.version) == (now, now + 1)
         assert (first.start, first.end, second.end) == (0, second.start, len(generation.token_ids))
     for image in images:
         fresh = await engine.generate(request_id(), first_turn(image), 1.0, 16)
-        assert trainer.difference(fresh, [image]) < 1e-5  # No KV cache and no embedding of version 2.
+        assert trainer.difference(fresh, [image]) < 1e-5  # No KV cache and no embedding of the old one.
 
 
 async def test_abort_mode_ends_requests_in_flight(role: RolloutRole, engine: Engine, trainer: Trainer) -> None:
-    images = [drawn(110 + k) for k in range(4)]
+    images, now = [drawn(110 + k) for k in range(4)], engine.version
     async with asyncio.TaskGroup() as tasks:
         early = [
             tasks.create_task(_outcome(engine.generate(request_id(), first_turn(image), 0.3, 1200))) for image in images
         ]
         await in_flight(engine, 4)
-        trainer.step(seed=3)
-        await sync_weights(role, trainer, version=4, mode=wpb.PAUSE_MODE_ABORT)
+        trainer.step(seed=now)
+        await sync_weights(role, trainer, now + 1, wpb.PAUSE_MODE_ABORT)
     assert any(isinstance(task.result(), RequestAbortedError) for task in early)
     for image in images:
         fresh = await engine.generate(request_id(), first_turn(image), 1.0, 16)
-        assert fresh.versions == (VersionSpan(4, 0, len(fresh.token_ids)),)
+        assert fresh.versions == (VersionSpan(now + 1, 0, len(fresh.token_ids)),)
         assert trainer.difference(fresh, [image]) < 1e-5
 
 
 async def test_it_serves_while_it_receives(role: RolloutRole, engine: Engine, trainer: Trainer) -> None:
-    image = drawn(115)
+    image, now = drawn(115), engine.version
     versions = []
 
     async def serve() -> None:
         versions.append((await engine.generate(request_id(), first_turn(image), 1.0, 16)).versions[0].version)
 
-    for version, new in ((5, True), (6, False)):  # joining the group, and in it
+    for version, new in ((now + 1, True), (now + 2, False)):  # joining the group, and in it
         trainer.step(seed=version)
         group = transfer_group(trainer, new)
         receive = pb.ReceiveWeights(version=version, group=group, tensors=trainer.infos())
@@ -350,33 +351,35 @@ async def test_it_serves_while_it_receives(role: RolloutRole, engine: Engine, tr
         fresh = await engine.generate(request_id(), first_turn(image), 1.0, 16)
         assert fresh.versions == (VersionSpan(version, 0, len(fresh.token_ids)),)
         assert trainer.difference(fresh, [image]) < 1e-5
-    assert versions == [4, 4, 5, 5]
+    assert versions == [now, now, now + 1, now + 1]
 
 
 async def test_a_transfer_that_breaks_while_it_serves_is_told_and_another_group_works(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
     image = drawn(116)
-    receive = pb.ReceiveWeights(version=7, group=transfer_group(trainer), tensors=trainer.infos())
+    await sync_weights(role, trainer, engine.version + 1)
+    now, new = engine.version, engine.version + 1
+    receive = pb.ReceiveWeights(version=new, group=transfer_group(trainer), tensors=trainer.infos())
     await role.handle(receive)
     trainer.sender.close()  # in the middle of it
-    load = pb.LoadWeights(version=7, pause_mode=wpb.PAUSE_MODE_DRAIN, tensors=trainer.infos())
+    load = pb.LoadWeights(version=new, pause_mode=wpb.PAUSE_MODE_DRAIN, tensors=trainer.infos())
     with pytest.raises(CommandError) as error:
         await role.handle(load)
     assert error.value.code == pb.FAILURE_CODE_TRANSFER
-    assert (await engine.generate(request_id(), first_turn(image), 1.0, 16)).versions[0].version == 6
+    assert (await engine.generate(request_id(), first_turn(image), 1.0, 16)).versions[0].version == now
     # One for which nothing was received, or another version was, is told at once and takes no other's weights.
-    with pytest.raises(CommandError, match="version 7 was not received"):
+    with pytest.raises(CommandError, match=f"version {new} was not received"):
         await role.handle(load)
     group = transfer_group(trainer, new=True)
-    await role.handle(pb.ReceiveWeights(version=8, group=group, tensors=trainer.infos()))
+    await role.handle(pb.ReceiveWeights(version=new + 1, group=group, tensors=trainer.infos()))
     await asyncio.to_thread(send_weights, trainer, group)
-    with pytest.raises(CommandError, match="version 7 is not what was received last"):
+    with pytest.raises(CommandError, match=f"version {new} is not what was received last"):
         await role.handle(load)
     # One that is never loaded, because the coordinator has given it up, is in nobody's way.
-    await role.handle(pb.ReceiveWeights(version=7, group=transfer_group(trainer, new=True), tensors=trainer.infos()))
-    trainer.step(seed=7)
-    await sync_weights(role, trainer, version=7, new=True)
+    await role.handle(pb.ReceiveWeights(version=new, group=transfer_group(trainer, new=True), tensors=trainer.infos()))
+    trainer.step(seed=now)
+    await sync_weights(role, trainer, new, new=True)
     assert trainer.difference(await engine.generate(request_id(), first_turn(image), 1.0, 16), [image]) < 1e-5
 
 
@@ -384,9 +387,11 @@ async def test_a_broken_transfer_leaves_the_old_weights_serving(
     role: RolloutRole, engine: Engine, trainer: Trainer
 ) -> None:
     image = drawn(120)
+    await sync_weights(role, trainer, engine.version + 1)
+    now = engine.version
     trainer.sender.close()  # The trainer is gone; the replica finds out in the middle.
     command = pb.LoadWeights(
-        version=8,
+        version=now + 1,
         group=trainer.group,  # type: ignore[attr-defined]
         pause_mode=wpb.PAUSE_MODE_DRAIN,
         tensors=trainer.infos(),
@@ -395,12 +400,12 @@ async def test_a_broken_transfer_leaves_the_old_weights_serving(
         await role.handle(command)
     assert error.value.code == pb.FAILURE_CODE_TRANSFER
     generation = await engine.generate(request_id(), first_turn(image), 1.0, 16)
-    assert engine.version == 7
-    assert generation.versions == (VersionSpan(7, 0, len(generation.token_ids)),)
+    assert engine.version == now
+    assert generation.versions == (VersionSpan(now, 0, len(generation.token_ids)),)
     assert trainer.difference(generation, [image]) < 1e-5
 
-    trainer.step(seed=8)
-    await sync_weights(role, trainer, version=9, new=True)
+    trainer.step(seed=now)
+    await sync_weights(role, trainer, now + 2, new=True)
     assert trainer.difference(await engine.generate(request_id(), first_turn(image), 1.0, 16), [image]) < 1e-5
 
 

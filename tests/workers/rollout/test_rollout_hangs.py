@@ -144,7 +144,7 @@ async def test_the_others_are_updated_and_the_replica_too_once_it_is_started_aga
     llms = iter([stuck := FakeLLM(lambda called: called == "update_weights"), FakeLLM(), FakeLLM()])
     monkeypatch.setattr(engine_module, "start_vllm", lambda config: next(llms))
     monkeypatch.setattr(engine_module, "GRACE_SECONDS", 3.0)
-    made = worker_config(timeout_seconds=1.0)
+    made = worker_config(timeout_seconds=5.0)
 
     async def add_sync(record: Any) -> None:
         pass
