@@ -126,6 +126,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:
+    await _check_vocabulary(wanted, database)
     start = await starting_point(
         database,
         wanted.directory,
@@ -138,6 +139,18 @@ async def _resumed(wanted: JobRun, database: Database) -> Start:
         click.echo(f"continuing from {start.checkpoint}; training done after it is repeated")
     await database.resume_run()
     return start
+
+
+async def _check_vocabulary(wanted: JobRun, database: Database) -> None:
+    """Raises UserError if the run's tokens mean something else to the model of the config."""
+    before = (await database.run()).config
+    if not wanted.job.model or before.get("vocabulary") in (None, vocabulary_digest(wanted.config.model.folder)):
+        return
+    raise UserError(
+        f"model.path is {wanted.config.model.path}, whose vocabulary is not that of the run in "
+        f"{wanted.directory.path}, which was begun with {before['model']['path']}: continue it with that, or begin a "
+        "new run"
+    )
 
 
 async def _begun(wanted: JobRun, database: Database) -> Start:

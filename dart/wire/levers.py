@@ -37,7 +37,7 @@ LEVERS: Mapping[str, Lever] = {
         lambda stub: stub.Checkpoint,
         "version {0.weight_version} was saved as {0.path}",
         SAVE_SECONDS,
-    ),  # fmt: skip
+    ),
 }
 
 

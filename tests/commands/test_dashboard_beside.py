@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sqlite3
 import stat
 import subprocess
 import urllib.error
@@ -14,12 +13,9 @@ from pathlib import Path
 import pytest
 from dashboards.made import small_run
 
-from dart.commands.running import JobRun, run_in_loop
 from dart.config import Config, Dashboard, load
-from dart.coordinator.job import Train
 from dart.errors import UserError
 from dart.processes.beside import Beside, listen
-from dart.rundir import RunDirectory
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
 HANG_SECONDS = 120
@@ -41,16 +37,6 @@ def test_a_host_that_fails_is_named_with_what_to_do() -> None:
         listen(Dashboard(host="192.0.2.1"))
     with pytest.raises(UserError, match=r"dashboard.host is 'no.such.host.invalid'"):
         listen(Dashboard(host="no.such.host.invalid"))
-
-
-def test_a_run_whose_dashboard_cannot_listen_has_failed(tmp_path: Path) -> None:
-    """It does not stay "running", and can be continued."""
-    settings = config("dashboard.host=192.0.2.1", "model.path=builtin:tiny-qwen3vl")
-    directory = RunDirectory.at(tmp_path / "run")
-    with pytest.raises(UserError, match=r"dashboard.host is '192.0.2.1'"):
-        run_in_loop(JobRun(settings, directory, Train(), quiet=True))
-    with sqlite3.connect(directory.database) as database:
-        assert database.execute("select state from runs").fetchall() == [("failed",)]
 
 
 def test_the_token_is_not_left_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ from dart.coordinator.job import Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
+from dart.core.curation.submitted import NotWanted
 from dart.core.status import Stall
+from dart.core.types import Task
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
@@ -278,6 +280,12 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
                     await asyncio.sleep(0.02)
             await asyncio.to_thread(control, "pause", tmp_path, None, None)
             assert scene.run._paused
+            task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))
+            with pytest.raises(NotWanted, match="is held out"):
+                scene.run.submit([task, held_out])
+            assert scene.run.data.submitted_tasks == 0, "all of them or none"
+            scene.run.submit([task])
+            assert scene.run.data.submitted_tasks == 1
             await asyncio.to_thread(control, "resume", None, scene.address, None)
             assert not scene.run._paused
             await asyncio.to_thread(control, "drain", tmp_path, None, None)
