@@ -14,7 +14,7 @@ from benchmarks.trials import findings, once, showing, sweep
 from benchmarks.trials.base import base_row, base_success, check_gates, has_base
 from benchmarks.trials.findings import Runs
 from benchmarks.trials.protocol import P, Protocol, check_committed, load, marks
-from benchmarks.trials.records import Point
+from benchmarks.trials.records import Point, Progress
 from benchmarks.trials.sweep import Patience, Plan
 from dart.core.json_text import JSON
 from dart.errors import UserError
@@ -45,6 +45,8 @@ class Experiment(Generic[P]):
     label: str = "environment steps"
     measure: Callable[[Runs, P], Mapping[str, JSON]] = nothing
     show: Callable[[Mapping[str, JSON]], None] = silent
+    over: Callable[[Progress, P], bool] | None = None
+    """Whether a run has what is wanted of it, and need not go on."""
 
 
 def main(experiment: Experiment[P]) -> None:
@@ -52,6 +54,8 @@ def main(experiment: Experiment[P]) -> None:
     try:
         protocol = load(experiment.path, experiment.kind)
         plan = plan_of(experiment.path, protocol, options.jobs, options.piece_minutes)
+        if (over := experiment.over) is not None:
+            plan = replace(plan, over=lambda run: over(run, protocol))
         if not options.report:
             run(experiment.path, chosen(plan, options.arms), protocol, Patience(options.minutes))
         report(experiment, plan, protocol)

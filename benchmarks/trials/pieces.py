@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from benchmarks.trials import sources
 from benchmarks.trials.sources import Code
@@ -31,6 +33,8 @@ from dart.store.records import GroupKind
 INTERRUPTED = 130
 ENDING_SECONDS = 120.0
 """A piece that has not ended this long after its interruption is killed."""
+LOOK_SECONDS = 60.0
+"""Between two looks whether a run has what is wanted of it."""
 MOST_PIECES = 100
 MOST_FAILURES = 2
 """Pieces in a row that may end with an error, or without having added anything."""
@@ -55,8 +59,15 @@ class Run:
     """What the run belongs to: another one's pieces are not continued."""
 
 
-def train(run: Run, piece_seconds: float | None, goes_on: Callable[[], bool] = lambda: True) -> RunDirectory | None:
+def train(
+    run: Run,
+    piece_seconds: float | None,
+    goes_on: Callable[[], bool] = lambda: True,
+    over: Callable[[RunDirectory], bool] | None = None,
+) -> RunDirectory | None:
     """Make pieces until the run has finished; its directory, or None if `goes_on()` no longer held before a piece.
+
+    `over`: is asked once a minute, and ends the run as if its last update were done.
 
     Raises UserError if pieces fail, if another process works on the run, or if its pieces are another run's.
     """
@@ -71,7 +82,7 @@ def train(run: Run, piece_seconds: float | None, goes_on: Callable[[], bool] = l
             return None
         _note_code(run.folder)
         before = _reached(begun)
-        code = _piece(_command(run, begun), run.folder / LOG, piece_seconds)
+        code = _piece(_command(run, begun), run.folder, piece_seconds, over)
         if code not in (0, INTERRUPTED):
             failures, why = failures + 1, f"exit code {code}"
         elif _reached(_newest(run.folder)).is_beyond(before):
@@ -170,10 +181,18 @@ def as_sets(overrides: Sequence[str]) -> list[str]:
     return [part for one in overrides for part in ("--set", one)]
 
 
-def _piece(command: Sequence[str], log: Path, seconds: float | None) -> int:
-    """Run the command, interrupt it after `seconds`; its exit code."""
+def _drain(run: RunDirectory, output: BinaryIO) -> None:
+    """End its training as if its last update were done, unless it has just ended by itself."""
+    command = [sys.executable, "-m", "dart", "control", "drain", str(run.path)]
+    subprocess.run(command, stdout=output, stderr=output, check=False)
+
+
+def _piece(
+    command: Sequence[str], folder: Path, seconds: float | None, over: Callable[[RunDirectory], bool] | None
+) -> int:
+    """Run the command, interrupt it after `seconds`, or drain it when it is `over`; its exit code."""
     with (
-        log.open("ab") as output,
+        (folder / LOG).open("ab") as output,
         subprocess.Popen(
             [sys.executable, "-c", _INTERRUPTED_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
@@ -181,8 +200,13 @@ def _piece(command: Sequence[str], log: Path, seconds: float | None) -> int:
             stderr=output,
         ) as process,
     ):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(seconds)
+        ends = math.inf if seconds is None else time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, LOOK_SECONDS))
+            if over is not None and (begun := _newest(folder)) is not None and over(begun):
+                _drain(begun, output)
+                over = None
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Interrupted while it was still starting, it may end with any code.

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, NotRequired, TypedDict
 
+import yaml
 from sqlalchemy import select
 
 from benchmarks.trials.protocol import Protocol
@@ -54,13 +55,18 @@ class Episode(NamedTuple):
     update: int
 
 
-class Record(TypedDict):
+class Progress(TypedDict):
+    """A run that goes on: its training roll-outs so far."""
+
+    tasks: list[str]
+    episodes: list[Episode]
+
+
+class Record(Progress):
     arm: str
     seed: int
     overrides: list[str]
     after: ByDecoding | None
-    tasks: list[str]
-    episodes: list[Episode]
     env_steps: int
     trajectories: int
     updates: int
@@ -114,7 +120,7 @@ def curve(episodes: Sequence[Episode], smoothing: int = SMOOTHING, every: int = 
     return points[:-1:every] + points[-1:]
 
 
-def episodes_of(run: Record, levels: Sequence[str], protocol: Protocol) -> list[Episode]:
+def episodes_of(run: Progress, levels: Sequence[str], protocol: Protocol) -> list[Episode]:
     """The training roll-outs of these levels' tasks."""
     names = {task for level in levels for task in protocol.tasks_of(level, tuple(run["tasks"]))}
     return [one for one in run["episodes"] if run["tasks"][one.task] in names]
@@ -128,6 +134,12 @@ def read(run: RunDirectory) -> dict[str, object]:
     kept = {name: summary[name] for name in KEPT if name in summary}
     starts = asyncio.run(_starts(run))
     return {"after": summary["success_after"], "tasks": tasks, "episodes": episodes, "starts": starts, **kept}
+
+
+def so_far(run: RunDirectory) -> Progress:
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    tasks = list(config["environment"]["tasks"]["names"])
+    return {"tasks": tasks, "episodes": asyncio.run(_episodes(run, tasks))}
 
 
 def load(path: Path) -> Record:

@@ -12,16 +12,18 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.trials import pieces, records
 from benchmarks.trials.protocol import check_marks
-from benchmarks.trials.records import Record
+from benchmarks.trials.records import Progress, Record
 from dart.coordinator.summary import machine, software, write_json
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "results"
 UNFINISHED = Path("runs/experiments")
@@ -39,6 +41,8 @@ class Plan:
     marks: Mapping[str, str]
     piece_seconds: float | None = None
     jobs: int = 1
+    over: Callable[[Progress], bool] | None = None
+    """Whether a run has what is wanted of it, and need not go on."""
 
     @property
     def results(self) -> Path:
@@ -113,8 +117,9 @@ def run_missing(plan: Plan, patience: Patience | None = None) -> None:
 def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
     overrides = (*plan.arms[arm], f"run.seed={seed}")
     run = pieces.Run(plan.unfinished(arm, seed), plan.config, overrides, plan.marks)
+    over = None if plan.over is None else partial(_is_over, plan.over)
     try:
-        made = pieces.train(run, plan.piece_seconds, patience.goes_on)
+        made = pieces.train(run, plan.piece_seconds, patience.goes_on, over)
     except UserError as error:
         print(f"{plan.name}: {arm}, seed {seed}: {error}", flush=True)
         return
@@ -129,6 +134,10 @@ def _make(plan: Plan, arm: str, seed: int, patience: Patience) -> None:
     shutil.rmtree(run.folder)
     print(f"{plan.name}: {arm}, seed {seed}: finished, {record['updates']} updates, {record['env_steps']} steps, "
           f"{record['train_seconds']:.0f} s of training", flush=True)  # fmt: skip
+
+
+def _is_over(over: Callable[[Progress], bool], run: RunDirectory) -> bool:
+    return over(records.so_far(run))
 
 
 # ---- what is written ----

@@ -16,6 +16,7 @@ from benchmarks.learning.wallclock import (
     Target,
     WallclockProtocol,
     arrival,
+    has_arrived,
     not_before,
     ratio,
     said_of,
@@ -192,6 +193,12 @@ def test_ratios_are_paired_and_censored_runs_bound_them() -> None:
     none = ratio({"decoupled": never, "coupled": slow}, pair, MEDIUM, WALLCLOCK)
     assert none is not None and none.ratio is None and "never got there" in said_of(none)
     assert ratio({"decoupled": quick}, pair, MEDIUM, WALLCLOCK) is None
+
+
+def test_a_run_has_arrived_once_it_has_reached_every_target() -> None:
+    assert [target.success for target in WALLCLOCK.targets] == [0.3, 0.5]
+    for fifths, arrived in ((0, False), (2, False), (3, True)):
+        assert has_arrived(run([int(n % 5 < fifths) for n in range(400)], LADDER), WALLCLOCK) == arrived
 
 
 def test_every_run_has_its_times(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from benchmarks.trials.protocol import FOLDER, Protocol, load
 from benchmarks.trials.records import Clock, Episode, curve
 from benchmarks.trials.sweep import Patience, Plan
 from dart.errors import UserError
+from dart.rundir import RunDirectory
 
 MARKS = {"protocol_sha256": "p", "config_sha256": "c", "base_sha256": "b"}
 PIECE = """
@@ -90,6 +91,30 @@ def test_a_run_is_resumed_piece_by_piece(tmp_path: Path, train_needs: object) ->
     assert made is not None and (made.path / "pieces").read_text() == "xxx"
     again = pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), 1.0)
     assert again == made and (made.path / "pieces").read_text() == "xxx", "a finished run is not made again"
+
+
+def test_a_run_that_has_what_is_wanted_of_it_is_drained(
+    tmp_path: Path, train_needs: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its only piece, which would have had no end; it is asked after until then, and never again."""
+    until_drained = PIECE.replace(
+        "time.sleep(60)", "while not (folder / 'drained').exists(): time.sleep(0.05)\n"
+        "(folder / 'summary.json').write_text('{}')\nsys.exit(0)"
+    )  # fmt: skip
+    train_needs(99, until_drained)
+    asked: list[Path] = []
+
+    def has_arrived(run: RunDirectory) -> bool:
+        asked.append(run.path)
+        return len(asked) == 3
+
+    def drain(run: RunDirectory, output: object) -> None:
+        (run.path / "drained").touch()
+
+    monkeypatch.setattr(pieces, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(pieces, "_drain", drain)
+    made = pieces.train(Run(tmp_path / "run", Path("c.yaml"), ("a=1",), MARKS), None, over=has_arrived)
+    assert made is not None and asked == [made.path] * 3 and (made.path / "pieces").read_text() == "x"
 
 
 def test_a_run_that_was_killed_before_it_was_recorded_begins_anew(tmp_path: Path) -> None:
@@ -227,6 +252,8 @@ async def test_training_roll_outs_alone_are_kept(tmp_path: Path) -> None:
 def test_a_record_says_how_often_training_was_started(tmp_path: Path) -> None:
     run = asyncio.run(fabricate(tmp_path, [("a", True, 130.0)], {"success_after": None, "updates": 1}))
     assert records.read(run)["starts"] == 2
+    run.config.write_text("environment: {tasks: {names: [a]}}", encoding="utf-8")
+    assert records.so_far(run) == {"tasks": ["a"], "episodes": records.read(run)["episodes"]}
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_run_whose_dashboard_cannot_listen_has_failed_and_goes_on_with_its_own
     with sqlite3.connect(directory.database) as database:
         assert database.execute("select state from runs").fetchall() == [("failed",)], "not running for ever"
     for model, why in (
-        ("ladder", "is builtin:ladder-qwen3vl, whose vocabulary is not that"),
+        ("ladder", "whose vocabulary is not that of the run"),
         ("tiny", "dashboard.host"),
     ):
         config = load(MINIWOB, (*nowhere, f"model.path=builtin:{model}-qwen3vl"))
