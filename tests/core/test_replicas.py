@@ -269,26 +269,6 @@ def test_transfers_that_break_take_turns() -> None:
     assert order == ["a", "b", "a", "b"]
 
 
-def test_all_at_once() -> None:
-    replicas = made("a", "b", "c", together=True)
-    replicas.staged(1, 0.0)
-    chosen = [replicas.next_update() for _ in range(4)]
-    assert chosen == [(the(replicas, name), 1) for name in "abc"] + [None]
-    for name in "ab":
-        replicas.updated(the(replicas, name), 1, 0.0)
-        assert not any(replica.serving for replica in replicas)
-    replicas.leave(the(replicas, "c"), 0.0, for_good=False)
-    assert replicas.settled and all(replica.serving for replica in replicas)
-
-
-def test_all_at_once_when_the_last_one_behind_is_replaced() -> None:
-    replicas = made("a", "b", together=True)
-    replicas.staged(1, 0.0)
-    replicas.updated(the(replicas, "a"), 1, 0.0)
-    replicas.join("b", 4, 1, None, 0.0)
-    assert replicas.settled and all(replica.serving for replica in replicas)
-
-
 def test_old_weights_serve_nothing() -> None:
     replicas = made("a", version=7)
     stale = replicas.join("b", 4, 6, None, 0.0)

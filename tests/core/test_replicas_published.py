@@ -1,4 +1,4 @@
-"""Weights that are published only after every so many updates (`sync.every_updates`)."""
+"""Weights that are published only after every so many updates (`sync.every_updates`), or to all replicas at once."""
 
 from __future__ import annotations
 
@@ -54,3 +54,22 @@ def test_all_at_once_at_every_second_version() -> None:
         replicas.updated(*chosen, 0.0)
     assert replicas.settled and all(replica.serving for replica in replicas)
     replicas.validate()
+
+
+def test_all_at_once() -> None:
+    replicas, (a, b, c) = made("a", "b", "c", every_updates=1, together=True)
+    replicas.staged(1, 0.0)
+    assert [replicas.next_update() for _ in range(4)] == [(a, 1), (b, 1), (c, 1), None]
+    for replica in (a, b):
+        replicas.updated(replica, 1, 0.0)
+        assert not any(replica.serving for replica in replicas)
+    replicas.leave(c, 0.0, for_good=False)
+    assert replicas.settled and all(replica.serving for replica in replicas)
+
+
+def test_all_at_once_when_the_last_one_behind_is_replaced() -> None:
+    replicas, (a, _) = made("a", "b", every_updates=1, together=True)
+    replicas.staged(1, 0.0)
+    replicas.updated(a, 1, 0.0)
+    replicas.join("b", 4, 1, None, 0.0)
+    assert replicas.settled and all(replica.serving for replica in replicas)
