@@ -179,4 +179,5 @@ def _axes(axes: Axes, x: str, y: str, title: str) -> None:
     axes.set_ylabel(y)
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
