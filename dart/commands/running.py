@@ -20,6 +20,7 @@ from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start, starting_point
+from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.inspection.condition import go_on
 from dart.malloc import keep_memory
@@ -31,7 +32,7 @@ from dart.processes.settings import collect_seldom, ending_signals, watch_parent
 from dart.rundir import Guard, RunDirectory
 from dart.store.database import Database
 from dart.store.lock import Hold
-from dart.store.records import RunState
+from dart.store.records import RunKind, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         database.wait_at_most(wanted.config.run.database_wait_seconds)
         guard = Guard(wanted.directory, hold)
         resumes = wanted.resume or (wanted.either and bool(await database.runs()))
+        if resumes and (summary := await _finished(wanted, database)) is not None and not wanted.resume:
+            return summary
         start = await (_resumed if resumes else _begun)(wanted, database)
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
@@ -123,6 +126,16 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
             path = wanted.directory.path
             click.echo(f"interrupted; all finished work is kept in {path}; {go_on(wanted.job.kind, path)}")
             return None
+
+
+async def _finished(wanted: JobRun, database: Database) -> dict[str, Any] | None:
+    """The summary of a training run that has finished. Its process may have been killed before it wrote the file."""
+    record = await database.run()
+    if record.kind is not RunKind.TRAINING or record.state != RunState.FINISHED or record.summary is None:
+        return None
+    if not wanted.directory.summary.is_file():
+        write_json(wanted.directory.summary, record.summary)
+    return dict(record.summary)
 
 
 async def _resumed(wanted: JobRun, database: Database) -> Start:

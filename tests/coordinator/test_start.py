@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -95,6 +97,22 @@ async def test_one_that_was_moved_aside_when_the_trainer_was_killed_is_found(
     newest = run.checkpoints / "v000006"
     newest.rename(manifest.aside(newest))
     assert (await starting_point(database, run)).checkpoint == newest
+
+
+async def _finish(run: RunDirectory) -> None:
+    """As a process that is killed before it has written summary.json."""
+    async with await run.open_to_work(create=True) as database:
+        await database.start_run("run", "run", {}, started=1.0)
+        await database.finish_run({"updates": 7}, 2.0)
+
+
+def test_a_finished_run_gets_its_summary_whoever_was_killed_before_it_was_written(run: RunDirectory) -> None:
+    asyncio.run(_finish(run))
+    config = load(MINIWOB, ("model.path=builtin:tiny-qwen3vl",))
+    assert run_in_loop(JobRun(config, run, Train(), quiet=True, either=True)) == {"updates": 7}
+    assert json.loads(run.summary.read_text()) == {"updates": 7}
+    with pytest.raises(UserError, match="is finished: start a new one without --resume"):
+        run_in_loop(JobRun(config, run, Train(), quiet=True, resume=True))
 
 
 def test_a_run_whose_dashboard_cannot_listen_has_failed_and_goes_on_with_its_own_vocabulary_alone(
