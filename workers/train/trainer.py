@@ -148,7 +148,7 @@ class Trainer:
         scores: dict[int, Score] = {}
         metrics: dict[str, float] = {}
         if settings.loss.entropy_quantile > 0:
-            scores = self._score(minibatches, faults)
+            scores = self._score(minibatches, faults, refuse=True)
             minibatches = [batches.without(rows, faults.left_out) for rows in minibatches]
             offered = minibatches
             minibatches, metrics = select(minibatches, scores, settings.loss.entropy_quantile)
@@ -156,7 +156,7 @@ class Trainer:
             totals = self._trained(totals, minibatches)
         elif settings.minibatches > 1:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
-            scores = self._score(minibatches[1:], faults)
+            scores = self._score(minibatches[1:], faults, refuse=False)
 
         tallies, norms = [], []
         for number, (rows, total) in enumerate(zip(minibatches, totals, strict=True)):
@@ -219,14 +219,14 @@ class Trainer:
         left = collectives.add([float(batches.tokens(rows)) for rows in minibatches], self.device)
         return [replace(total, trained_tokens=max(1, int(t))) for total, t in zip(totals, left, strict=True)]
 
-    def _score(self, minibatches: list[list[batches.Row]], faults: Faults) -> dict[int, Score]:
-        """log π_old and entropy of every step before the first optimiser step, by `id` of the sample."""
+    def _score(self, minibatches: list[list[batches.Row]], faults: Faults, refuse: bool) -> dict[int, Score]:
+        """log π_old and entropy of steps before the first optimiser step, by `id`. refuse: as `_check_some_left`."""
         rows = [row for rows in minibatches for row in rows]
         work = Scoring(self)
         cut = self._cut(rows)
         with self._phases.timed(SCORE):
             collectives.together(lambda: work_through(cut, work, faults, self._pace), "score its share", self.device)
-        self._check_some_left(rows, faults, first=True)
+        self._check_some_left(rows, faults, refuse)
         return work.scores
 
     def _optimiser_step(
@@ -240,7 +240,8 @@ class Trainer:
         cut = self._cut(rows)
         with self._phases.timed(GRADIENT):
             collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
-        if not self._check_some_left(rows, faults, first):
+        if not self._check_some_left(rows, faults, refuse=first):
+            faults.remark("no sample of a minibatch could be trained on: the optimiser's step was skipped")
             return work.tally, None
         with self._phases.timed(REDUCE):
             norm = self._gradient_over_ranks()
@@ -263,11 +264,11 @@ class Trainer:
             collectives.add_tensors([parameter.grad for parameter in self.parameters])
         return parts.total_norm([p.grad for p in self.parameters if p.grad is not None])
 
-    def _check_some_left(self, rows: list[batches.Row], faults: Faults, first: bool) -> bool:
-        """Whether any sample of the minibatch is left, over all ranks. If none is, the cause is looked for.
+    def _check_some_left(self, rows: list[batches.Row], faults: Faults, refuse: bool) -> bool:
+        """Whether any sample of the rows is left, over all ranks. If none is, the cause is looked for.
 
-        Raises NonFiniteError if the weights are the cause, and SampleError if the samples are and none of the update
-        has been applied.
+        Raises NonFiniteError if the weights are the cause. If the samples are, raises SampleError if `refuse`, which is
+        not for rows beside which others have been trained on, or still can be.
         """
         here = batches.samples_of(rows)
         left_out = [sample for sample in here if id(sample) in faults.left_out]
@@ -276,13 +277,12 @@ class Trainer:
             return True
         if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
-        if first:
+        if refuse:
             blamed = sorted({name for names in collectives.gather(batches.trajectories(left_out)) for name in names})
             fits = " and fits the device's memory" if faults.no_memory else ""
             raise SampleError(
                 f"the weights are finite, but no sample of the batch gives finite numbers{fits}: {blamed}", blamed
             )
-        faults.remark("no sample of a minibatch could be trained on: the optimiser's step was skipped")
         return False
 
     def _skip(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from train_samples import mixed, settings, totals
@@ -13,10 +14,16 @@ from dart.v1 import session_pb2 as pb
 from dart.workers.train.errors import SampleError
 from dart.workers.train.trainer import Trainer
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "selecting": {"entropy_quantile": 0.4},
+    "token mean": {"aggregation": "token_mean"},
+}
+"""By what the name of a split begins with."""
+
 
 def main(folder: Path, out: Path, split: str) -> None:
     samples = mixed(groups=3)
-    loss = {"entropy_quantile": 0.4} if split.startswith("selecting") else {}
+    loss = next((loss for kind, loss in LOSSES.items() if split.startswith(kind)), {})
     trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss, sharding="none"))
     rank, world = trainer.state.process_index, trainer.state.num_processes
     lines: list[str] = []
@@ -41,6 +48,7 @@ def main(folder: Path, out: Path, split: str) -> None:
         "selecting": samples[:1] if rank else samples[1:],
         "selecting, failing": samples[rank::world],
         "selecting, empty": [] if rank else samples,
+        "token mean": samples[:1] if rank else samples[1:],
     }[split]
     for _ in range(2):
         metrics = trainer.update(share, *totals(samples))

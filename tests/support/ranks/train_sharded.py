@@ -18,13 +18,15 @@ from torch.distributed.tensor import DTensor
 from train_samples import mixed, sample, screenshot, settings, totals
 
 from dart.v1 import session_pb2 as pb
-from dart.workers.train.errors import TrainError
+from dart.workers.train.errors import SampleError, TrainError
 from dart.workers.train.trainer import Trainer
 
 HANG_SECONDS = 1800
 MARK = 77
 """The weight version of samples that come to no number."""
 BASE: dict[str, Any] = {"learning_rate": 2e-6, "microbatch_tokens": 120}
+MINIBATCH_RATE = 1e-4
+"""Enough for one step to be seen in the ratios of the next."""
 BOTH = {"entropy_quantile": 0.4, "kl_coefficient": 0.1}
 TOO_LONG, LONG_ANSWER = "too long", "12345678901"
 """A sample, and its response, which is longer than all others."""
@@ -81,6 +83,13 @@ def out_of_memory(trainer: Trainer, *, backward: bool, rows: int = 1, length: in
         last.register_forward_hook(after)
     else:
         first.register_forward_pre_hook(before, with_kwargs=True)
+
+
+@torch.no_grad()
+def logprobs_of(trainer: Trainer, samples: list[pb.Sample]) -> torch.Tensor:
+    """Log-probs of all tokens, in one pass, which all ranks make with the same samples at the same time."""
+    (rows,) = trainer._read(samples, ())
+    return trainer.evaluate(trainer._collate(rows))[0]
 
 
 class Cases:
@@ -155,6 +164,49 @@ class Cases:
         metrics = self.update(trainer, samples)
         return {"metrics": metrics, "remarks": trainer.remarks}
 
+    def infinite_gradient(self) -> dict[str, Any]:
+        """The last rank's long sample has an infinite gradient, in two updates; the third is without it."""
+        trainer = self.trainer()
+        forward = trainer._forward
+
+        def broken(policy: Any, inputs: Any) -> Any:
+            logprobs, entropy = forward(policy, inputs)
+            long = inputs.steps.spread(inputs.steps.lengths) == len(LONG_ANSWER) + 1
+            if logprobs.requires_grad and bool((long & (inputs.real_tokens > 0)).any()):
+                logprobs.register_hook(lambda gradient: torch.where(long, torch.inf, gradient))
+            return logprobs, entropy
+
+        if self.rank == self.ranks - 1:
+            trainer._forward = broken  # type: ignore[method-assign]
+        start = trainer.snapshot()
+        skipped, remarks = self.update(trainer, with_long()), trainer.remarks
+        try:
+            self.update(trainer, with_long())
+            refused: tuple[str, Any] = ("", ())
+        except SampleError as error:
+            refused = (str(error), error.trajectories)
+        unchanged = all(torch.equal(start[name], value) for name, value in trainer.snapshot().items())
+        return {
+            "skipped": skipped, "remarks": remarks, "refused": refused, "unchanged": unchanged,
+            "after": self.update(trainer, batch()),
+        }  # fmt: skip
+
+    def minibatches(self) -> dict[str, Any]:
+        """Two optimiser steps for each batch, of an odd number of samples, so that minibatches differ in size; which
+        trajectories of this rank were dealt to each is told."""
+        trainer = self.trainer(minibatches=2, learning_rate=MINIBATCH_RATE)
+        deal, dealt, metrics = trainer._deal, [], []
+
+        def told(rows: Any) -> Any:
+            minibatches = deal(rows)
+            dealt.append([[one.trajectory_id for row in rows for one in row.samples] for rows in minibatches])
+            return minibatches
+
+        trainer._deal = told  # type: ignore[method-assign]
+        for _ in range(2):
+            metrics.append(self.update(trainer, with_long()))
+        return {"weights": trainer.snapshot(), "metrics": metrics, "dealt": dealt}
+
     def memory(self) -> dict[str, Any]:
         """The last rank's memory takes one row, and the long sample not even alone."""
         found: dict[str, Any] = {}
@@ -203,6 +255,7 @@ class Cases:
 
     def bfloat16(self) -> dict[str, Any]:
         trainer = self.trainer(dtype="bfloat16", loss={"kl_coefficient": 0.1}, learning_rate=1e-5)
+        before = logprobs_of(trainer, batch())
         metrics = self.update(trainer, batch())
         used: list[torch.dtype] = []
         trainer.model.get_decoder().layers[0].register_forward_pre_hook(
@@ -211,7 +264,7 @@ class Cases:
         logprobs, _ = trainer.evaluate(trainer._pace.idle)  # type: ignore[arg-type]
         return {
             "metrics": metrics, "weights": trainer.snapshot(), "held as": {p.dtype for p in trainer.parameters},
-            "used as": set(used), "logprobs": logprobs.dtype,
+            "used as": set(used), "logprobs": logprobs.dtype, "before": before,
         }  # fmt: skip
 
     def frozen_vision(self) -> dict[str, Any]:

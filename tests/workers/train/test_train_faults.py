@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
-from train_samples import mixed, sample, screenshot, settings, totals  # noqa: E402
+from train_samples import mixed, sample, screenshot, settings, text, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
-from dart.workers.train.errors import SampleError  # noqa: E402
+from dart.workers.train.errors import NonFiniteError, SampleError  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 POISON, PITFALL = 13.0, 17.0
@@ -97,6 +97,51 @@ def test_selection_goes_on_without_a_sample_whose_log_probs_are_no_numbers(
     metrics = trainer.update(samples, *totals(samples))
     assert metrics["samples_left_out"] == 1
     assert trainer.remarks == ["sample 2-last/0 of group 2 was left out of the update: its log-probs are not finite"]
+
+
+def dealt(trainer: Trainer, samples: list[pb.Sample]) -> list[set[str]]:
+    """The trajectories of each minibatch of the trainer's next update."""
+    minibatches = trainer._read(samples, ())
+    return [{one.trajectory_id for row in rows for one in row.samples} for rows in minibatches]
+
+
+def test_a_later_minibatch_without_a_number_costs_its_own_step_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(folder, minibatches=2)
+    forward = trainer._forward
+
+    def broken(model: Any, inputs: Any) -> Any:
+        logprobs, entropy = forward(model, inputs)
+        return torch.where(inputs.advantages == POISON, torch.nan, logprobs), entropy
+
+    monkeypatch.setattr(trainer, "_forward", broken)
+    _, later = dealt(trainer, mixed(groups=3))
+    samples = with_advantage(POISON, *later)
+    before = trainer.snapshot()
+    metrics = trainer.update(samples, *totals(samples))
+    assert (metrics["steps_taken"], metrics["steps_skipped"]) == (1, 1)
+    assert metrics["samples_left_out"] == len(later) > 0
+    assert metrics["gradient_norm"] > 0
+    *left_out, skipped = trainer.remarks
+    assert skipped == "no sample of a minibatch could be trained on: the optimiser's step was skipped"
+    assert len(left_out) == len(later) and all("its log-probs are not finite" in line for line in left_out)
+    assert any(not torch.equal(before[name], value) for name, value in trainer.snapshot().items())
+
+
+def test_weights_that_only_a_later_minibatch_shows_to_be_no_numbers_end_the_update_before_its_first_step(
+    folder: Path,
+) -> None:
+    trainer = trainer_of(folder, minibatches=2)
+    words = {"one": "<", "other": ">"}
+    samples = [sample(name, word, "12", 1.0, [screenshot(n)]) for n, (name, word) in enumerate(words.items())]
+    _, (later,) = dealt(trainer, samples)
+    with torch.no_grad():
+        # No other sample has this token, so all numbers of the first minibatch are finite.
+        trainer.model.get_input_embeddings().weight[text(words[later])[0]] = torch.nan
+    with pytest.raises(NonFiniteError, match="the weights are not finite") as caught:
+        trainer.update(samples, *totals(samples))
+    assert not caught.value.weights_changed
 
 
 def test_samples_that_break_the_gradient_twice_are_named(folder: Path) -> None:

@@ -119,18 +119,28 @@ def test_padding_does_not_change_a_sample(trainer: Trainer) -> None:
     torch.testing.assert_close(padded, alone, rtol=0, atol=5e-6)
 
 
-def test_chunks_of_the_head_change_nothing(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = cuts(trainer, mixed())["everything in one"]
+@pytest.mark.parametrize("bonus", [0.0, 0.1], ids=["", "entropy bonus"])
+def test_chunks_of_the_head_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, bonus: float) -> None:
+    trainer = Trainer(settings(folder, loss={"entropy_coefficient": bonus}))
+    (part,) = cuts(trainer, mixed())["everything in one"]
+    inputs = trainer._collate(part)
+    chunks: list[int] = []
+    trainer.model.lm_head.register_forward_hook(lambda _module, inputs, _output: chunks.append(inputs[0].shape[0]))
 
-    def run() -> tuple[Any, Any]:
+    def run() -> tuple[Any, ...]:
         trainer.model.zero_grad()
-        found = torch.cat(list(logprobs(trainer, parts).values()))
-        found.sum().backward()
-        return found.detach(), trainer.model.lm_head.weight.grad.clone()
+        found, entropies = trainer.evaluate(inputs)
+        weights = torch.linspace(-1.0, 1.0, len(found), device=found.device)
+        assert entropies.requires_grad == bool(bonus)
+        (weights * found + (weights.flip(0) * entropies if bonus else 0.0)).sum().backward()
+        gradients = (trainer.model.lm_head.weight.grad, trainer.model.get_input_embeddings().weight.grad)
+        return found.detach(), entropies.detach(), *(one.clone() for one in gradients)
 
     whole = run()
+    assert len(chunks) == 1
     monkeypatch.setattr(policies, "HEAD_ELEMENTS", 264 * 7)
     torch.testing.assert_close(run(), whole, rtol=1e-5, atol=1e-5)
+    assert max(chunks[1:]) == 7
 
 
 def test_the_head_is_float32_under_bfloat16(trainer: Trainer) -> None:

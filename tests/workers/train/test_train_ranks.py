@@ -16,12 +16,13 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.torch
 
 import tiny_model  # noqa: E402
+from ranks.train_rank import LOSSES  # noqa: E402
 from train_samples import mixed, settings, totals  # noqa: E402
 
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SUPPORT = Path(__file__).parents[2] / "support"
-SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty")
+SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty", "token mean")
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +33,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> dict[bool, tuple[dict[str, Any], dict[str, float]]]:
-    """Weights and metrics of one rank, without and with selection."""
+def alone(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
+    """Weights and metrics of one rank with each loss, by what the names of its splits begin with."""
     samples = mixed(groups=3)
     results = {}
-    for selecting in (False, True):
-        loss = {"entropy_quantile": 0.4 if selecting else 0.0}
+    for kind, loss in {**LOSSES, "": {}}.items():
         trainer = Trainer(settings(folder, learning_rate=2e-6, microbatch_tokens=120, loss=loss))
         start = trainer.snapshot()
         for _ in range(2):
             metrics = trainer.update(samples, *totals(samples))
         weights = trainer.snapshot()
         assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 3e-6
-        results[selecting] = weights, metrics
+        results[kind] = weights, metrics
     return results
 
 
@@ -71,7 +71,7 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_ranks_make_the_same_update(alone: Any, ranks: Any, split: str) -> None:
-    weights, metrics = alone[split.startswith("selecting")]
+    weights, metrics = next(alone[kind] for kind in alone if split.startswith(kind))
     for rank, result in enumerate(ranks[split]):
         # Adam turns rounding in a gradient near 0 into a part of a step, so steps are small here: 2e-6, of either sign.
         for name, tensor in weights.items():

@@ -24,7 +24,7 @@ from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
-from dart.workers.train.errors import CancelledUpdateError  # noqa: E402
+from dart.workers.train.errors import CancelledUpdateError, SampleError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
 from dart.workers.train.senders import Snapshots  # noqa: E402
 from dart.workers.weights.gloo import Group, receive  # noqa: E402
@@ -199,6 +199,43 @@ async def test_a_wrong_sample_fails_its_command_only(role: TrainRole) -> None:
         await train(role, 2, missing)
     assert caught.value.code == pb.FAILURE_CODE_UNKNOWN_IMAGE
     assert (await train(role, 3, mixed())).weight_version == 1
+
+
+@pytest.mark.parametrize("minibatch", [1, 2])
+async def test_a_failure_after_an_earlier_minibatchs_step_ends_the_worker(folder: Path, minibatch: int) -> None:
+    """A refused batch is sent again, which must not happen to weights that half of it has changed."""
+    role = TrainRole()
+    await role.prepare(settings(folder, minibatches=2).model_dump_json())
+    trainer, steps = role._trainer, []
+    trainer.optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    begun = trainer._optimiser_step
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        if len(steps) == minibatch - 1:
+            trainer.prepare = broken
+        return begun(*arguments, **named)
+
+    def broken(_part: Any) -> Any:
+        raise SampleError("a picture went bad meanwhile", ["0-0"])
+
+    trainer._optimiser_step = failing
+    before = trainer.snapshot()
+    with pytest.raises(SampleError if minibatch == 2 else CommandError, match="went bad meanwhile") as caught:
+        await train(role, 1, mixed())
+    assert len(steps) == minibatch - 1
+    changed = any(not torch.equal(before[name], value) for name, value in trainer.snapshot().items())
+    assert changed == (minibatch == 2)
+    if minibatch == 1:
+        assert (caught.value.code, caught.value.trajectories) == (pb.FAILURE_CODE_INVALID, ("0-0",))
+    await role.close()
+
+
+async def test_weights_that_are_no_numbers_are_told_as_such(role: TrainRole) -> None:
+    with torch.no_grad():
+        role._trainer.model.lm_head.weight[10] = torch.nan
+    with pytest.raises(CommandError, match="the weights are not finite") as caught:
+        await train(role, 1, mixed())
+    assert (caught.value.code, caught.value.trajectories) == (pb.FAILURE_CODE_BROKEN, ())
 
 
 async def test_a_version_that_is_not_staged_and_a_replica_that_does_not_come(role: TrainRole) -> None:

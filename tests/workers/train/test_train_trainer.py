@@ -221,6 +221,48 @@ def test_a_loss_that_is_not_there_is_told_before_the_model_loads(tmp_path: Path)
     assert "it must be f(tokens, clip_low, clip_high)" in refused(f"{__name__}:logprob")
 
 
+def test_the_whole_gradient_is_scaled_down_to_the_clip_and_no_further(folder: Path) -> None:
+    """Adam hides the gradient's scale, so it is looked at just before the step."""
+    samples = mixed(groups=1)
+
+    def stepped(clip: float) -> tuple[dict[str, float], list[Any]]:
+        trainer, gradients = Trainer(settings(folder, gradient_clip=clip)), []
+        trainer.optimizer.register_step_pre_hook(
+            lambda *_: gradients.extend(p.grad.clone() for p in trainer.parameters)
+        )
+        return trainer.update(samples, *totals(samples)), gradients
+
+    metrics, whole = stepped(1e6)
+    norm = metrics["gradient_norm"]
+    assert float(torch.stack([one.norm() for one in whole]).norm()) == pytest.approx(norm, rel=1e-5)
+    for clip in (0.25 * norm, 0.9 * norm, 1.1 * norm):
+        clipped_metrics, clipped = stepped(clip)
+        assert clipped_metrics["gradient_norm"] == pytest.approx(norm, rel=1e-5), "the norm before it was clipped"
+        scale = min(1.0, clip / norm)
+        torch.testing.assert_close(clipped, [one * scale for one in whole], rtol=1e-4, atol=1e-7)
+
+
+def test_adam_has_the_settings_asked_for_and_decays_neither_norms_nor_biases(folder: Path) -> None:
+    options = {"adam_betas": [0.8, 0.97], "adam_epsilon": 1e-6, "learning_rate": 0.1, "weight_decay": 0.2}
+    trainer = Trainer(settings(folder, **options))
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    decayed, kept = ({names[id(one)] for one in group["params"]} for group in trainer.optimizer.param_groups)
+    assert decayed | kept == set(names.values()) and not decayed & kept
+    assert kept == {name for name in names.values() if name.endswith(".bias") or "norm" in name}
+    assert {"lm_head.weight", "model.language_model.embed_tokens.weight"} <= decayed
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.2, 0.0]
+    for group in trainer.optimizer.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.97), 1e-6)
+    # Without a gradient, the decay is all that an update does.
+    samples = mixed(groups=1)
+    for one in samples:
+        one.advantage = 0.0
+    before = trainer.snapshot()
+    trainer.update(samples, *totals(samples))
+    for name, value in trainer.snapshot().items():
+        torch.testing.assert_close(value, before[name] * (1 - 0.1 * 0.2 if name in decayed else 1.0))
+
+
 def test_learning_rate_decays_linearly_or_not_at_all(folder: Path) -> None:
     trainer = Trainer(settings(folder, learning_rate=1.0, final_learning_rate_fraction=0.2, total_updates=5))
     assert [trainer.learning_rate(update) for update in range(6)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
