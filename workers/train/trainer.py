@@ -273,15 +273,15 @@ class Trainer:
         here = batches.samples_of(rows)
         left_out = [sample for sample in here if id(sample) in faults.left_out]
         bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
-        if not bad or bad < steps:
-            return True
+        if bad < steps or not steps:  # a minibatch whose samples all were left out before is empty
+            return bad < steps
         if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")
         if refuse:
             blamed = sorted({name for names in collectives.gather(batches.trajectories(left_out)) for name in names})
             fits = " and fits the device's memory" if faults.no_memory else ""
             raise SampleError(
-                f"the weights are finite, but no sample of the batch gives finite numbers{fits}: {blamed}", blamed
+                f"the weights are finite, but no sample of a minibatch gives finite numbers{fits}: {blamed}", blamed
             )
         return False
 

@@ -105,10 +105,11 @@ def dealt(trainer: Trainer, samples: list[pb.Sample]) -> list[set[str]]:
     return [{one.trajectory_id for row in rows for one in row.samples} for rows in minibatches]
 
 
+@pytest.mark.parametrize("entropy_quantile", [0.0, 0.4])
 def test_a_later_minibatch_without_a_number_costs_its_own_step_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, entropy_quantile: float
 ) -> None:
-    trainer = trainer_of(folder, minibatches=2)
+    trainer = trainer_of(folder, minibatches=2, loss={"entropy_quantile": entropy_quantile})
     forward = trainer._forward
 
     def broken(model: Any, inputs: Any) -> Any:
@@ -173,7 +174,7 @@ def test_a_batch_of_nothing_else_is_refused_with_every_name(folder: Path) -> Non
     samples = mixed(groups=1)
     for one in samples:
         one.advantage = POISON
-    with pytest.raises(SampleError, match="no sample of the batch gives finite numbers") as caught:
+    with pytest.raises(SampleError, match="no sample of a minibatch gives finite numbers") as caught:
         trainer.update(samples, *totals(samples))
     assert caught.value.trajectories == ("0-0", "0-1", "0-2", "0-last")
     assert trainer.version == 0
