@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lifecycle_samples import ENVIRONMENTS, hopeless, machine, trajectory, verdicts
+from lifecycle_samples import ENVIRONMENTS, hopeless, machine, trajectory
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import Verdict
 from dart.core.curation.orders import Attempt, Order
 from dart.core.curation.schedule import Sampling
 from dart.core.types import Task
+
+ROUNDS = 100
+"""Far more than any history here takes; each gives every environment a roll-out."""
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -132,24 +136,37 @@ class AnyHistory(RuleBasedStateMachine):
         assert here | set(self.over) == self.finished and not here & set(self.over), "no trajectory is lost"
 
     def teardown(self) -> None:
-        """From any state, what is left can come to an end."""
+        """From any state, when nothing goes wrong any more: updates follow, and what was there comes to an end."""
         if not hasattr(self, "groups"):
             return
-        for order in self.running:
-            self.groups.finished(trajectory(order, 1.0, self.version))
-            self.finished.add(order.trajectory_id)
-        self.running = []
-        while self.unstored:
-            self.store_first()
-        dropped = [verdict for verdict in verdicts(self.groups) if not verdict.released]
-        self.over.update(one.id for verdict in dropped for one in verdict.trajectories)
-        self.holds()
+        left, version, rewards = set(self.groups._groups), self.version, itertools.cycle([1.0, 0.0])
+        for _ in range(ROUNDS):
+            while len(self.running) < ENVIRONMENTS and self.groups.why_wait(ENVIRONMENTS) is None:
+                self.begin()
+            for order in self.running:
+                self.groups.finished(trajectory(order, next(rewards), self.version))
+                self.finished.add(order.trajectory_id)
+            self.running = []
+            while group := self.groups.to_judge():
+                self.unstored.append(self.groups.judge(group))
+            self.store_all()
+            if self.batch:
+                self.consume()
+            self.update()
+            self.store_all()
+            self.holds()
+            if left.isdisjoint(self.groups._groups) and self.version >= version + 3:
+                return
+        raise AssertionError(
+            f"{left & set(self.groups._groups)} are left, and {self.version - version} updates were made"
+        )
 
-    def store_first(self) -> None:
-        verdict = self.unstored.pop(0)
-        self.groups.decided(verdict)
-        if not verdict.released:
-            self.over.update(one.id for one in verdict.trajectories)
+    def store_all(self) -> None:
+        for verdict in self.unstored:
+            self.groups.decided(verdict)
+            if not verdict.released:
+                self.over.update(one.id for one in verdict.trajectories)
+        self.unstored = []
 
 
 AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
