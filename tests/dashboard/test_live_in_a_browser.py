@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -87,6 +88,33 @@ async def test_a_live_page_moves_by_itself(tmp_path: Path) -> None:
             await page.get_by_role("link", name=name, exact=True).first.click()
             await page.locator("main :is(h1, h2)").first.wait_for()
         await page.get_by_text("made version").first.wait_for()
+
+
+@pytest.mark.parametrize("page_of", ["trajectory", "group"])
+async def test_a_page_that_is_open_says_what_became_of_its_trajectory(tmp_path: Path, page_of: str) -> None:
+    async with live(tmp_path, PacedEnv(8, 0.05, 2_000)) as run, opened(run.page) as page:
+        waits = page.get_by_text("pending", exact=True)
+        while True:  # the trainer may be quicker than the reader
+            await page.goto(f"{run.page}/trajectories?fate=pending")
+            rows = page.locator("main tr.link")
+            await rows.or_(page.get_by_text("No trajectory")).first.wait_for()
+            if not await rows.count():
+                continue
+            await rows.first.click()
+            if page_of == "group":
+                await page.get_by_role("link", name="Why: the group’s verdict").click()
+                await page.locator("h1", has_text="Group").wait_for()
+            else:
+                await page.get_by_text("Why: the group’s verdict").wait_for()
+            if await waits.count():
+                break
+        await page.evaluate("window.same = true")
+        async with asyncio.timeout(HANG_SECONDS):
+            while await waits.count():
+                await asyncio.sleep(0.1)
+        assert await page.evaluate("window.same"), "without being loaded again"
+        became = page.get_by_text(re.compile("^(trained|dropped: .*)$")).first
+        await became.wait_for()
 
 
 async def test_every_page_and_every_key_while_it_runs(tmp_path: Path) -> None:
