@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from dart.agent.vocabulary import vocabulary_size
@@ -295,7 +295,7 @@ class Run:
             raise
         return summary
 
-    async def _finish(self, summary: dict[str, Any]) -> None:
+    async def _finish(self, summary: Mapping[str, object]) -> None:
         self._phase("finished")
         await self.database.finish_run(summary, time.time())
         if self._trains:  # the file says that nothing is left to do, so it comes last
