@@ -298,7 +298,8 @@ def control(action: str, run: Path | None, address: str | None, tls_ca: Path | N
     """Control a run while it trains: pause or resume sampling, drain (end it as if its last update were done), or save
     a checkpoint now. RUN defaults to the newest under runs/.
 
-    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN; with
+    --address, from DART_TOKEN.
     """
     from dart.commands.control import control as command
 

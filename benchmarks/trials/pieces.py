@@ -181,10 +181,10 @@ def as_sets(overrides: Sequence[str]) -> list[str]:
     return [part for one in overrides for part in ("--set", one)]
 
 
-def _drain(run: RunDirectory, output: BinaryIO) -> None:
-    """End its training as if its last update were done, unless it has just ended by itself."""
+def _drain(run: RunDirectory, output: BinaryIO) -> bool:
+    """End its training as if its last update were done. Returns False if it does not train just now."""
     command = [sys.executable, "-m", "dart", "control", "drain", str(run.path)]
-    subprocess.run(command, stdout=output, stderr=output, check=False)
+    return subprocess.run(command, stdout=output, stderr=output, check=False).returncode == 0
 
 
 def _piece(
@@ -205,8 +205,7 @@ def _piece(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(min(left, LOOK_SECONDS))
             if over is not None and (begun := _newest(folder)) is not None and over(begun):
-                _drain(begun, output)
-                over = None
+                over = None if _drain(begun, output) else over
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Interrupted while it was still starting, it may end with any code.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from dart.errors import UserError
 from dart.inspection.condition import dial_of
 from dart.inspection.opening import RunFiles
 from dart.rundir import RunDirectory
@@ -21,6 +22,8 @@ def control(lever: str, run: Path | None, address: str | None, tls_ca: Path | No
 
 
 async def _control(lever: str, run: Path | None, address: str | None, tls_ca: Path | None) -> str:
+    if address is not None and run is not None:
+        raise UserError(f"{run} and --address {address} may be two runs: leave one of them out")
     if address is not None:
         return await pull(Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca), lever)
     files = await RunFiles.open(RunDirectory.chosen(run))
@@ -28,4 +31,4 @@ async def _control(lever: str, run: Path | None, address: str | None, tls_ca: Pa
         dial = await dial_of(files, tls_ca)
     finally:
         await files.close()
-    return await pull(dial, lever)
+    return f"{files.directory.name}: {await pull(dial, lever)}"

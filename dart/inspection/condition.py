@@ -85,8 +85,10 @@ async def dial_of(files: RunFiles, tls_ca: Path | None = None) -> Dial:
     Without `tls_ca`, the coordinator's own certificate is trusted.
     """
     record = await files.record()
-    if (state := files.directory.state(record)) != RunState.RUNNING or not record.control_address:
+    if (state := files.directory.state(record)) != RunState.RUNNING:
         raise UserError(f"run {record.id} is {state}: only one that is running can be controlled")
+    if not record.control_address:
+        raise UserError(f"run {record.id} is still starting: try again in a moment")
     token = own_token(record) or os.environ.get(TOKEN_ENVIRONMENT)
     return Dial(record.control_address, token, tls_ca or own_certificate(record))
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,10 @@ class BlobUnreachable(BlobError):
     """The object store does not answer, or refuses."""
 
 
+class BlobUnreadable(BlobError):
+    """The object store fails for this blob alone."""
+
+
 class BlobCorrupt(BlobError):
     """The bytes do not match the digest."""
 
@@ -63,6 +69,8 @@ _THREADS, _THREADS_OF_REMOTE = 4, 32
 """A request to an object store takes tens of milliseconds, most of them waiting."""
 _AWAY_SECONDS = 1.0
 """Between two tries of an object store that fails. Its driver has tried several times by itself."""
+_TRIES_BESIDE_OTHERS = 3
+"""Of a request that fails while others are answered."""
 
 
 def files_at(where: str | Path) -> ScreenshotDirectory | RemoteFiles:
@@ -84,7 +92,12 @@ class BlobStore:
         self._files: _Files = files
         self.patience = Patience(0.0)
         """With an object store that has answered before."""
-        self._answered = False
+        self._answers = 0
+        self._away_since: float | None = None
+        """When the first request failed that none has been answered since (monotonic seconds)."""
+        self._told = False
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
         threads = _THREADS if self.directory else _THREADS_OF_REMOTE
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
 
@@ -92,10 +105,11 @@ class BlobStore:
         """Raises UserError, with the name of the config's field, where an object store takes nothing."""
         if isinstance(files := self._files, RemoteFiles):
             await self._in_pool(lambda: files.check(what))
-            self._answered = True
+            self._answered()
 
     def close(self) -> None:
-        """Waits for the pool's current work."""
+        """Waits for the pool's current work, but not for an object store that is away."""
+        self._ends.set()
         self._pool.shutdown()
 
     def put(self, image: Image) -> None:
@@ -189,31 +203,55 @@ class BlobStore:
     def _asked(self, call: Callable[[], T]) -> T:
         """What `call` returns. An object store that fails is asked again, as `patience` has it.
 
-        Raises FileNotFoundError, BlobUnreachable, and OSError where a directory fails.
+        Raises FileNotFoundError, BlobUnreachable, BlobUnreadable, and OSError where a directory fails.
         """
         if self.directory:
             return call()
-        began, waiting = time.monotonic(), False
-        while True:
+        before = self._answers
+        for tries in itertools.count(1):
             try:
                 result = call()
             except FileNotFoundError:
-                self._answered = True
+                self._answered()
                 raise
             except OSError as error:
-                waited = time.monotonic() - began
-                if not self._answered or waited >= self.patience.seconds:
+                if tries >= _TRIES_BESIDE_OTHERS and self._answers > before:
+                    raise BlobUnreadable(
+                        f"the object store {self.where} answers, but not for this screenshot ({error})"
+                    ) from error
+                if not self._waits(before):
                     raise BlobUnreachable(
                         f"the object store {self.where} failed ({error}): check it and its keys"
                     ) from error
-                waiting = True
-                self.patience.tell(waited, over=False)
-                time.sleep(_AWAY_SECONDS)
+                self._ends.wait(_AWAY_SECONDS)
             else:
-                self._answered = True
-                if waiting:
-                    self.patience.tell(time.monotonic() - began, over=True)
+                self._answered()
                 return result
+        raise AssertionError("it is asked until it answers, or is given up")
+
+    def _waits(self, before: int) -> bool:
+        """Whether a request that has failed is made again. The wait is that of all requests together: it began with
+        the first that failed. `before`: how many had been answered when this one began."""
+        with self._lock:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+            waited = time.monotonic() - self._away_since
+            if self._ends.is_set() or not self._answers or waited >= self.patience.seconds:
+                return False
+            alone = self._answers == before
+            self._told |= alone
+        if alone:
+            self.patience.tell(waited, over=False)
+        return True
+
+    def _answered(self) -> None:
+        """The store is there."""
+        with self._lock:
+            self._answers += 1
+            since, self._away_since = self._away_since, None
+            told, self._told = self._told, False
+        if told and since is not None:
+            self.patience.tell(time.monotonic() - since, over=True)
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(

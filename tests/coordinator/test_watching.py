@@ -278,6 +278,8 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
             async with asyncio.timeout(60):
                 while scene.run.progress.phase != "training":
                     await asyncio.sleep(0.02)
+            with pytest.raises(UserError, match="may be two runs: leave one of them out"):
+                await asyncio.to_thread(control, "pause", tmp_path, scene.address, None)
             await asyncio.to_thread(control, "pause", tmp_path, None, None)
             assert scene.run._paused
             task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))

@@ -158,12 +158,12 @@ class Trainer:
             # The first minibatch's own forward pass, detached, is its π_old: exact, and it saves one pass.
             scores = self._score(minibatches[1:], faults, refuse=False)
 
-        tallies, norms = [], []
-        for number, (rows, total) in enumerate(zip(minibatches, totals, strict=True)):
+        tallies, norms = list[Tally](), list[float]()
+        for rows, total in zip(minibatches, totals, strict=True):
             try:
-                tally, norm = self._optimiser_step(rows, total, scores, faults, first=number == 0)
+                tally, norm = self._optimiser_step(rows, total, scores, faults, first=not norms)
             except TrainError as error:
-                error.weights_changed = number > 0
+                error.weights_changed = bool(norms)
                 raise
             tallies.append(tally)
             norms += [] if norm is None else [norm]
@@ -241,7 +241,7 @@ class Trainer:
         with self._phases.timed(GRADIENT):
             collectives.together(lambda: work_through(cut, work, faults, self._pace), "finish its share", self.device)
         if not self._check_some_left(rows, faults, refuse=first):
-            faults.remark("no sample of a minibatch could be trained on: the optimiser's step was skipped")
+            faults.remark("nothing of a minibatch was left to train on: the optimiser's step was skipped")
             return work.tally, None
         with self._phases.timed(REDUCE):
             norm = self._gradient_over_ranks()
@@ -273,7 +273,7 @@ class Trainer:
         here = batches.samples_of(rows)
         left_out = [sample for sample in here if id(sample) in faults.left_out]
         bad, steps = collectives.add([float(len(left_out)), float(len(here))], self.device)
-        if bad < steps or not steps:  # a minibatch whose samples all were left out before is empty
+        if bad < steps or not steps:  # left out before, or not selected
             return bad < steps
         if not parts.all_finite(self.parameters, self.device):
             raise NonFiniteError("the weights are not finite: resume from a checkpoint")

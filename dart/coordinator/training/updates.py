@@ -153,8 +153,8 @@ class Training:
         await self._uploads.copy(self._checkpoints / Path(path).name)
 
     async def _save(self) -> tuple[str, int]:
-        if self._recording is not None:
-            await self._recording  # else a resumed run could train on its batch again, with weights that know it
+        if self._recording is not None:  # else a resumed run could train on its batch again, with weights that know it
+            await asyncio.shield(self._recording)
         # A save waits for the update in progress, and includes it; those that follow do not wait for the save.
         now = self._progress.counts.version
         path = self._checkpoints / f"v{now + (self._in_flight is not None):06d}"

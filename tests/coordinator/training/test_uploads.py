@@ -24,7 +24,8 @@ from dart.coordinator.training.uploads import Uploads
 from dart.core.types import Image
 from dart.errors import UserError
 from dart.rundir import RunDirectory
-from dart.store.blobs import BlobStore, BlobUnreachable
+from dart.screenshots.directory import file_name
+from dart.store.blobs import BlobStore, BlobUnreachable, BlobUnreadable
 from dart.store.elsewhere.copies import Stopped, copies, copy_in, copy_out
 from dart.store.records import CheckpointRecord
 
@@ -268,5 +269,43 @@ async def test_an_object_store_that_is_away_is_waited_for(moody: pytest.MonkeyPa
     await told.get()
     store.patience.seconds = 0.05  # the run ends
     with pytest.raises(BlobUnreachable, match="slow down"):
+        await reading
+    many = [Image.of(b"%d" % number, "image/png", 1, 1) for number in range(100)]
+    with moody.context() as patch, pytest.raises(BlobUnreachable):
+        patch.setattr(store._ends, "wait", lambda seconds: pytest.fail("the outage has been waited for already"))
+        await store.put_many_async(many)
+    store.patience.seconds = 3600.0
+    reading = asyncio.create_task(store.get_many_async([image.sha256]))
+    await asyncio.sleep(0.05)
+    store.close()
+    with pytest.raises(BlobUnreachable):
+        await reading
+
+
+class Spotted:
+    """Files of which one cannot be read, whoever asks how often."""
+
+    def __init__(self, bad: str) -> None:
+        self.bad = bad
+
+    def read(self, name: str) -> bytes:
+        if name == self.bad:
+            raise OSError("InvalidObjectState: it is archived")
+        return b"png"
+
+
+async def test_one_screenshot_that_the_store_does_not_give_is_not_waited_for(moody: pytest.MonkeyPatch) -> None:
+    """While the store gives others."""
+    moody.setattr("dart.store.blobs._AWAY_SECONDS", 0.01)
+    store = BlobStore("moody://bucket/blobs")
+    store.patience.seconds = 3600.0
+    good, bad = Image.of(b"png", "image/png", 1, 1), Image.of(b"gif", "image/gif", 1, 1)
+    store.put(good)
+    moody.setattr(store, "_files", Spotted(file_name(bad.sha256)))
+    reading = asyncio.create_task(store.get_async(bad.sha256))
+    async with asyncio.timeout(60):
+        while not reading.done():
+            assert await store.get_async(good.sha256) == b"png"
+    with pytest.raises(BlobUnreadable, match=r"answers, but not for this screenshot .*archived"):
         await reading
     store.close()

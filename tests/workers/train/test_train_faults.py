@@ -125,7 +125,7 @@ def test_a_later_minibatch_without_a_number_costs_its_own_step_alone(
     assert metrics["samples_left_out"] == len(later) > 0
     assert metrics["gradient_norm"] > 0
     *left_out, skipped = trainer.remarks
-    assert skipped == "no sample of a minibatch could be trained on: the optimiser's step was skipped"
+    assert skipped == "nothing of a minibatch was left to train on: the optimiser's step was skipped"
     assert len(left_out) == len(later) and all("its log-probs are not finite" in line for line in left_out)
     assert any(not torch.equal(before[name], value) for name, value in trainer.snapshot().items())
 
