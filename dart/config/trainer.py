@@ -150,8 +150,12 @@ class Lora(Section):
     target_modules: tuple[str, ...] = Field(
         LANGUAGE_MODEL,
         min_length=1,
-        description="The last part of the names of the language model's linear layers that get an adapter. The vision "
-        "tower gets none.",
+        description="The last part of the names of the language model's linear layers that get an adapter.",
+    )
+    tower: bool = Field(
+        False,
+        description="true: all linear layers of the vision tower get an adapter, too, so screenshots are encoded again "
+        "by every pass. Only with `sync: merged`.",
     )
 
     @field_validator("dropout")
@@ -162,6 +166,15 @@ class Lora(Section):
                 "dropout would make the trainer's log-probabilities differ from those of the replicas: leave it out"
             )
         return dropout
+
+    @model_validator(mode="after")
+    def _sent(self) -> Lora:
+        if self.tower and self.sync == "adapter":
+            raise ValueError(
+                "tower: true with sync: adapter: replicas compute an adapter beside the language model's layers alone, "
+                "so use sync: merged, or leave tower out"
+            )
+        return self
 
     @field_validator("target_modules")
     @classmethod
@@ -217,8 +230,8 @@ class Trainer(Section):
     encoded_cache_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="With `freeze_vision` or `lora`: host memory of each rank for encoded screenshots, so that "
-        "each is encoded once. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
+        description="With `freeze_vision`, or `lora` without `tower`: host memory of each rank for encoded "
+        "screenshots, so that each is encoded once. One of 1920 × 1080 takes 19 MB with Qwen2.5-VL-7B in bfloat16.",
     )
     image_threads: int = Field(
         2, ge=0, description="Threads of each rank that prepare screenshots while it trains; 0: its main thread does."
@@ -232,6 +245,12 @@ class Trainer(Section):
     loss: Loss = Field(default_factory=Loss)
     advantage: Advantage = Field(default_factory=Advantage)
 
+    @model_validator(mode="after")
+    def _tower_trains(self) -> Trainer:
+        if self.freeze_vision and self.lora is not None and self.lora.tower:
+            raise ValueError("freeze_vision: true and lora.tower: true: the tower can do but one: leave the other out")
+        return self
+
     @property
     def sharded(self) -> bool:
         """Whether each rank holds a part of the weights; by default if there are several ranks."""
@@ -239,8 +258,8 @@ class Trainer(Section):
 
     @property
     def vision_trains(self) -> bool:
-        """Whether the vision tower changes; an adapter is in the language model alone."""
-        return not self.freeze_vision and self.lora is None
+        """Whether the vision tower changes; without `tower`, an adapter is in the language model alone."""
+        return not self.freeze_vision and (self.lora is None or self.lora.tower)
 
     @property
     def serves_adapter(self) -> bool:

@@ -145,6 +145,7 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
         lora_rank=trainer.lora.rank if trainer.lora else 0,
         lora_targets=trainer.lora.target_modules if trainer.lora else (),
+        lora_tower=trainer.lora is not None and trainer.lora.tower,
         fused=trainer.fused_kernels and gpus,
         nccl=config.sync.transport == "nccl" and gpus and config.samples,
     )

@@ -85,6 +85,8 @@ class TrainerSetUp:
     """Of an adapter, which alone trains, and without which the policy is the reference; 0: there is none."""
     lora_targets: tuple[str, ...] = ()
     """The matrices of a decoder layer that have one."""
+    lora_tower: bool = False
+    """Those of the vision tower have one, too."""
     fused: bool = False
     """`trainer.fused_kernels`, on a GPU."""
     nccl: bool = False
@@ -106,7 +108,7 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
     Over NCCL vLLM keeps, on each of two streams, a pack's tensors and the pack; only rank 0 has these.
     """
-    adapter = shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
+    adapter = _adapter(shape, set_up)
     weights = shape.weights + adapter
     trained = _trained(shape, set_up)
     reference = set_up.reference and not set_up.lora_rank
@@ -142,9 +144,9 @@ def activations(shape: Shape, set_up: TrainerSetUp, tokens: int, patches: int) -
 
     Without gradient checkpointing every layer keeps its own; with it, each keeps its input (in the decoder float32, and
     bfloat16 where the weights are; in the tower the dtype of products), and one layer at a time is computed again. A
-    tower that is frozen, as it is beside an adapter, keeps nothing.
+    tower that is frozen, as it is beside an adapter that it has no part in, keeps nothing.
     """
-    frozen = set_up.vision_frozen or set_up.lora_rank > 0
+    frozen = set_up.vision_frozen or (set_up.lora_rank > 0 and not set_up.lora_tower)
     of_layer = tokens * _layer_keeps(shape.text, set_up)
     of_block = 0 if frozen else patches * _block_keeps(shape.vision, set_up)
     if not set_up.checkpointing:
@@ -189,12 +191,13 @@ def _block_keeps(vision: Vision, set_up: TrainerSetUp) -> int:
     """Bytes per patch. Attention: q, k and v before rotation (one tensor), q and k after it, the output and a copy in
     the order of the patches: 7·e·h. Gated (Qwen2.5-VL): RMSNorms for qkv, gate and up, and 4·e·i of the MLP. Else: two
     LayerNorms, each its input in float32 and its output cast, and what goes into and comes out of the activation,
-    2·e·i."""
+    2·e·i. An adapter: what comes out of each A."""
     size = HALF if set_up.mixed else SINGLE
     gated = vision.family == QWEN2_5
+    adapter = size * set_up.lora_rank * (5 if gated else 4)
     norms = _rms_norms_keep(set_up, 3) if gated else 2 * (SINGLE + size)
     of_mlp = (3 if set_up.fused else 4) if gated else 2
-    return (norms + 7 * size) * vision.hidden + of_mlp * size * vision.intermediate
+    return (norms + 7 * size) * vision.hidden + of_mlp * size * vision.intermediate + adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +262,13 @@ def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapsho
     return Needs({"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond})
 
 
+def _adapter(shape: Shape, set_up: TrainerSetUp) -> int:
+    tower = shape.vision.adapter(set_up.lora_rank) if set_up.lora_tower else 0
+    return shape.text.adapter(set_up.lora_rank, set_up.lora_targets) + tower
+
+
 def _trained(shape: Shape, set_up: TrainerSetUp) -> int:
     """Weights that train."""
     if set_up.lora_rank:
-        return shape.text.adapter(set_up.lora_rank, set_up.lora_targets)
+        return _adapter(shape, set_up)
     return shape.weights - shape.vision.weights * set_up.vision_frozen

@@ -109,6 +109,14 @@ class Vision:
         biases = 4 * self.hidden + (2 if gated else 1) * self.intermediate + self.hidden
         return self.block_matrices + biases + (2 if gated else 4) * self.hidden
 
+    def adapter(self, rank: int) -> int:
+        """Weights of a LoRA adapter of this rank beside every matrix of the blocks and of the mergers: rank · (inputs +
+        outputs) each."""
+        gated = self.family == QWEN2_5
+        block = 6 * self.hidden + (3 if gated else 2) * (self.hidden + self.intermediate)
+        merger = 3 * self.merged + self.out
+        return rank * (self.depth * block + (1 if gated else 1 + self.deepstack) * merger)
+
     @property
     def merger_matrices(self) -> int:
         """(h·merge²)² + h·merge²·out."""

@@ -64,8 +64,11 @@ def _furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def test_the_adapter_alone_trains_and_others_see_merged_weights(folder: Path, base: Trainer, tmp_path: Path) -> None:
-    trainer = Trainer(settings(folder, lora={}, loss={"kl_coefficient": 0.1}))
+@pytest.mark.parametrize("tower", [False, True])
+def test_the_adapter_alone_trains_and_others_see_merged_weights(
+    folder: Path, base: Trainer, tmp_path: Path, tower: bool
+) -> None:
+    trainer = Trainer(settings(folder, lora={"tower": tower}, loss={"kl_coefficient": 0.1}))
     plain = base.snapshot()
     assert _furthest(trainer.snapshot(), plain) == 0, "B begins at zero"
     before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
@@ -80,9 +83,12 @@ def test_the_adapter_alone_trains_and_others_see_merged_weights(folder: Path, ba
     served = trainer.snapshot()
     assert {n: (w.shape, w.dtype) for n, w in served.items()} == {n: (w.shape, w.dtype) for n, w in plain.items()}
     changed = {name for name in served if not torch.equal(served[name], plain[name])}
+    matrices = {f"{name}.weight" for name, part in base.model.named_modules() if isinstance(part, torch.nn.Linear)}
     assert changed == {
-        n for n in plain if "language_model" in n and n.split(".")[-2] in TARGETS and n.endswith("weight")
-    }
+        n for n in matrices
+        if ("language_model" in n and n.split(".")[-2] in TARGETS) or (tower and ".visual." in n)
+    }  # fmt: skip
+    assert any(".visual." in name for name in changed) == tower
     assert _furthest(trainer.snapshot(), served) == 0, "merging leaves the base as it was"
     assert torch.equal(_logprobs(trainer, reference=True), _logprobs(base)), "switched off, it is the base model"
 
@@ -153,7 +159,8 @@ def test_what_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder, plain, {}, r"trainer\.lora: .* has no adapter"),
         (folder, saved, {"rank": 8}, r"trainer\.lora\.rank is 8, and was 16"),
         (folder, saved, {"alpha": 8}, r"trainer\.lora\.alpha is 8, and was 32"),
-        (folder, saved, {"target_modules": ["q_proj"]}, "target_modules has changed"),
+        (folder, saved, {"target_modules": ["q_proj"]}, "target_modules or tower has changed"),
+        (folder, saved, {"tower": True}, "target_modules or tower has changed"),
         (other, saved, {}, r"model\.path: its weights are not those"),
         (folder, None, {"target_modules": ["qkv"]}, r"no linear layer qkv: choose from down_proj, gate_proj"),
     ):
@@ -174,6 +181,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"rank": 0}, "greater than or equal to 1"),
         ({"target_modules": []}, "at least 1 item"),
         ({"target_modules": [".*"]}, "is not the last part of a layer's name"),
+        ({"tower": True, "sync": "adapter"}, "use sync: merged, or leave tower out"),
     ],
 )
 def test_a_wrong_setting_is_refused(tmp_path: Path, lora: dict[str, Any], told: str) -> None:

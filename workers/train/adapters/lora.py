@@ -1,4 +1,5 @@
-"""A LoRA adapter in the language model: two thin matrices beside each of its linear layers' frozen weights.
+"""A LoRA adapter in the language model, and if wanted in the vision tower: two thin matrices beside each of their
+linear layers' frozen weights.
 
 With it, a layer computes W·x + s·B·(A·x), with s = alpha / rank (Hu et al., arXiv 2106.09685, section 4.1). B begins
 at zero, so the policy begins as the model that it was made from. Only A and B train. Switched off (`SwitchedOff`), the
@@ -39,7 +40,7 @@ BASE = "base.json"
 
 
 def attach(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Freeze the model, and put an adapter into its language model, with the values that follow from the seed.
+    """Freeze the model, and put an adapter into it, with the values that follow from the seed.
 
     On a model without weights (torch's `meta` device) the adapter has none either. Raises UserError.
     """
@@ -87,6 +88,8 @@ def peft_config(model: PreTrainedModel, lora: Lora, base: str | None = None) -> 
 
     # The vision tower has layers of the same names.
     targets = rf"{re.escape(_decoder_name(model))}\..*\.({'|'.join(lora.target_modules)})"
+    if lora.tower:
+        targets = "|".join((targets, *map(re.escape, _tower(model))))
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -183,7 +186,7 @@ def check_resumed(folder: Path, lora: Lora | None, digest: str) -> None:
     if trained_beside != digest:
         raise UserError(
             f"model.path: its weights are not those beside which the adapter in {folder} was trained, or "
-            "trainer.lora.target_modules has changed: set both as they were, or start a new run with "
+            "trainer.lora.target_modules or tower has changed: set them as they were, or start a new run with "
             f"model.path: {folder}, which holds the merged weights"
         )
 
@@ -194,6 +197,17 @@ def _decoder_name(model: PreTrainedModel) -> str:
     return names[0]
 
 
+def _tower(model: PreTrainedModel) -> list[str]:
+    """The names of the vision tower's linear layers, the projection into the language model among them.
+
+    The same whether they have an adapter already or not.
+    """
+    visual = getattr(model.model, "visual", None)
+    linears = {id(part) for part in visual.modules() if isinstance(part, nn.Linear)} if visual is not None else set()
+    found = (name for name, part in model.named_modules() if id(part) in linears and not is_adapter(f"{name}."))
+    return [name.removesuffix(".base_layer") for name in found]
+
+
 def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
     """Raises UserError unless each of them is a linear layer of the decoder."""
     named = model.get_decoder().named_modules()
@@ -202,4 +216,9 @@ def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
         raise UserError(
             f"trainer.lora.target_modules: the language model has no linear layer {', '.join(missing)}: choose from "
             f"{', '.join(sorted(there))}"
+        )
+    if lora.tower and not _tower(model):
+        raise UserError(
+            f"trainer.lora.tower: {type(model).__name__} has no vision tower that is known here (Qwen's are): leave it "
+            "out"
         )
