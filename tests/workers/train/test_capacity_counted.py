@@ -112,19 +112,25 @@ def test_what_a_rank_keeps_between_steps_is_counted_exactly(family: str) -> None
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("in_tower", [False, True])
 @pytest.mark.usefixtures("fusing")
-def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(family: str, mixed: bool, fuse: bool) -> None:
+def test_what_autograd_keeps_beside_an_adapter_is_what_is_estimated(
+    family: str, mixed: bool, fuse: bool, in_tower: bool
+) -> None:
     pytest.importorskip("peft")
-    model, lora = _model(TINY[family], fuse), Lora(rank=24)
+    model, lora = _model(TINY[family], fuse), Lora(rank=24, tower=in_tower)
     adapters.attach(model, lora, seed=0)
     if mixed:
         adapters.hold_narrow(model, torch.bfloat16)
     shape = read_shape(TINY[family])
-    set_up = TrainerSetUp(mixed=mixed, lora_rank=24, lora_targets=lora.target_modules, fused=fuse)
+    set_up = TrainerSetUp(mixed=mixed, lora_rank=24, lora_targets=lora.target_modules, lora_tower=in_tower,
+                         fused=fuse)  # fmt: skip
     held = sum(parameter.nbytes for parameter in model.parameters())
     assert held == memory.of_rank(shape, set_up, Prompts(100, 0, 0)).parts["weights"]
     tower, decoder = _kept(model, mixed=mixed)
-    assert tower == 0
+    of_tower = memory.activations(shape, set_up, 0, PATCHES)
+    assert (tower > 0) is in_tower
+    assert of_tower == pytest.approx(tower, rel=0.2)
     # Frozen norms keep less than is counted.
     assert decoder == pytest.approx(memory.activations(shape, set_up, TOKENS, 0), rel=0.2)
 
