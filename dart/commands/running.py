@@ -107,8 +107,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
             beside = _dashboard(wanted)
-        except Exception:
-            await database.set_run_state(RunState.FAILED, time.time())  # it would be "running" for ever
+        except Exception:  # whatever it is, it ends the run, which would be "running" in the database for ever
+            await database.set_run_state(RunState.FAILED, time.time())
             raise
         loop = asyncio.get_running_loop()
         for number in ending_signals():

@@ -114,7 +114,7 @@ class BlobStore:
 
     def put(self, image: Image) -> None:
         """Stores an image's bytes. Without bytes (`data` empty) the blob must already be held, else BlobMissing is
-        raised. Raises BlobUnreachable, and OSError where a directory fails."""
+        raised. Raises BlobUnreachable, BlobUnreadable, and OSError where a directory fails."""
         self._asked(lambda: self._put(image))
 
     def _put(self, image: Image) -> None:
@@ -147,7 +147,7 @@ class BlobStore:
         return list(unique.values())
 
     def get(self, digest: bytes) -> bytes:
-        """The bytes of a digest. Raises BlobMissing, BlobCorrupt, BlobUnreachable."""
+        """The bytes of a digest. Raises BlobMissing, BlobCorrupt, BlobUnreachable, BlobUnreadable."""
         try:
             data = self._asked(lambda: self._files.read(file_name(digest)))
         except FileNotFoundError:
