@@ -40,6 +40,18 @@ class Slow(killed_run.Trainer):
         self._run.interrupt()
 
 
+async def interrupted(folder: Path, update: int) -> tuple[RunDirectory, list[str]]:
+    """A run that somebody interrupts, and the groups that this update of it trained on."""
+    run = RunDirectory(folder / "run")
+    run.path.mkdir()
+    with pytest.raises(Interrupted):
+        async with asyncio.timeout(killed_run.HANG_SECONDS):
+            await killed_run.work(run, 8)
+    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
+    (batch,) = [line["groups"] for line in told if line.get("trained") == update]
+    return run, batch
+
+
 @pytest.mark.parametrize(("step", "version"), [("add_checkpoint", 2), ("drop_checkpoint", 4)])
 async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, version: int
@@ -57,13 +69,7 @@ async def test_a_batch_is_trained_on_once_wherever_the_last_checkpoint_is_given_
 
     monkeypatch.setattr(Slow, "interrupted", False)
     monkeypatch.setattr(Database, step, hangs)
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    with pytest.raises(Interrupted):
-        async with asyncio.timeout(killed_run.HANG_SECONDS):
-            await killed_run.work(run, 8)
-    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
-    (batch,) = [line["groups"] for line in told if line.get("trained") == 4]
+    run, batch = await interrupted(tmp_path, 4)
     async with await run.open_to_work() as database:
         start = await starting_point(database, run)
         assert start.version == version
@@ -92,13 +98,7 @@ async def test_an_update_that_is_being_recorded_is_recorded_before_its_weights_a
     made = killed_run.Trainer
     monkeypatch.setattr(killed_run, "Trainer", trainer)
     monkeypatch.setattr(Database, step, slow)
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    with pytest.raises(Interrupted):
-        async with asyncio.timeout(killed_run.HANG_SECONDS):
-            await killed_run.work(run, 8)
-    told = [json.loads(line) for line in (run.path / "told.jsonl").read_text().splitlines()]
-    (batch,) = [line["groups"] for line in told if line.get("trained") == 3]
+    run, batch = await interrupted(tmp_path, 3)
     async with await run.open_to_work() as database:
         start = await starting_point(database, run)
         assert (start.version, start.update) == (3, 3)
