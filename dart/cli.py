@@ -266,7 +266,8 @@ def collect(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:
 def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool, watch: bool) -> None:
     """Show what a running run is doing, or how a past one ended. RUN defaults to the newest under runs/.
 
-    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN; with
+    --address, from DART_TOKEN.
     """
     from dart.commands.look import status as command
 
@@ -281,7 +282,8 @@ def status(run: Path | None, address: str | None, tls_ca: Path | None, as_json: 
 def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: bool) -> None:
     """Explain why a run makes no progress and what causes it, or why it ended. RUN defaults to the newest under runs/.
 
-    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN.
+    If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN; with
+    --address, from DART_TOKEN.
     """
     from dart.commands.look.status import StatusOptions
     from dart.commands.look.why import why as explain
@@ -295,8 +297,11 @@ def why(run: Path | None, address: str | None, tls_ca: Path | None, as_json: boo
 @click.option("--address", metavar="HOST:PORT", help="Control the run of this coordinator. [default: the newest run's]")
 @click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
 def control(action: str, run: Path | None, address: str | None, tls_ca: Path | None) -> None:
-    """Control a run while it trains: pause or resume sampling, drain (end it as if its last update were done), or save
-    a checkpoint now. RUN defaults to the newest under runs/.
+    """Control a run while it trains. RUN defaults to the newest under runs/.
+
+    pause and resume: begin no more trajectories, and begin them again; a run that is continued with --resume is not
+    paused any more. drain: end the run as if the update in progress were its last; it is then finished and cannot be
+    continued. checkpoint: save one after the update in progress, and wait for it, up to an hour.
 
     If the coordinator requires a token, it is read from the file that the run's config names, or from DART_TOKEN; with
     --address, from DART_TOKEN.
@@ -337,11 +342,11 @@ def show(trajectory: str | None, run: Path | None, step: int | None, images: boo
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8700, show_default=True, help="The port; 0 for any free one."
+    "--port", type=click.IntRange(0, 65535), help="The port; 0 for any free one. [default: 8700, or else any free one]"
 )
 @click.option("--listening", type=int, hidden=True, help="The file descriptor of a socket that listens already.")
 @click.option("--parent-watch", is_flag=True, hidden=True, help="End when standard input closes.")
-def view(runs: tuple[Path, ...], host: str, port: int, listening: int | None, parent_watch: bool) -> None:
+def view(runs: tuple[Path, ...], host: str, port: int | None, listening: int | None, parent_watch: bool) -> None:
     """Show runs in a browser: curves, workers, tasks, and every trajectory with its screenshots.
 
     RUNS are run directories, or folders of them; by default all runs under runs/. They may be running, finished or

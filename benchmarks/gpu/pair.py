@@ -6,6 +6,7 @@ bfloat16, one after another, and what is expected of each:
 - *transfer, TP 1* (two GPUs) and *transfer, TP 2* (three): every update's weights reach the replica over NCCL; none
   fails. The replica's log-probabilities of its own samples, screenshots and all, agree with the trainer's forward pass
   of the same weights (`same_version_difference`, below `MOST_DIFFERENCE` on average).
+- *two ranks* (three GPUs): the same with a trainer whose weights are sharded over two GPUs.
 - *killed replica* (three GPUs): after two updates one of two replicas gets SIGKILL, in all likelihood within a
   transfer, because they follow one another. The run must end by itself, with the other replica never left out, and the
   killed one serving newer weights than it had.
@@ -53,16 +54,18 @@ class SetUp:
     replicas: int
     tensor_parallel: int
     kill: bool = False
+    ranks: int = 1
 
     @property
     def gpus(self) -> int:
-        """One for the trainer, and those of the replicas."""
-        return 1 + self.replicas * self.tensor_parallel
+        """Those of the trainer's ranks and of the replicas."""
+        return self.ranks + self.replicas * self.tensor_parallel
 
     def overrides(self, folder: Path) -> list[str]:
         return [
             f"run.directory={folder}", "model.dtype=bfloat16", "sync.transport=nccl", "evaluation.episodes=0",
-            f"rollout.replicas={self.replicas}", f"rollout.tensor_parallel={self.tensor_parallel}",
+            f"trainer.ranks={self.ranks}", f"rollout.replicas={self.replicas}",
+            f"rollout.tensor_parallel={self.tensor_parallel}",
             "sync.max_unavailable=1", f"stop.updates={UPDATES}", "stop.train_seconds=null", "trainer.threads=null",
         ]  # fmt: skip
 
@@ -70,6 +73,7 @@ class SetUp:
 SET_UPS = (
     SetUp("transfer, TP 1", replicas=1, tensor_parallel=1),
     SetUp("transfer, TP 2", replicas=1, tensor_parallel=2),
+    SetUp("two ranks", replicas=1, tensor_parallel=1, ranks=2),
     SetUp("killed replica", replicas=2, tensor_parallel=1, kill=True),
 )
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from dart.errors import UserError
-from dart.inspection.condition import dial_of
+from dart.inspection.condition import check_one, dial_of
 from dart.inspection.opening import RunFiles
 from dart.rundir import RunDirectory
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial
@@ -22,8 +21,7 @@ def control(lever: str, run: Path | None, address: str | None, tls_ca: Path | No
 
 
 async def _control(lever: str, run: Path | None, address: str | None, tls_ca: Path | None) -> str:
-    if address is not None and run is not None:
-        raise UserError(f"{run} and --address {address} may be two runs: leave one of them out")
+    check_one(run, address)
     if address is not None:
         return await pull(Dial(address, os.environ.get(TOKEN_ENVIRONMENT), tls_ca), lever)
     files = await RunFiles.open(RunDirectory.chosen(run))

@@ -163,7 +163,11 @@ class Watchdog(Section):
         300.0,
         description="The least bound on time without an answer of any environment, or without a finished episode.",
     )
-    update_seconds: Seconds = Field(600.0, description="The least bound on the duration of an update or a checkpoint.")
+    update_seconds: Seconds = Field(
+        600.0,
+        description="The least bound on the duration of an update or a checkpoint; the first update may take `factor` "
+        "times as long.",
+    )
     weights_seconds: Seconds = Field(
         600.0, description="Time that a replica has been behind without getting newer weights."
     )

@@ -112,7 +112,7 @@ def explain(overdue: Overdue, scene: Scene) -> Stall:
         case Kind.PAUSED:
             return Stall(
                 overdue.kind, "sampling", "a person: the run was paused", overdue.seconds, "a person",
-                advice="resume it in the dashboard, or with Control's Resume", deliberate=True,
+                advice="resume it with `dart control resume` or in the dashboard", deliberate=True,
             )  # fmt: skip
 
 

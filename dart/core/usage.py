@@ -70,6 +70,9 @@ class TrainerState(StrEnum):
     """No batch is complete; or, if sampling and training alternate, replicas are still taking weights."""
 
 
+MOST_ABSENT = 100
+"""How many workers that were lost, and have not come back, are counted: one that is started again may have a new name,
+and the old name then never comes."""
 MOST_REST_SECONDS = 60.0
 
 
@@ -134,6 +137,8 @@ class Ledger:
         self._busy = frozenset(busy)
         self._all = _Account()
         self._workers: dict[str, _Account] = {}
+        self._absent: dict[str, None] = {}
+        """Lost workers that may come back, the one that was lost first at the beginning."""
         self._blames: dict[State, _Blame] = {}
         self._origin = now
 
@@ -146,22 +151,27 @@ class Ledger:
             blame.since, blame.seconds = 0.0, {}
 
     def joined(self, worker: str, state: State, slots: int, now: float) -> None:
+        self._absent.pop(worker, None)
         self._workers[worker] = _Account()
         self._add(worker, state, slots, now)
 
     def left(self, worker: str, now: float) -> None:
         """The worker is gone for good, with its slots."""
+        self._absent.pop(worker, None)
         for state, tally in self._workers.pop(worker).items():
             self._all[state].add(-tally.count, now - self._origin)
 
     def lost(self, worker: str, state: State, now: float, *, for_good: bool) -> None:
-        """The worker is gone: for good, or all its slots are in `state` until it has `joined` again."""
-        counts = dict(self.counts(worker))
+        """The worker is gone: for good, or all its slots are in `state` until it has `joined` again, or `MOST_ABSENT`
+        others have been lost since."""
         if for_good:
             self.left(worker, now)
             return
-        for old, count in counts.items():
+        for old, count in dict(self.counts(worker)).items():
             self.move(worker, old, state, now, count)
+        self._absent[worker] = None
+        if len(self._absent) > MOST_ABSENT:
+            self.left(next(iter(self._absent)), now)
 
     def move(self, worker: str, old: State, new: State, now: float, slots: int = 1) -> None:
         """`slots` of the worker change from `old` to `new`. Slots of a worker that is gone do not move."""

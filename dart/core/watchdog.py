@@ -3,8 +3,9 @@
 `Watchdog.look` compares a `Pulse`, cheap enough to take every few seconds, with the earlier ones, and reports what has
 made no progress for longer than its bound. The bounds follow the run's own time scale: `factor` times the slowest
 recent trajectory or update, and at least what `Limits` says, so that a desktop trajectory of eight minutes is not a
-stall; nor is anything that an environment does for no longer than its world says it may take. Only then is a `Scene`
-needed, from which `explain` (`core.culprits`) finds the culprit.
+stall. The first update may take `factor` times what `Limits` says, because nothing is known of it yet. Nor is anything
+a stall that an environment does for no longer than its world says it may take. Only then is a `Scene` needed, from
+which `explain` (`core.culprits`) finds the culprit.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class Watchdog:
         step = max(least, pace * pulse.seconds_per_step, answer)
         episode = max(least, pace * pulse.slowest_trajectory, answer)
         update = max(limits.update, limits.factor * pulse.slowest_update)
+        trainer = update if pulse.slowest_update else limits.factor * limits.update
         held = pulse.sampling and bool(pulse.held_back) and not (pulse.paused or pulse.busy or pulse.trainer)
         moves = (pulse.answers, pulse.updates, pulse.trainer, pulse.held_back)
         return [
@@ -173,7 +175,7 @@ class Watchdog:
             (Kind.STEP, pulse.answers, step, sampling),
             (Kind.EPISODE, pulse.episodes, episode, sampling),
             (Kind.BATCH, pulse.updates, update, sampling and not pulse.trainer and self._all_dropped(pulse)),
-            (Kind.TRAINER, (pulse.updates, pulse.trainer), update, bool(pulse.trainer)),
+            (Kind.TRAINER, (pulse.updates, pulse.trainer), trainer, bool(pulse.trainer)),
             (Kind.HELD, moves, limits.sampling, held),
             (Kind.PAUSED, pulse.paused, limits.sampling, pulse.paused),
         ]

@@ -13,7 +13,7 @@ from dart.errors import UserError
 from dart.inspection.inspector import Inspector
 from dart.inspection.opening import NotFound
 from dart.inspection.records import RunRow
-from dart.inspection.runs import Kept, list_runs, run_directories
+from dart.inspection.runs import Kept, by_id, list_runs, run_directories
 from dart.rundir import RunDirectory
 
 MOST_OPEN = 8
@@ -58,7 +58,7 @@ class Library:
         async with self._opening:
             found = self._open.get(run_id)
             if found is None:
-                found = await Inspector.open(self._directory(run_id))
+                found = await Inspector.open(self._directory(run_id), run_id)
                 self._open[run_id] = found
             self._open.move_to_end(run_id)
             unused = [name for name in self._open if not self._used[name]]
@@ -67,10 +67,10 @@ class Library:
         return found
 
     def _directory(self, run_id: str) -> RunDirectory:
-        for directory in run_directories(self._paths):
-            if directory.name == run_id:
-                return directory
-        raise NotFound(f"run {run_id!r} is not below {', '.join(map(str, self._paths))}: `dart runs` lists what is")
+        found = by_id(run_directories(self._paths)).get(run_id)
+        if found is None:
+            raise NotFound(f"run {run_id!r} is not below {', '.join(map(str, self._paths))}: `dart runs` lists what is")
+        return found
 
     async def close(self) -> None:
         async with self._opening:

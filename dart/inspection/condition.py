@@ -58,6 +58,12 @@ async def ask(address: str, tls_ca: Path | None = None, token: str | None = None
         return answer
 
 
+def check_one(run: Path | None, address: str | None) -> None:
+    """Raises UserError where a command line names both a run directory and the address of a coordinator."""
+    if run is not None and address is not None:
+        raise UserError(f"{run} and --address {address} may be two runs: leave one of them out")
+
+
 def no_answer(address: str) -> str:
     return f"its coordinator at {address} does not answer"
 
@@ -231,7 +237,11 @@ def go_on(kind: RunKind, directory: Path) -> str:
     """What to do with a run that did not finish."""
     match kind:
         case RunKind.TRAINING:
-            return f"continue with: dart train {RunDirectory(directory).config} --resume {directory}"
+            config = RunDirectory(directory).config
+            return (
+                f"continue with: dart train {config} --resume {directory} (or as it was started: with `dart "
+                f"coordinator {config} --resume {directory}` and its workers, or `dart launch … --run {directory}`)"
+            )
         case RunKind.COLLECTION:
             return f"what it collected can still be used: curation.pool.sources=[{directory}]"
         case RunKind.EVALUATION:

@@ -33,9 +33,9 @@ class Inspector:
         self.run_id = files.run_id
 
     @classmethod
-    async def open(cls, directory: RunDirectory) -> Inspector:
-        """Raises UserError where there is no run that this dart can read."""
-        return cls(await RunFiles.open(directory))
+    async def open(cls, directory: RunDirectory, id: str | None = None) -> Inspector:
+        """`id`: as in `RunFiles.open`. Raises UserError where there is no run that this dart can read."""
+        return cls(await RunFiles.open(directory, id))
 
     async def close(self) -> None:
         await self.files.close()

@@ -53,6 +53,8 @@ class RunFiles:
     ) -> None:
         """Raises UserError where the database or the screenshots are elsewhere and there is no driver for that."""
         self.directory = directory
+        self.id = directory.name
+        """What a reader calls the run: its directory's name, also of one that was renamed, or what `open` was given."""
         self.notes: list[str] = []
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
@@ -70,8 +72,11 @@ class RunFiles:
         )
 
     @classmethod
-    async def open(cls, directory: RunDirectory) -> RunFiles:
-        """Raises UserError where there is no database of dart's, or one that this dart cannot read."""
+    async def open(cls, directory: RunDirectory, id: str | None = None) -> RunFiles:
+        """`id`: where the directory's name would not tell it from another.
+
+        Raises UserError where there is no database of dart's, or one that this dart cannot read.
+        """
         if not directory.is_run:
             raise UserError(f"{directory.path} is not a run directory: it has no {directory.database.name}")
         files = cls(directory, directory.database)
@@ -96,7 +101,7 @@ class RunFiles:
                 begins = is_held(directory.lock_file)
                 why = "it is about to begin: look again" if begins else "it ended before it began; remove the directory"
                 raise UserError(f"{files._shown} holds no run: {why}")
-            files.run_id = found
+            files.run_id, files.id = found, id or files.id
         except BaseException:
             await files.close()
             raise

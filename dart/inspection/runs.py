@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -44,6 +46,31 @@ def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
     return list(found.values())
 
 
+def by_id(directories: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
+    """The directories by the ids of their runs, in the same order.
+
+    A run's id is the name of its directory. Where several have one name, as copies do, each but the first says in
+    parentheses where it is: as much of the end of that path as no other of them has, with colons for slashes.
+    """
+    places: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for directory in directories:
+        places[directory.name].append(_place(directory))
+    found: dict[str, RunDirectory] = {}
+    for directory in directories:
+        name = directory.name
+        found[f"{name} ({_end(_place(directory), places[name])})" if name in found else name] = directory
+    return found
+
+
+def _place(directory: RunDirectory) -> tuple[str, ...]:
+    return directory.path.absolute().parent.parts
+
+
+def _end(own: tuple[str, ...], all_of_name: Sequence[tuple[str, ...]]) -> str:
+    shared = (n for n in range(1, len(own)) if sum(parts[-n:] == own[-n:] for parts in all_of_name) > 1)
+    return ":".join(own[-1 - max(shared, default=0) :])
+
+
 Kept = dict[Path, tuple[object, RunRow]]
 """By directory, the rows of runs that an older dart wrote, each with `_files` as they were then: reading one takes a
 migrated copy of its database."""
@@ -58,23 +85,23 @@ async def list_runs(paths: Sequence[Path], kept: Kept | None = None) -> list[Run
 
 
 async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None) -> list[RunRow]:
-    rows = [await _row(directory, {} if kept is None else kept) for directory in directories]
+    rows = [await _row(id, directory, {} if kept is None else kept) for id, directory in by_id(directories).items()]
     return sorted(rows, key=lambda row: row.started, reverse=True)
 
 
-async def _row(directory: RunDirectory, kept: Kept) -> RunRow:
+async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
     now = _files(directory)
     then, row = kept.get(directory.path, (None, None))
     if row is not None and then == now:
-        return row
+        return replace(row, id=id)
     try:
-        files = await RunFiles.open(directory)
+        files = await RunFiles.open(directory, id)
     except UserError as error:
-        return _unreadable(directory, str(error))
+        return _unreadable(id, directory, str(error))
     try:
         row = await run_row(files)
     except UserError as error:
-        return _unreadable(directory, str(error))
+        return _unreadable(id, directory, str(error))
     finally:
         await files.close()
     if files.migrated:
@@ -92,8 +119,8 @@ def _files(directory: RunDirectory) -> object:
     return is_held(directory.lock_file), found
 
 
-def _unreadable(directory: RunDirectory, problem: str) -> RunRow:
-    return RunRow(directory.name, directory.name, "", "", 0.0, None, str(directory.path), 0, 0, None, problem)
+def _unreadable(id: str, directory: RunDirectory, problem: str) -> RunRow:
+    return RunRow(id, directory.name, "", "", 0.0, None, str(directory.path), 0, 0, None, problem)
 
 
 async def run_row(files: RunFiles) -> RunRow:
@@ -106,7 +133,7 @@ async def run_row(files: RunFiles) -> RunRow:
         success = float(json.loads(evaluated[0].json)["mean"]) if evaluated else None
     count = await files.rows(select(func.count().label("count")).where(t.trajectories.c.run_id == files.run_id))
     return RunRow(
-        id=files.directory.name,  # also of a directory that was renamed
+        id=files.id,
         name=record.name,
         kind=str(record.kind),
         state=str(files.directory.state(record)),

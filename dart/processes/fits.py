@@ -32,6 +32,9 @@ MOST_HEADER = 100 << 20
 """Bytes of a safetensors header; the format's own limit."""
 BATCHED_TOKENS = 8192
 """vLLM's max_num_batched_tokens where the config does not set it."""
+SHARE_OF_CARD = 0.92
+"""vLLM's gpu_memory_utilization where the config does not set it: an engine starts only if so much of its GPU is free.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class Fit:
     """How many this machine has."""
     ranks: int
     replicas: int
+    share_of_card: float
+    """What each replica wants of its GPUs (gpu_memory_utilization), whatever it needs."""
+    caches: int
+    """Bytes of a rank's caches of screenshots, in host memory."""
+
+    @property
+    def host_needs(self) -> Needs:
+        """Of all ranks, if they are on one machine."""
+        return memory.of_trainer_host(self.shape, self.trainer, self.ranks, caches=self.caches)
 
     @property
     def rank_needs(self) -> Needs:
@@ -103,7 +115,15 @@ def fit(config: Config, job: Job) -> Fit | None:
         gpus=len(gpus),
         ranks=config.trainer.ranks if isinstance(job, Train) else 0,
         replicas=job.replicas(config),
+        share_of_card=_share_of_card(config),
+        caches=config.trainer.image_cache_bytes
+        + (0 if config.trainer.vision_trains else config.trainer.encoded_cache_bytes),
     )
+
+
+def _share_of_card(config: Config) -> float:
+    chosen = config.rollout.engine_args.get("gpu_memory_utilization")
+    return float(chosen) if isinstance(chosen, int | float) else SHARE_OF_CARD
 
 
 def stored_weights(folder: Path) -> int | None:
@@ -155,6 +175,10 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
     rollout = config.rollout
     chosen = rollout.engine_args.get("max_num_batched_tokens")
     batched = chosen if isinstance(chosen, int) else BATCHED_TOKENS
+    encoded = rollout.encoder_cache_tokens
+    if encoded is None:
+        prompts = memory.ENCODED_PROMPTS if gpus else 0
+        encoded = prompts * expected_prompts(config).screenshots * expected_prompts(config).screenshot_tokens
     return ReplicaSetUp(
         size=memory.HALF if config.model.dtype == "bfloat16" else memory.SINGLE,
         quantised=rollout.quantization != "none",
@@ -163,6 +187,7 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
         slots=rollout.slots,
         max_model_len=rollout.max_model_len,
         batched_tokens=min(rollout.max_model_len, batched),
+        encoder_tokens=encoded,
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
     )
 
@@ -192,6 +217,23 @@ def _refusals(found: Fit) -> Iterator[str]:
                 f"GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) is shared by {len(members)} workers that need about "
                 f"{_told(together)}: lower rollout.replicas or trainer.ranks, or use a machine with more GPUs"
             )
+        most = _most_of_shared(members, card)
+        if most is not None and found.share_of_card > most and not said:
+            said.add("together")
+            yield (
+                f"GPU {gpu} ({card.name}) is shared by {len(members)} workers, and vLLM takes "
+                f"{found.share_of_card:.0%} of it for each replica: set rollout.engine_args.gpu_memory_utilization to "
+                f"{most:.2f} or less"
+            )
+
+
+def _most_of_shared(members: list[tuple[str, Needs]], card: Card) -> float | None:
+    """The share of a GPU that each of its replicas may take, to two decimals; None if only one worker has the GPU."""
+    replicas = sum(who == "replica" for who, _ in members)
+    if not replicas or len(members) == 1:
+        return None
+    others = sum(needs.total for who, needs in members if who == "trainer")
+    return math.floor(100 * max(0.0, card.bytes - others) / card.bytes / replicas) / 100
 
 
 def _named(found: Fit, who: str) -> str:
@@ -226,8 +268,7 @@ def _notes(config: Config, found: Fit) -> Iterator[str]:
     if found.ranks:
         each = f"each of {found.ranks} ranks" if found.ranks > 1 else "its one rank"
         yield f"trainer: {each} needs about {_told(found.rank_needs)}{_there(found, 'trainer')}"
-        host = memory.of_trainer_host(found.shape, found.trainer, found.ranks)
-        yield f"trainer's host memory: about {_told(host)}"
+        yield f"trainer's host memory: about {_told(found.host_needs)}"
         yield _time(config, found)
     if found.replicas:
         set_by_hand = config.rollout.kv_cache_bytes is not None
@@ -292,6 +333,12 @@ def warnings(config: Config, job: Job) -> list[str]:
         if card is not None and tight(needs, card.bytes):
             told.append(f"memory: GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) may be too small: {_told(needs)}")
     here = _machine_bytes()
+    if found.gpus and found.ranks and here is not None and found.host_needs.total > here:
+        told.append(
+            f"memory: the trainer's ranks may need about {_told(found.host_needs)} of this machine's own memory, which "
+            f"is {gigabytes(here)}: lower trainer.encoded_cache_bytes, train an adapter (trainer.lora), or spread the "
+            "ranks over machines"
+        )
     if not found.gpus and here is not None:
         every = Needs(
             {

@@ -176,20 +176,27 @@ class Reader:
         c = t.trajectories.c
         used = c.pooled_from.label("used")
         copies = select(used, func.count().label("uses")).where(c.run_id == self.run_id).group_by(used).subquery()
-        wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
-        place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
-        ranked = select(t.trajectories, place.label("place")).where(*wanted, c.success, c.screenshots_kept).subquery()
-        newest = select(c.id).join(ranked, ranked.c.id == c.id)
-        if per_task is not None:
-            newest = newest.where(ranked.c.place <= per_task)
         uses = func.coalesce(copies.c.uses, 0).label("uses")
         rows = await self._rows(
             select(t.trajectories, uses)
             .join(copies, copies.c.used == c.id, isouter=True)
-            .where(c.id.in_(newest))
+            .where(c.id.in_(self._newest_successes(per_task)))
             .order_by(c.finished, c.id)
         )
         return [r.success_from_row(row) for row in rows]
+
+    async def newest_success_ids(self, per_task: int) -> frozenset[str]:
+        """Of the trajectories that `newest_successes` gives."""
+        return frozenset(row["id"] for row in await self._rows(self._newest_successes(per_task)))
+
+    def _newest_successes(self, per_task: int | None) -> Select[tuple[str]]:
+        """Selects their ids."""
+        c = t.trajectories.c
+        wanted = self._rollouts(r.GroupKind.TRAINING, r.GroupKind.COLLECTED)
+        place = func.row_number().over(partition_by=c.task_name, order_by=(c.finished.desc(), c.id.desc()))
+        ranked = select(c.id, place.label("place")).where(*wanted, c.success, c.screenshots_kept).subquery()
+        newest = select(ranked.c.id)
+        return newest if per_task is None else newest.where(ranked.c.place <= per_task)
 
     def _rollouts(self, *kinds: r.GroupKind) -> tuple[ColumnElement[bool], ...]:
         """Conditions: trajectories of this run's groups of these kinds, pooled copies left out."""

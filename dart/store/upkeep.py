@@ -26,13 +26,13 @@ class Unneeded:
 
     These are training trajectories that were dropped, or that were consumed by an update contained in each of the
     newest `checkpoints`: a resumed run may go back to one of these, and trains again on what came after it. With
-    `evaluations`, also those of finished evaluations. Never those of the newest `pooled` successes of each task, nor of
-    unfinished groups.
+    `evaluations`, also those of finished evaluations. Never those of the trajectories in `needed`, nor of unfinished
+    groups.
     """
 
     before: float
     checkpoints: int
-    pooled: int = 0
+    needed: frozenset[str] = frozenset()
     evaluations: bool = False
 
 
@@ -67,14 +67,12 @@ class Upkeep:
 
     async def forget_oldest(self, which: Unneeded, limit: int) -> Forgotten:
         """Release the screenshots of at most `limit` of these trajectories, oldest first."""
-        pooled = await self._database.newest_successes(which.pooled) if which.pooled else []
-        needed = {success.trajectory_id for success in pooled}
         run_id = self._database.run_id
 
         def write(connection: Connection) -> Forgotten:
             floor = connection.execute(_update_in_all(run_id, which.checkpoints)).scalar_one()
-            rows = connection.execute(_candidates(run_id, which, floor, limit + len(needed))).scalars()
-            ids = [name for name in rows if name not in needed][:limit]
+            rows = connection.execute(_candidates(run_id, which, floor, limit + len(which.needed))).scalars()
+            ids = [name for name in rows if name not in which.needed][:limit]
             if not ids:
                 return Forgotten(0, ())
             c, s = t.trajectories.c, t.screenshots.c

@@ -31,7 +31,9 @@ class Lever:
 LEVERS: Mapping[str, Lever] = {
     "pause": Lever(cpb.PauseRequest, lambda stub: stub.Pause, "paused: no trajectory begins until the run is resumed"),
     "resume": Lever(cpb.ResumeRequest, lambda stub: stub.Resume, "resumed"),
-    "drain": Lever(cpb.DrainRequest, lambda stub: stub.Drain, "training ends after the update in progress"),
+    "drain": Lever(
+        cpb.DrainRequest, lambda stub: stub.Drain, "training ends after the update in progress; this cannot be undone"
+    ),
     "checkpoint": Lever(
         cpb.CheckpointRequest,
         lambda stub: stub.Checkpoint,

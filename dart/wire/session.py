@@ -275,6 +275,11 @@ class CoordinatorEnd:
             else:
                 self._close(work, state, now)
 
+    def forget(self, outbox: Sink[pb.SessionResponse]) -> None:
+        """The worker is lost: drop its commands, to which there will be no answers."""
+        self.outbox = outbox
+        self._work.clear()
+
     def overdue(
         self, now: float, seconds: float, longer: Mapping[str, float] = NOTHING, environments: int = 0
     ) -> Overdue:

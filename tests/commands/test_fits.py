@@ -12,6 +12,7 @@ from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
 from dart.config import Config, Lora, load, parse
 from dart.coordinator.job import Collect, Evaluate, Train
+from dart.core.capacity import memory
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
 from dart.core.capacity.verdict import LORA_RANK, LORA_TARGETS, clearly_too_much, tight, trainer_remedies
@@ -103,7 +104,45 @@ def test_nothing_is_refused_where_cards_or_model_are_unknown(tmp_path: Path, mon
 def test_workers_that_share_a_card_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cards(monkeypatch, 1, Card("a card", 40 << 30))
     config = _config(tmp_path, rollout={"replicas": 3}, trainer={"ranks": 1}, sync={"transport": "gloo"})
-    assert "is shared by 3 workers" in (fits.too_much(config, Evaluate()) or "")
+    assert "is shared by 3 workers that need about" in (fits.too_much(config, Evaluate()) or "")
+
+
+def test_vllm_is_to_leave_room_for_others_on_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a share of the card, however little it needs, and does not start if that is not free."""
+    _cards(monkeypatch, 1, H100)
+    sections: dict[str, Any] = {"sync": {"transport": "gloo"},
+                                "trainer": {"ranks": 1, "lora": {}, "gradient_checkpointing": True}}  # fmt: skip
+    told = fits.too_much(_config(tmp_path, **sections, rollout={"replicas": 1}), Train()) or ""
+    share = 1 - fits.fit(_config(tmp_path, **sections), Train()).rank_needs.total / H100.bytes  # type: ignore[union-attr]
+    assert "is shared by 2 workers, and vLLM takes 92% of it for each replica" in told
+    most = float(told.rpartition("gpu_memory_utilization to ")[2].removesuffix(" or less"))
+    assert 0.5 < most <= share < most + 0.01
+    for value, refused in ((most, False), (most + 0.01, True)):
+        rollout = {"replicas": 1, "engine_args": {"gpu_memory_utilization": value}}
+        assert (fits.too_much(_config(tmp_path, **sections, rollout=rollout), Train()) is not None) == refused
+    two = fits.too_much(_config(tmp_path, rollout={"replicas": 2}, sync={"transport": "gloo"}), Evaluate()) or ""
+    assert "gpu_memory_utilization to 0.50 or less" in two
+    assert fits.too_much(_config(tmp_path, rollout={"replicas": 1}, sync={"transport": "gloo"}), Evaluate()) is None
+
+
+def test_the_machines_own_memory_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cards(monkeypatch, 16, H100)
+    monkeypatch.setattr(fits, "_machine_bytes", lambda: 128 << 30)
+    (told,) = fits.warnings(_config(tmp_path), Train())
+    assert "of this machine's own memory, which is 137.4 GB: lower trainer.encoded_cache_bytes" in told
+    adapted = {"ranks": 1, "lora": {}, "gradient_checkpointing": True}
+    assert fits.warnings(_config(tmp_path, trainer=adapted), Train()) == []
+    needs = fits.fit(_config(tmp_path, trainer=adapted), Train())
+    assert needs is not None and needs.host_needs.parts["caches of screenshots"] == (4 << 30) + (512 << 20)
+
+
+def test_the_encodings_that_an_engine_keeps_are_counted(tmp_path: Path) -> None:
+    kept = fits.replica_set_up(_config(tmp_path), gpus=True).encoder_tokens
+    assert kept == 4 * 5 * 2691
+    more = _config(tmp_path, QWEN3_VL_8B, rollout={"encoder_cache_tokens": 1_000_000})
+    shape = read_shape(QWEN3_VL_8B)
+    needs = memory.of_replica_gpu(shape, fits.replica_set_up(more, gpus=True), 32_768)
+    assert needs.parts["encoder cache"] == 2 * 1_000_000 * 4096 * 4, "with three levels of deepstack"
 
 
 @pytest.mark.usefixtures("eight_cards")

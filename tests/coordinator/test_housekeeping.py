@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from dart.coordinator.service.journal import Journal
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.rundir import Guard, RunDirectory
-from dart.screenshots.directory import ScreenshotDirectory, file_name
+from dart.screenshots.directory import ScreenshotDirectory, StoredFile, file_name
 from dart.store import records as r
 from dart.store.blobs import BlobMissing
 from dart.store.database import Database
@@ -252,6 +253,64 @@ async def test_events_and_lines_stay_within_their_bounds(rig: Rig) -> None:
     assert sum(file.stat().st_size for file in files) < 3 * 300 * 130 + 30 * 130
     updates, _ = read_metrics(rig.run)
     assert [update["number"] for update in updates] == list(range(0, 3000, 100))  # type: ignore[typeddict-item]
+
+
+async def test_a_file_system_that_fails_for_a_moment_puts_tidying_off(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "SWEEP_SECONDS", 0.01)
+    failing, files, fold = iter(["files", "files"]), ScreenshotDirectory.files, housekeeping.lines.fold
+    folding = iter(["fold"])
+
+    def stale(directory: ScreenshotDirectory, shard: int) -> list[StoredFile]:
+        if next(failing, None):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return files(directory, shard)
+
+    def full(path: Path, keep: Callable[[str], bool]) -> None:
+        if next(folding, None):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fold(path, keep)
+
+    monkeypatch.setattr(ScreenshotDirectory, "files", stale)
+    monkeypatch.setattr(housekeeping.lines, "fold", full)
+    failed = image("of an attempt that failed")
+    rig.database.blobs.put(failed)
+    rig.age(failed.sha256)
+    keeping = asyncio.create_task(rig.keeping().run())
+    told: list[str] = []
+    async with asyncio.timeout(60):
+        async for event in rig.journal.watch(0, rig.database):
+            told.append(event.json if event.kind == "housekeeping_failed" else event.kind)
+            if event.kind == "screenshots_removed":
+                break
+    assert sorted(told) == [
+        "screenshots_removed",
+        '{"work": "sweep", "why": "[Errno 116] Stale file handle"}',
+        '{"work": "trim", "why": "[Errno 28] No space left on device"}',
+    ]
+    assert not rig.database.blobs.has(failed.sha256) and not keeping.done()
+    keeping.cancel()
+
+
+async def test_what_is_pooled_is_looked_up_once_however_much_has_to_go(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query reads all successes: with weeks of them it takes seconds."""
+    monkeypatch.setattr(housekeeping, "TRAJECTORIES_AT_ONCE", 1)
+    look, asked = Database.newest_success_ids, []
+
+    async def counted(database: Database, per_task: int) -> frozenset[str]:
+        asked.append(per_task)
+        return await look(database, per_task)
+
+    monkeypatch.setattr(Database, "newest_success_ids", counted)
+    for number in range(1, 5):
+        await rig.group(f"dropped-{number}", r.GroupState.DROPPED)
+    newest = {success.trajectory_id for success in await rig.database.newest_successes(1)}
+    done = await rig.keeping(pooled=1, screenshot_bytes=1).sweep(rig.screenshots)
+    assert (done.trajectories, asked) == (3, [1])
+    assert await rig.kept() == newest == {"dropped-4"}
 
 
 async def test_a_database_that_is_removed_ends_the_run_and_a_lock_that_is_removed_is_taken_again(rig: Rig) -> None:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dart import config
 from dart.commands.control import control
-from dart.commands.look.status import StatusOptions
+from dart.commands.look.status import StatusOptions, find
 from dart.commands.look.why import why
 from dart.coordinator.fleet.sessions import Worker
 from dart.coordinator.job import Train
@@ -280,6 +280,8 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
                     await asyncio.sleep(0.02)
             with pytest.raises(UserError, match="may be two runs: leave one of them out"):
                 await asyncio.to_thread(control, "pause", tmp_path, scene.address, None)
+            with pytest.raises(UserError, match="may be two runs: leave one of them out"):
+                await find(StatusOptions(tmp_path, scene.address))
             await asyncio.to_thread(control, "pause", tmp_path, None, None)
             assert scene.run._paused
             task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))

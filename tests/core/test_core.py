@@ -13,7 +13,7 @@ from dart.core.curation.judging import Judging, start_budget
 from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
-from dart.core.usage import EnvState, Ledger
+from dart.core.usage import MOST_ABSENT, EnvState, Ledger
 
 IMAGE = Image.of(b"x", "image/png", 2, 2)
 
@@ -109,3 +109,19 @@ def test_the_ledger_books_every_slot_second_once() -> None:
     ledger.restart(110.0)
     assert {state: spent for state, spent in ledger.seconds(112.0).items() if spent} == {lost: 2}
     assert ledger.causes(idle, 112.0) == {}
+
+
+def test_lost_workers_whose_names_never_return_are_counted_up_to_a_number() -> None:
+    """A supervisor starts a worker again under another name, for a week."""
+    ledger = Ledger({EnvState.ACTING}, 0.0)
+    for number in range(MOST_ABSENT + 50):
+        ledger.joined(f"env-{number}", EnvState.IDLE, 2, float(number))
+        ledger.lost(f"env-{number}", EnvState.LOST, number + 0.5, for_good=False)
+    assert ledger.counts() == {EnvState.LOST: 2 * MOST_ABSENT}
+    assert not ledger.counts("env-49") and ledger.counts("env-50") == {EnvState.LOST: 2}
+    ledger.left("env-50", 200.0)
+    ledger.joined("env-50", EnvState.IDLE, 2, 200.0)
+    for number in range(MOST_ABSENT):
+        ledger.joined(f"another-{number}", EnvState.IDLE, 1, 201.0)
+        ledger.lost(f"another-{number}", EnvState.LOST, 201.0, for_good=False)
+    assert ledger.counts() == {EnvState.LOST: MOST_ABSENT, EnvState.IDLE: 2}, "one that is back is not forgotten"

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ import httpx
 import pytest
 from dashboards.made import SMALL, evaluate, event, execute, small_run
 
+from dart.commands.look import dashboard
+from dart.commands.look.dashboard import ViewOptions
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.dashboard.live import Streams
+from dart.errors import UserError
 from dart.inspection.inspector import Inspector, Pulse
 from dart.rundir import RunDirectory
 from dart.v1 import control_pb2 as cpb
@@ -83,12 +87,42 @@ async def test_every_page_has_its_data(client: httpx.AsyncClient, run: RunDirect
     assert "event: ended" in text
 
 
+def test_another_port_is_taken_only_where_none_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(dashboard, "PORT", port)
+        with dashboard._listen(ViewOptions()) as listening:
+            assert listening.getsockname()[1] != port
+        with pytest.raises(UserError, match=f"--port {port} on 127.0.0.1: .*stop the other program"):
+            dashboard._listen(ViewOptions(port=port))
+    with pytest.raises(UserError, match=r"--host nowhere\.invalid: .*use an address of this machine"):
+        dashboard._listen(ViewOptions(host="nowhere.invalid"))
+
+
 async def test_a_directory_that_was_renamed_is_opened_as_it_is_listed(run: RunDirectory, tmp_path: Path) -> None:
     renamed = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "renamed")))
     async with client_of(renamed) as client:
         (row,) = (await client.get("/api/runs")).json()
         overview = (await client.get(f"/api/runs/{row['id']}")).json()
         assert (row["id"], overview["run"]) == ("renamed", row)
+
+
+async def test_each_copy_of_a_run_is_opened_as_it_is_listed(run: RunDirectory, tmp_path: Path) -> None:
+    places = [run.path.parent, tmp_path / "a" / "runs", tmp_path / "b" / "runs"]
+    for number, place in enumerate(places[1:]):
+        execute(
+            RunDirectory(Path(shutil.copytree(run.path, place / run.name))),
+            ("update runs set name = ?", (f"copy-{number}",)),
+        )
+    transport = httpx.ASGITransport(make_dashboard(Library(places), None).app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
+        rows = (await client.get("/api/runs")).json()
+        ids = [run.name, f"{run.name} (a:runs)", f"{run.name} (b:runs)"]
+        assert {row["id"]: row["directory"] for row in rows} == {
+            id: str(place / run.name) for id, place in zip(ids, places, strict=True)
+        }
+        for row in rows:
+            assert (await client.get(f"/api/runs/{quote(row['id'])}")).json()["run"] == row
 
 
 @pytest.mark.parametrize(

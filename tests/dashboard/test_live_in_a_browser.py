@@ -50,7 +50,7 @@ class FailingEnv(PacedEnv):
 
 def live(folder: Path, env: WorkerRole, trainer: WorkerRole | None = None) -> AbstractAsyncContextManager[Live]:
     """A run with these workers, whose every bound is short."""
-    bounds = {"update_seconds": BOUND_SECONDS, "sampling_seconds": BOUND_SECONDS}
+    bounds = {"update_seconds": BOUND_SECONDS, "sampling_seconds": BOUND_SECONDS, "factor": 1.0}
     return live_run(folder, env, trainer, watchdog=bounds, trainer={"trajectories_per_update": 16})
 
 

@@ -69,11 +69,11 @@ def page(browser: Browser) -> Iterator[Page]:
 def test_copies_of_a_run_can_be_compared_with(page: Page, run: RunDirectory, address: str) -> None:
     page.goto(f"{address}/compare")
     sides = page.get_by_label("First run")
-    sides.get_by_text(run.name).wait_for(state="attached")
-    assert sides.locator("option").count() == 2
+    sides.get_by_text(f"{run.name} (copies)").wait_for(state="attached")
+    assert sides.locator("option").count() == 3
     sides.select_option(run.name)
     page.get_by_label("First evaluation").select_option("before-greedy-v0")
-    page.get_by_label("Second run").select_option(run.name)
+    page.get_by_label("Second run").select_option(f"{run.name} (copies)")
     page.get_by_label("Second evaluation").select_option("after-greedy-v9")
     page.get_by_text("+100.0 percentage points").wait_for()
 

@@ -18,6 +18,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire import worker as worker_module
 from dart.wire.channel import Dial
 from dart.wire.role import Command, CommandError, Reply
+from dart.wire.rules import Limits, Violation
 from dart.wire.worker import WorkerOptions, serve
 
 
@@ -156,6 +157,50 @@ async def test_silent_worker_is_lost_and_its_calls_end() -> None:
         with pytest.raises(WorkerLost):
             await worker.call(release())
         await channel.close()
+
+
+async def test_a_worker_whose_ready_can_be_mended_is_taken() -> None:
+    """A world may report a version of two lines, which is nothing that a run has to do without the worker for."""
+    fleet = Fleet(60.0)
+    told: list[Violation] = []
+    fleet.boundary.on_violation.append(lambda worker, broken, quarantine: told.append(broken))
+    worker, _ = fleet.admit(pb.Hello(worker_id="env", instance_id="e", role=pb.ROLE_ENV, world_size=1))
+    ready = pb.Ready(slots=1, versions={"qemu": "7.2\nCopyright", "x": "1"})
+    fleet.receive(worker, pb.SessionRequest(ready=ready))
+    assert worker.state == "ready" and dict(worker.ready.versions) == {"x": "1"}
+    assert [(broken.field, broken.mended) for broken in told] == [("Ready.versions[qemu]", True)]
+    assert not len(worker.outbox), "it gets no Bye"
+
+
+async def test_a_replica_whose_ready_can_be_mended_still_needs_weights_that_were_published() -> None:
+    fleet = Fleet(60.0)
+    fleet.boundary.limits = Limits(version=4)
+    worker, _ = fleet.admit(pb.Hello(worker_id="r", instance_id="r", role=pb.ROLE_ROLLOUT, world_size=1))
+    ready = pb.Ready(slots=1, engine_ranks=1, weight_version=9, versions={"qemu": "7.2\nCopyright"})
+    fleet.receive(worker, pb.SessionRequest(ready=ready))
+    assert worker.state == "starting"
+    assert "Ready.weight_version" in (await worker.outbox.get()).bye.reason
+
+
+async def test_a_lost_worker_keeps_nothing_of_what_it_was_asked() -> None:
+    """It is seldom collected, and a prompt may have screenshots. What its stream has yet to write stays there."""
+    fleet = Fleet(60.0)
+    worker, _ = fleet.admit(pb.Hello(worker_id="w", instance_id="i", role=pb.ROLE_ROLLOUT))
+    fleet.became_ready(worker, pb.Ready(slots=1, image_cache_entries=8))
+    worker.screenshots.note(b"x" * 32, True)
+    stream = worker.outbox
+    work = pb.Assignment(assignment_id="a", attempt=1)
+    call = asyncio.create_task(worker.call(pb.Generate(assignment=work)))
+    await asyncio.sleep(0)
+    fleet.say_goodbye("the run is over")
+    assert worker.end.unanswered == 1 and len(stream) == 2
+    fleet.lose(worker, "silent")
+    with pytest.raises(WorkerLost):
+        await call
+    worker.end_assignment("a", 1)
+    assert worker.end.unanswered == 0 and len(worker.outbox) == len(worker.screenshots) == 0
+    assert len(stream) == 2
+    worker.end.validate()
 
 
 async def test_heartbeats_keep_an_idle_worker() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from dart.config import RolloutWorkerConfig, ServedAdapter
+from dart.core.capacity.memory import ENCODED_PROMPTS
 from dart.errors import UserError
 from dart.workers.rollout import environment, nursery
 from dart.workers.weights.owner import own_engines
@@ -32,8 +33,6 @@ _QUANTISED: dict[str, dict[str, object]] = {
 """The engine's arguments by `rollout.quantization`."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM can make room for (`max_lora_rank`)."""
-ENCODED_PROMPTS = 4
-"""For how many prompts' screenshots the engine keeps encodings on a GPU, unless the config says how many tokens."""
 
 
 def check_model(folder: Path) -> None:
@@ -180,7 +179,8 @@ def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:
     except RuntimeError as error:
         raise UserError(
             f"vLLM could not start with model {config.model.folder}: {_line(error)}: "
-            "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory"
+            "the engine process says why above; often rollout.max_model_len or kv_cache_bytes does not fit the memory, "
+            "or another process has some of the GPU's (rollout.engine_args.gpu_memory_utilization)"
         ) from None
 
 

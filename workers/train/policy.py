@@ -68,9 +68,11 @@ class Policy(nn.Module):  # type: ignore[misc]
         nothing: torch.Tensor | None = None
         if self._blank is not None and (images is None if self._kept is None else self._kept.runs == runs):
             nothing = self._blank_encoded(self._blank)
-        inputs = {} if images is None else {ENCODED: {"image": images}}
+        inputs = {"input_ids": batch.input_ids} | ({} if images is None else {ENCODED: {"image": images}})
+        if nothing is not None and nothing.requires_grad:
+            # As with screenshots, so that sharded layers get their gradients in the same order, whatever else trains.
+            inputs = {"inputs_embeds": self.model.get_input_embeddings()(batch.input_ids) + nothing}
         hidden = self.model.model(
-            input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
             position_ids=batch.position_ids,
             use_cache=False,

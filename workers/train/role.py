@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+import torch
 from pydantic import ValidationError
 
 from dart.config import TrainWorkerConfig
@@ -35,9 +36,6 @@ from dart.workers.train.errors import (
 from dart.workers.train.senders import Senders, Snapshots, Weights
 from dart.workers.train.trainer import Trainer
 from dart.workers.weights.transfer import TransferError, spec_of, specs_to_proto
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -82,7 +80,13 @@ class TrainRole:
         self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self._trainer = await self._train_thread(lambda: Trainer(config))
+        try:
+            self._trainer = await self._train_thread(lambda: Trainer(config))
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"rank {self.rank} of the trainer has too little memory even without samples ({_first_line(error)}): "
+                "`dart doctor CONFIG` says what it needs, and what would lower that"
+            ) from None
         trainer = self._trainer
         weights = await self._train_thread(lambda: self._snapshot(trainer, None))
         if self.rank == 0:
@@ -153,6 +157,7 @@ class TrainRole:
         except TrainError as error:
             if error.weights_changed or isinstance(error, CancelledUpdateError):
                 raise
+            self._snapshots.give_back(spare)
             blamed = error.trajectories[:MOST_BLAMED] if isinstance(error, SampleError) else ()
             raise CommandError(_failure_code(error), str(error), blamed) from error
         if self.rank == 0:
@@ -216,6 +221,10 @@ class TrainRole:
         if self._thread is None:
             raise CommandError(pb.FAILURE_CODE_TRAINER, "the trainer is not loaded yet")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def transfer_host() -> str:

@@ -137,6 +137,10 @@ class Snapshots:
         spare, self._spare = self._spare, None
         return spare
 
+    def give_back(self, spare: Weights | None) -> None:
+        """The update was refused, and made no version of this memory."""
+        self._spare = self._spare or spare
+
     @contextmanager
     def sending(self, version: int) -> Iterator[Weights]:
         """The version's weights, kept while the context is open. Raises KeyError if they are gone."""

@@ -21,14 +21,16 @@ from dart.processes.beside import url, view_token
 from dart.processes.settings import ending_signals, watch_parent
 from dart.wire.channel import listen
 
+PORT = 8700
+
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The command line of `dart view`. `port` 0: any that is free."""
+    """The command line of `dart view`. `port` 0: any that is free; None: `PORT`, or any if another program has that."""
 
     runs: tuple[Path, ...] = ()
     host: str = "127.0.0.1"
-    port: int = 8700
+    port: int | None = None
     listening: int | None = None
     """The file descriptor of a socket that listens already, from `dart train`."""
     parent_watch: bool = False
@@ -46,12 +48,18 @@ def view(options: ViewOptions) -> None:
 def _listen(options: ViewOptions) -> socket.socket:
     if options.listening is not None:
         return socket.socket(fileno=options.listening)
+    if options.port is None:
+        with contextlib.suppress(OSError):
+            return listen(options.host, PORT)
+    port = options.port or 0
     try:
-        return listen(options.host, options.port)
+        return listen(options.host, port)
     except OSError as error:
+        if not port or isinstance(error, socket.gaierror):
+            raise UserError(f"--host {options.host}: {error.strerror}: use an address of this machine") from None
         raise UserError(
-            f"--port {options.port} on {options.host}: {error.strerror}: stop the other program, or use --port 0 for "
-            "any free port"
+            f"--port {port} on {options.host}: {error.strerror}: stop the other program, or use --port 0 for any free "
+            "port"
         ) from None
 
 

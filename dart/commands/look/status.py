@@ -23,7 +23,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
 from dart.errors import UserError
-from dart.inspection.condition import ask, go_on, no_answer, own_certificate, own_token
+from dart.inspection.condition import ask, check_one, go_on, no_answer, own_certificate, own_token
 from dart.inspection.pace import Pace
 from dart.inspection.records import RunRow
 from dart.inspection.runs import rows_of, run_directories
@@ -60,6 +60,7 @@ class Found:
 
 async def find(options: StatusOptions) -> Found:
     """The run that the command line means. Raises UserError when there is nothing to ask."""
+    check_one(options.run, options.address)
     if options.address is not None:
         answer = await ask(options.address, options.tls_ca)
         if answer is None:

@@ -64,6 +64,9 @@ class Roster:
         self._journal.event("worker", worker=worker.id, state=worker.state, slots=worker.slots,
                             shares_screenshots=worker.shares_blobs)  # fmt: skip
         self.versions |= dict(worker.ready.versions)
+        if worker.state == "lost":
+            self._next.pop(worker.id, None)
+            self._missing.pop(worker.id, None)
         self._notify()
 
     def _slots(self, worker: Worker, slots: pb.Slots) -> None:

@@ -203,6 +203,11 @@ class Worker:
         self.hung_up.set()
         for key in self._waiting:
             self._fail(key, WorkerLost(f"worker {self.id} is lost: {why}", self.id))
+        # Its stream has the outbox in which a Bye may wait. Commands, some with screenshots, would be kept for days:
+        # a Worker is in a cycle, and what has lived for hours is seldom collected.
+        self.outbox = Outbox()
+        self.end.forget(self.outbox)
+        self.screenshots = Held(0)
 
     def fail_overdue(self, now: float, seconds: float) -> str:
         """Fail commands without an answer for `seconds`, or for as long as the worker said that they may take.
@@ -359,13 +364,16 @@ class Fleet:
         self.lose(worker, f"it is refused for {quarantine.seconds:.0f} s: {quarantine.last}")
 
     def became_ready(self, worker: Worker, ready: pb.Ready) -> Quarantine | None:
-        """Take the worker into service. If its Ready breaks a rule, it gets a Bye that says why."""
-        if broken := self.boundary.ready(ready, worker.role):
+        """Take the worker into service. A Ready that breaks a rule and cannot be mended gets a Bye that says why."""
+        broken = self.boundary.ready(ready, worker.role)
+        if broken is not None and not broken.mended:
             if worker.state == "starting":
                 why = f"this worker cannot be used: {broken}"
                 worker.outbox.put(pb.SessionResponse(bye=pb.Bye(reason=why, refused=True)))
                 self.boundary.turned_away(worker.role_and_id, broken)
             return self.boundary.broke(worker, broken)
+        if broken is not None:
+            self.boundary.broke(worker, broken)
         if worker.state == "starting":
             self.boundary.taken(worker.role_and_id)
             worker.ready, worker.state = ready, "ready"
@@ -377,8 +385,10 @@ class Fleet:
     def _unasked(self, worker: Worker, message: pb.SessionRequest, kind: str) -> Quarantine | None:
         if kind == "ready":
             return self.became_ready(worker, message.ready)
-        if broken := rules.BODIES[kind].violation(getattr(message, kind)):
-            return self.boundary.broke(worker, broken)
+        if (broken := rules.BODIES[kind].violation(getattr(message, kind))) is not None:
+            quarantine = self.boundary.broke(worker, broken)
+            if not broken.mended:
+                return quarantine
         if kind == "slots":
             self._offered(worker, message.slots)
         return None

@@ -14,8 +14,10 @@ met (`dart.store.upkeep` says which). One that is stored again at that moment st
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,8 @@ from dart.store import lines
 from dart.store.database import Database
 from dart.store.records import STORY
 from dart.store.upkeep import Unneeded, Upkeep
+
+log = logging.getLogger(__name__)
 
 GUARD_SECONDS = 2.0
 SWEEP_SECONDS = 60.0
@@ -112,6 +116,7 @@ class Housekeeping:
         self._most_bytes = retention.screenshot_bytes if bounded else None
         self._upkeep = Upkeep(database)
         self._told_full = False
+        self._failing: set[str] = set()
 
     async def run(self) -> None:
         """Runs until cancelled. Raises UserError when the run's database is gone."""
@@ -140,13 +145,31 @@ class Housekeeping:
 
     async def _keep_bounds(self) -> None:
         directory = self._database.blobs.directory
-        if directory and (again := await asyncio.to_thread(directory.put_back)):
-            self._journal.event("screenshots_put_back", files=again)
+        if directory:
+            with self._put_off("put back"):
+                if again := await asyncio.to_thread(directory.put_back):
+                    self._journal.event("screenshots_put_back", files=again)
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             if directory:
-                self._tell(await self.sweep(directory))
-            await self.trim()
+                with self._put_off("sweep"):
+                    self._tell(await self.sweep(directory))
+            with self._put_off("trim"):
+                await self.trim()
+
+    @contextlib.contextmanager
+    def _put_off(self, work: str) -> Iterator[None]:
+        """Nothing waits for this work, so a file system that fails for a moment must not end the run: it is recorded
+        once, and the work is tried again in the next round."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("tidying up (%s) failed: %s", work, error)
+            if work not in self._failing:
+                self._journal.event("housekeeping_failed", work=work, why=str(error))
+            self._failing.add(work)
+        else:
+            self._failing.discard(work)
 
     # ---- screenshots ----
 
@@ -177,9 +200,9 @@ class Housekeeping:
 
     async def _make_room(self, directory: ScreenshotDirectory, enough: float, done: Sweep) -> None:
         before = self._untouched_since(LEAST_AGE_SECONDS)
-        which = Unneeded(
-            before, self._checkpoints, self._pooled, evaluations=not self._retention.evaluation_screenshots
-        )
+        # What is pooled meanwhile finished after `before`.
+        pooled = await self._database.newest_success_ids(self._pooled) if self._pooled else frozenset[str]()
+        which = Unneeded(before, self._checkpoints, pooled, evaluations=not self._retention.evaluation_screenshots)
         while done.bytes > enough:
             forgotten = await self._upkeep.forget_oldest(which, TRAJECTORIES_AT_ONCE)
             failpoint("screenshots-forgotten")

@@ -16,7 +16,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dart import config
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
@@ -112,7 +112,11 @@ class WeightSync:
         started, began = time.time(), time.monotonic()
         self._journal.event("sync_started", replica=replica.name, version=version, versions=self._replicas.versions)
         try:
-            loaded = await self._transfer(replica, version)
+            with self._in_time():
+                pause_seconds = await self._leave_rotation(replica)
+                # While it drained, the trainer may have made another version and dropped this one.
+                version = self._replicas.retarget(replica)
+                loaded = await self._transfer(replica, version)
         except InfrastructureError as error:
             log.warning("sync of %s to version %d failed: %s", replica.name, version, error)
             self._journal.event("sync_failed", replica=replica.name, version=version, why=str(error))
@@ -124,31 +128,56 @@ class WeightSync:
             return
         self._progress.weights_synced()
         seconds = time.monotonic() - began  # the wall clock may have been set meanwhile
+        pause_seconds += loaded.pause_seconds
         self._journal.event(
             "sync", replica=replica.name, version=version, seconds=round(seconds, 4),
-            pause_seconds=round(loaded.pause_seconds, 4), bytes=loaded.bytes, versions=self._replicas.versions,
+            pause_seconds=round(pause_seconds, 4), bytes=loaded.bytes, versions=self._replicas.versions,
         )  # fmt: skip
         await self._database.add_sync(
-            SyncRecord(version, replica.name, started, started + seconds, loaded.pause_seconds, loaded.bytes)
+            SyncRecord(version, replica.name, started, started + seconds, pause_seconds, loaded.bytes)
         )
 
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Raises InfrastructureError for a TimeoutError."""
+        try:
+            yield
+        except TimeoutError:
+            raise InfrastructureError(
+                "the transfer, or the pause for it, took longer than sync.timeout_seconds "
+                f"({self._settings.timeout_seconds:g} s)"
+            ) from None
+
+    def _ahead(self, replica: Replica[Worker]) -> bool:
+        """Whether the replica receives weights while it serves, ahead of loading them."""
+        return self._settings.transport == "gloo" and has(replica.session.hello, RECEIVES_WHILE_SERVING)
+
+    async def _leave_rotation(self, replica: Replica[Worker]) -> float:
+        """Take a replica that cannot receive while it serves out of the rotation, and wait until it has drained.
+
+        Returns how long that took, in seconds. Raises TimeoutError, and InfrastructureError if the replica is gone.
+        """
+        if self._ahead(replica):
+            return 0.0
+        began = time.monotonic()
+        self._replicas.pause(replica, began)
+        if self._settings.mode == "drain":
+            await self._drained(replica)
+        return time.monotonic() - began
+
     async def _transfer(self, replica: Replica[Worker], version: int) -> pb.WeightsLoaded:
-        """Transfer weights from rank 0 into the replica's model. Raises InfrastructureError when either end fails."""
+        """Transfer weights from rank 0 into the replica's model. Raises InfrastructureError when either end fails, and
+        TimeoutError."""
         worker = replica.session
         name = f"w{next(self._numbers)}"
         work = pb.Assignment(assignment_id=name, attempt=1)
         group, tensors = self._group(replica), self._tensors
         load = pb.LoadWeights(assignment=work, version=version, pause_mode=_MODES[self._settings.mode], tensors=tensors)
-        ahead = self._settings.transport == "gloo" and has(worker.hello, RECEIVES_WHILE_SERVING)
+        ahead = self._ahead(replica)
         receive = pb.ReceiveWeights(assignment=work, version=version, group=group, tensors=tensors)
-        paused = time.monotonic()
         if not ahead:
             load.group.CopyFrom(group)
-            self._replicas.pause(replica, paused)
         try:
-            if not ahead and self._settings.mode == "drain":
-                await self._drained(replica)
-            drained = time.monotonic()
             with ungrouped(InfrastructureError):
                 async with asyncio.timeout(self._settings.timeout_seconds), asyncio.TaskGroup() as ends:
                     answer = ends.create_task(_call(worker, receive if ahead else load))
@@ -158,16 +187,9 @@ class WeightSync:
                 self._replicas.pause(replica, time.monotonic())
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     return await _call(worker, load)
-        except TimeoutError:
-            raise InfrastructureError(
-                "the transfer, or the pause for it, took longer than sync.timeout_seconds "
-                f"({self._settings.timeout_seconds:g} s)"
-            ) from None
         finally:
             worker.end_assignment(name, 1)
-        loaded = answer.result()
-        loaded.pause_seconds += drained - paused
-        return loaded
+        return answer.result()
 
     async def _drained(self, replica: Replica[Worker]) -> None:
         """Wait until a replica that is out of the rotation has no request left.

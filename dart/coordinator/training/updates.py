@@ -151,6 +151,8 @@ class Training:
         """Save the current weights, and copy them elsewhere if that is wanted. Raises TrainerLost, NotSaved."""
         path, _ = await self.save()
         await self._uploads.copy(self._checkpoints / Path(path).name)
+        async with self._saving:
+            await self._remove_old()  # those that stayed because they were being copied
 
     async def _save(self) -> tuple[str, int]:
         if self._recording is not None:  # else a resumed run could train on its batch again, with weights that know it
@@ -170,13 +172,18 @@ class Training:
         failpoint("checkpoint-recorded")
         self._saved = saved.weight_version
         self._journal.event("checkpoint", path=str(path), version=saved.weight_version)
+        await self._remove_old()
+        return str(path), saved.weight_version
+
+    async def _remove_old(self) -> None:
+        """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody is reading."""
+        loaded = self._start.checkpoint and self._start.checkpoint.name  # by replicas that restart
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
-            if Path(old.path).name == (self._start.checkpoint and self._start.checkpoint.name):
-                continue  # replicas that restart load it
+            if Path(old.path).name in (loaded, self._uploads.copying):
+                continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
             await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
-        return str(path), saved.weight_version
 
     async def _take_up(self) -> None:
         """Load counters, statistics and groups of the earlier process that this one resumes."""

@@ -30,6 +30,8 @@ class Uploads:
         """The copies of this process."""
         self._one = asyncio.Lock()
         self._newest = ""
+        self.copying = ""
+        """The name of the folder that is being copied now, which must stay until then; empty if there is none."""
 
     async def copy(self, folder: Path) -> None:
         """Copy a sealed folder, unless a newer one waits for its turn by then."""
@@ -38,7 +40,11 @@ class Uploads:
         self._newest = max(self._newest, folder.name)
         async with self._one:
             if folder.name == self._newest:
-                await self._copy(folder, self._url)
+                self.copying = folder.name
+                try:
+                    await self._copy(folder, self._url)
+                finally:
+                    self.copying = ""
 
     async def _copy(self, folder: Path, url: str) -> None:
         began, stop = time.monotonic(), threading.Event()

@@ -30,6 +30,9 @@ OVERHEAD_TEXT = 1_000
 """Tokens of a system message and an instruction."""
 TURN_TEXT = 150
 """Tokens of a turn's answer with its template."""
+ENCODED_PROMPTS = 4
+"""For how many prompts' screenshots an engine keeps encodings on a GPU, unless `rollout.encoder_cache_tokens` says how
+many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
 
     P weights of which P' train, N ranks if sharded and else 1: masters 4·P/N, gradients 4·P'/N, AdamW's two moments
     8·P'/N, reference 4·P (in bfloat16 and 2·P/N if sharded). In bfloat16, autocast keeps a copy of every matrix, 2·P;
-    sharded, there are instead the weights of two gathered layers, of the embedding, and of the head in float32.
+    sharded, there are instead the weights of two gathered layers, of embedding and head, and the head in float32.
     An adapter adds its own weights, which are then all that train, and there is no reference in memory. Not sharded,
     what is below it is held in bfloat16, 2·P, and beside it are the head in float32 and copies of the adapter alone.
     Over NCCL vLLM keeps, on each of two streams, a pack's tensors and the pack; only rank 0 has these.
@@ -127,7 +130,8 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
     }
     if set_up.sharded:
         layer = max(shape.text.layer, shape.vision.block)
-        needs["gathered layers"] = 2 * size * layer + (size + SINGLE) * shape.text.embedding
+        ends = 1 if shape.text.tied else 2
+        needs["gathered layers"] = 2 * size * layer + (ends * size + SINGLE) * shape.text.embedding
     elif set_up.mixed:
         needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
         needs["head in float32"] = SINGLE * shape.text.embedding * held_narrow
@@ -211,7 +215,9 @@ class ReplicaSetUp:
     slots: int = 32
     max_model_len: int = 32_768
     batched_tokens: int = 8_192
-    """vLLM's max_num_batched_tokens: of one pass, and of the encoder's cache."""
+    """vLLM's max_num_batched_tokens: of one pass."""
+    encoder_tokens: int = 0
+    """Of screenshots whose encodings are kept, if they are more than those of one pass."""
     runtime: int = RUNTIME
 
 
@@ -226,13 +232,14 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
     """One GPU of a replica whose KV cache holds `tokens` tokens.
 
     Weights P·e / (TP · PP), with e = 1 for the decoder's matrices if they are quantised. Encoder's cache:
-    `batched_tokens` tokens of the decoder's width, once more for each level of deepstack. Activations of one pass of
-    `batched_tokens`: eight of H and three of I numbers a token, and as many patches as fill the encoder's cache, with
+    `encoder_tokens` or `batched_tokens` of the decoder's width, once more for each level of deepstack. Activations of
+    one pass of `batched_tokens`: eight of H and three of I numbers a token, and the patches of as many tokens, with
     eight of h and three of i; logits of every slot in float32.
     """
     text, vision = shape.text, shape.vision
     spread = set_up.tensor_parallel * set_up.pipeline_parallel
     patches = set_up.batched_tokens * vision.merge**2
+    kept = max(set_up.batched_tokens, set_up.encoder_tokens)
     numbers = set_up.batched_tokens * (8 * text.hidden + 3 * text.intermediate / set_up.tensor_parallel)
     saved = (set_up.size - 1) * text.layers * text.layer_matrices if set_up.quantised else 0
     numbers = max(numbers, patches * (8 * vision.hidden + 3 * vision.intermediate / set_up.tensor_parallel))
@@ -240,18 +247,21 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
         {
             "weights": (set_up.size * shape.weights - saved) // spread,
             "KV cache": round(tokens * kv_bytes_per_token(text, set_up)),
-            "encoder cache": set_up.size * set_up.batched_tokens * vision.out * (1 + vision.deepstack),
+            "encoder cache": set_up.size * kept * vision.out * (1 + vision.deepstack),
             "activations": round(set_up.size * numbers) + SINGLE * set_up.slots * text.vocabulary,
             "runtime": set_up.runtime,
         }
     )
 
 
-def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3) -> Needs:
-    """Host memory of the ranks on one machine. A snapshot for the replicas: e·P on rank 0, up to `snapshots` at once
-    (staged, being sent, being written). A checkpoint that is being written: 12·P' (masters and AdamW's moments), by
-    rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights in float32, by every
-    rank, or by one if sharded."""
+def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3, caches: int = 0) -> Needs:
+    """Host memory of the ranks on one machine.
+
+    `caches`: of screenshots, of each rank, once they are full. A snapshot for the replicas: e·P on rank 0, up to
+    `snapshots` at once (staged, being sent, being written). A checkpoint that is being written: 12·P' (masters and
+    AdamW's moments), by rank 0, or by each rank its part if sharded. Loading, before there is any of that: the weights
+    in float32, by every rank, or by one if sharded.
+    """
     size = HALF if set_up.mixed else SINGLE
     loading = SINGLE * shape.weights * (1 if set_up.sharded else ranks_here)
     checkpoint = 3 * SINGLE * _trained(shape, set_up)
@@ -259,7 +269,8 @@ def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapsho
         checkpoint = checkpoint * ranks_here // set_up.ranks
     kept = snapshots * size * shape.weights
     beyond = max(0, loading - kept - checkpoint)
-    return Needs({"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond})
+    parts = {"snapshots": kept, "checkpoint": checkpoint, "loading beyond that": beyond}
+    return Needs({**parts, "caches of screenshots": caches * ranks_here})
 
 
 def _adapter(shape: Shape, set_up: TrainerSetUp) -> int:

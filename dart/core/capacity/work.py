@@ -49,11 +49,14 @@ def of_text(text: Text, load: Load) -> float:
 def of_vision(vision: Vision, load: Load) -> float:
     """For each patch 2·(patch embedding + blocks), for each merged token 2·(mergers), and for each pair of patches
     that see each other 4·h: all p² of a screenshot in a full block, p·window in a block with windows."""
-    patches = load.screenshots * load.patches
     matrices = vision.patch_values * vision.hidden + vision.depth * vision.block_matrices
     mergers = (1 + vision.deepstack) * vision.merger_matrices / vision.merge**2
+    return load.screenshots * load.patches * (2 * matrices + 2 * mergers) + _vision_pairs(vision, load)
+
+
+def _vision_pairs(vision: Vision, load: Load) -> float:
     seen = vision.full_blocks * load.patches + (vision.depth - vision.full_blocks) * vision.window
-    return patches * (2 * matrices + 2 * mergers + 4 * vision.hidden * seen)
+    return float(load.screenshots * load.patches * 4 * vision.hidden * seen)
 
 
 def forward(shape: Shape, load: Load) -> float:
@@ -105,6 +108,7 @@ def update(shape: Shape, load: Load, passes: Passes) -> Work:
     if not passes.weights_train:
         pairs = 4 * shape.text.heads * shape.text.head_size * shape.text.layers * load.pairs
         of_training -= share * (text - pairs)
+        of_training -= share * (vision - _vision_pairs(shape.vision, load)) * passes.vision_trains
     layers = text - 2 * shape.text.embedding * load.responses
     again = share * (layers + vision * passes.vision_trains) if passes.recompute else 0.0
     return Work(forwards * (text + vision) + of_training, again)

@@ -3,8 +3,7 @@
 *Who takes this request?* `take`: capacity first, then the replica that served the trajectory's last turn (its prefix
 cache is warm), then the least busy one, and among equals the newest version. A request that finds no capacity queues
 (`wait`) and is given a replica by `grants`. A request that has failed tries another replica first. A quarantined
-replica (`dart.core.fleet.health`) gets only probes, unless no healthy replica is left. A choice takes time
-logarithmic in the number of replicas; only when none is healthy are all of them examined.
+replica (`dart.core.fleet.health`) gets only probes, unless no healthy one is left. A choice takes logarithmic time.
 
 *Who is updated next?* The trainer stages a version after every update, and every `every_updates`-th is published: from
 then on, replicas with older ones are to be updated. `next_update`: at most `max_unavailable` at once, the oldest
@@ -267,16 +266,17 @@ class Replicas(Generic[S]):
         if not behind:
             return None
         replica = min(self._updatable(behind), key=lambda one: (max(one.version, one.broken), one.turn))
+        return replica, self.retarget(replica)
+
+    def retarget(self, replica: Replica[S]) -> int:
+        """The version to send to a replica whose update begins, or has begun: the newest by now."""
         replica.target = self.newest
-        return replica, self.newest
+        return self.newest
 
     def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
-        """Of the replicas with old weights, those that may be updated now.
-
-        When the newest version has broken on its way to more than `max_unavailable` replicas, and no replica has it,
-        the trainer is at fault rather than they. Then only those are tried again that are out of service anyway:
-        otherwise a trainer that hangs would take one replica after the other out of service.
-        """
+        """Of the replicas with old weights, those that may be updated now. Where the newest version has broken on its
+        way to more than `max_unavailable` of them, and nobody has it, the trainer is at fault: so that not all leave
+        service for a trainer that hangs, only those that are out of service anyway are tried again."""
         out = [one for one in behind if not one.serving]
         broken = sum(one.broken >= self.version for one in out)
         nobody = all(one.version < self.version for one in self)

@@ -93,11 +93,10 @@ def violation_of(kind: str, body: Message, asked: str, command: pb.SessionRespon
 
 def ready(message: pb.Ready, role: int, limits: Limits) -> Violation | None:
     """What is wrong with a worker's Ready."""
-    if broken := BODIES["ready"].violation(message):
+    broken = BODIES["ready"].violation(message)
+    if role == pb.ROLE_ENV or (broken is not None and not broken.mended):
         return broken
-    if role != pb.ROLE_ENV:
-        return _published("Ready.weight_version", message.weight_version, limits)
-    return None
+    return _published("Ready.weight_version", message.weight_version, limits) or broken
 
 
 def hello(message: pb.Hello) -> Violation | None:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu import pair
 from benchmarks.gpu.pair import SET_UPS, SetUp, config_of, findings, parity
 
-TP_1, TP_2, KILLED = SET_UPS
+TP_1, TP_2, TWO_RANKS, KILLED = SET_UPS
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ class Stage:
     metrics: Path
     seen: list[tuple[str, bool]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    """The version that each command to load or send weights names."""
     fleet: Fleet = field(default_factory=lambda: Fleet(60.0))
     sending: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +82,8 @@ class Stage:
             self.seen.append((type(command).__name__, self.serves))
             if isinstance(command, pb.ReceiveWeights | pb.LoadWeights) and command.HasField("group"):
                 self.groups.append(command.group.group_id)
+            if isinstance(command, pb.SendWeights | pb.LoadWeights):
+                self.sent.append(command.version)
             if self.holds(command):
                 self.sending.set()
                 await self.go_on.wait()
@@ -168,6 +172,24 @@ async def test_over_nccl_the_trainer_sends_once_the_replica_has_drained(tmp_path
         assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
         assert made.serves
         assert made.events("sync")[0]["pause_seconds"] >= 0.05
+
+
+async def test_over_nccl_a_replica_gets_the_version_that_is_newest_once_it_has_drained(tmp_path: Path) -> None:
+    """The trainer may have dropped the one that was newest when the replica left the rotation."""
+    async with stage(tmp_path, "nccl", capable=True) as made:
+        request = Request[Worker]()
+        assert made.replicas.take(request, time.monotonic()) is not None
+        made.sync.staged(1, TENSORS)
+        while made.serves:
+            await asyncio.sleep(0)
+        made.sync.staged(2, TENSORS)
+        made.replicas.served(request, time.monotonic())
+        await made.sync.settled()
+        assert sorted(made.seen) == [("LoadWeights", False), ("SendWeights", False)]
+        assert made.sent == [2, 2]
+        assert made.replicas.versions == {"replica": 2} and made.serves
+        assert [event["version"] for event in made.events("sync")] == [2]
+        assert made.events("sync_failed") == []
 
 
 async def test_over_nccl_a_request_that_does_not_end_fails_the_transfer_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from run_processes import killed_run
 
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import starting_point
+from dart.coordinator.training import uploads
 from dart.coordinator.training.updates import Training
 from dart.rundir import RunDirectory
 from dart.store.database import Database
+from dart.store.elsewhere.copies import copy_out
 from dart.store.records import GroupState
 
 
@@ -104,6 +107,41 @@ async def test_an_update_that_is_being_recorded_is_recorded_before_its_weights_a
         assert (start.version, start.update) == (3, 3)
         assert {(await database.group(group)).state for group in batch} == {GroupState.CONSUMED}  # type: ignore[union-attr]
         assert json.loads((await database.newest_events("update"))[0].json)["update"] == 3
+
+
+async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the copy of one that takes longer than the next save would fail, and that of the next one too."""
+    config, save = killed_run.settings(8), Training._save
+    checkpoint = config.checkpoint.model_copy(update={"keep": 1, "upload": f"file://{tmp_path}/copies"})
+    monkeypatch.setattr(killed_run, "settings", lambda *_: config.model_copy(update={"checkpoint": checkpoint}))
+    saves, saved, there = 0, threading.Event(), list[bool]()
+
+    async def counted(training: Training) -> tuple[str, int]:
+        nonlocal saves
+        made = await save(training)
+        saves += 1
+        if saves == 2:
+            saved.set()
+        return made
+
+    def slow(folder: Path, url: str, stop: threading.Event) -> int:
+        saved.wait(killed_run.HANG_SECONDS)
+        there.append(folder.is_dir())
+        return copy_out(folder, url, stop)
+
+    monkeypatch.setattr(Training, "_save", counted)
+    monkeypatch.setattr(uploads, "copy_out", slow)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        await killed_run.work(run, 8)
+    assert saves > 1 and all(there), there
+    assert len(list(run.checkpoints.iterdir())) == 1
+    assert not any(
+        json.loads(line)["event"] == "checkpoint_upload_failed" for line in run.metrics.read_text().splitlines()
+    )
 
 
 async def test_a_copy_that_outlasts_training_is_no_time_of_training(

@@ -164,6 +164,11 @@ def test_an_adapter_needs_no_gradient_of_the_weights_and_no_second_model() -> No
     text, vision = work.of_text(UI_TARS.text, load), work.of_vision(UI_TARS.vision, load)
     pairs = 4 * 28 * 28 * 128 * load.pairs
     assert work.update(UI_TARS, load, passes).model == pytest.approx(2 * (text + vision) + (text - pairs) + 2 * pairs)
+    tower = work.Passes(score=False, reference=True, vision_trains=True, weights_train=False)
+    vision_pairs = 1000 * 4 * 1280 * (4 * 1000 + 28 * 64)
+    assert work.update(UI_TARS, load, tower).model == pytest.approx(
+        2 * (text + vision) + (text - pairs) + 2 * pairs + (vision - vision_pairs) + 2 * vision_pairs
+    )
 
 
 def test_seconds_of_an_update() -> None:

@@ -14,6 +14,8 @@ from ranks.train_sharded import BASE, BOTH, Cases, batch, held, main, written_be
 LORA: dict[str, Any] = {**BASE, "lora": {"rank": 4, "alpha": 8}, "learning_rate": 1e-4, "adam_epsilon": 1e-4}
 """With this epsilon, rounding in a gradient near 0 does not become a step of its own."""
 
+TOWER: dict[str, Any] = {**LORA, "lora": {"rank": 4, "alpha": 8, "tower": True}, "loss": BOTH, "microbatch_tokens": 1}
+
 
 class Adapted(Cases):
     """Each method is a case, run by all ranks at the same time."""
@@ -39,6 +41,12 @@ class Adapted(Cases):
         trainer = self.trainer(**LORA, loss=BOTH, resume_from=str(self._earlier))
         self.update(trainer, batch())
         return {"weights": trainer.snapshot()}
+
+    def tower(self) -> dict[str, Any]:
+        """Micro-batches of one row, some of which have no screenshot."""
+        trainer = self.trainer(**TOWER)
+        metrics = self.update(trainer, batch())
+        return {"weights": trainer.snapshot(), "metrics": metrics}
 
     def another_family(self) -> dict[str, Any]:
         options = {**LORA, "learning_rate": 1e-3, "loss": {"kl_coefficient": 0.1}, "dtype": "bfloat16"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from train_samples import mixed, sample, screenshot, settings, text, totals  # n
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train.errors import NonFiniteError, SampleError  # noqa: E402
+from dart.workers.train.passes.pace import Alone, Passed  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 POISON, PITFALL = 13.0, 17.0
@@ -245,6 +248,49 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_changes_nothing(
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
     assert full.remarks and all("rows of up to" in line and "were halved" in line for line in full.remarks)
     assert (roomy.token_limit, full.token_limit <= 200) == (400, True)
+
+
+class Told(Alone):
+    """Notes, when a pass has failed, whether anybody still holds what it was about."""
+
+    def __init__(self) -> None:
+        self.about: weakref.ref[Any] | None = None
+        self.held: list[bool] = []
+
+    def run(self, name: str, work: Callable[[], Any], *, keep_graph: bool = False) -> Passed[Any]:
+        passed = super().run(name, work, keep_graph=keep_graph)
+        if passed.trouble is not None and self.about is not None:
+            self.held.append(self.about() is not None)
+        return passed
+
+
+def test_a_backward_pass_that_fails_leaves_nothing_behind_that_fills_the_memory(folder: Path) -> None:
+    """What a rank that shares weights then still has to take part in needs memory of its own."""
+    trainer, pace = Trainer(settings(folder, microbatch_tokens=400)), Told()
+    trainer._pace = pace
+
+    def after(_module: Any, _args: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.requires_grad and hidden.shape[0] > 1:
+            pace.about = weakref.ref(hidden)
+
+    trainer.model.get_decoder().layers[0].register_forward_hook(after)
+    out_of_memory(trainer, backward=True, rows=1)
+    trainer.update(mixed(groups=3), *totals(mixed(groups=3)))
+    assert pace.held and not any(pace.held)
+
+
+def test_memory_that_a_library_does_not_find_is_no_fault_of_the_samples() -> None:
+    def fails(words: str) -> Callable[[], None]:
+        def work() -> None:
+            raise RuntimeError(words)
+
+        return work
+
+    passed = Alone().run("loss", fails("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert isinstance(passed.trouble, torch.OutOfMemoryError) and not passed.all_passed
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        Alone().run("loss", fails("size mismatch"))
 
 
 def test_a_sample_that_does_not_fit_alone_is_left_out_and_named(folder: Path) -> None:

@@ -218,6 +218,11 @@ def test_two_ranks_that_share_the_weights_train_as_one_does(tmp_path: Path) -> N
     assert _furthest(had("from_one_rank")["weights"], single.snapshot()) <= CLOSE
     resumed = Trainer(settings(one, **cases.LORA, loss=BOTH, resume_from=out / "checkpoints" / "v1"))
     assert _furthest(resumed.snapshot(), result["first"]) == 0
+    tower = Trainer(settings(one, **cases.TOWER))
+    metrics = tower.update(batch(), *totals(batch()))
+    assert any(not one.images for one in batch()), "as a micro-batch of its own"
+    assert _furthest(had("tower")["weights"], tower.snapshot()) <= CLOSE
+    assert had("tower")["metrics"]["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-3)
     family = had("another_family")
     assert family["kl"][0] == 0 < family["kl"][1]
     assert {tensor.dtype for tensor in family["weights"].values()} == {torch.bfloat16}

@@ -299,6 +299,33 @@ async def test_bad_configs_end_before_any_work(tmp_path: Path) -> None:
     await role.close()
 
 
+async def test_a_device_that_is_too_small_for_the_model_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_small(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.03 GiB\nand more")
+
+    monkeypatch.setattr("dart.workers.train.trainer.rehearse", too_small)
+    role = TrainRole()
+    with pytest.raises(UserError, match=r"rank 0 of the trainer has too little memory .*Tried to allocate 2.03 GiB\)"):
+        await role.prepare(settings(folder).model_dump_json())
+    await role.close()
+
+
+async def test_an_update_that_is_refused_gives_the_memory_for_its_weights_back(role: TrainRole) -> None:
+    """A GPU's host takes seconds to pin it again."""
+    for update in (1, 2):
+        await train(role, update, mixed())
+    role._snapshots.spare()  # a refused update's, which is not given back
+    version = await train(role, 3, mixed())
+    assert version.weight_version == 3
+    wrong = mixed()
+    del wrong[1].logprobs[-1]
+    with pytest.raises(CommandError):
+        await train(role, 4, wrong)
+    assert role._snapshots.spare() is not None
+
+
 def test_rank_and_world_size_come_from_accelerates_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from dart.errors import UserError
 from dart.workers.env.android.gestures import ACTIONS
-from dart.workers.env.android.locks import Locks
 from dart.workers.env.android.options import AndroidOptions, Device
 from dart.workers.env.android.tasks import Folder, OwnTasks
 from dart.workers.env.web import problem
 from dart.worlds import Env, Full, Timeouts, World
+from dart.worlds.locks import Locks
 
 if TYPE_CHECKING:
     import httpx
@@ -112,7 +112,7 @@ class Android(World):
         from dart.workers.env.android.device import Phone
         from dart.workers.env.android.environment import AndroidEnv
 
-        device = next((one for one in self._waiting if self._locks.take(one)), None)
+        device = next((one for one in self._waiting if self._locks.take(one.key)), None)
         if device is None:
             raise Full(
                 f"all {len(self._options.devices)} devices in environment.options.devices are in use: name more of "
@@ -144,7 +144,7 @@ class Android(World):
         await self._resources.aclose()
 
     def _give_back(self, device: Device) -> None:
-        self._locks.give_back(device)
+        self._locks.give_back(device.key)
         self._waiting.append(device)
 
     def _tasks(self, phone: Phone) -> Tasks:

@@ -54,7 +54,7 @@ class Shared:
         # No proxies from the environment: machines are on a network of one's own. No limit: each has its own requests.
         client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
         pool: Pool = (
-            StaticHosts(options.static, client)
+            StaticHosts(options.static, state / "hosts", client)
             if options.pool == "static"
             else Emulators(options.emulator, options.state_folder, client)
         )

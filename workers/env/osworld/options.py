@@ -41,7 +41,9 @@ class Host(Section):
 
 
 class StaticPool(Section):
-    """`pool: static`: machines that are already running, one environment on each."""
+    """`pool: static`: machines that are already running, one environment on each.
+
+    The env workers of one machine lock the hosts that they use, so all of them can have the same list."""
 
     hosts: tuple[Host, ...] = Field(
         (),
@@ -104,7 +106,8 @@ class OSWorldOptions(WorldOptions):
     evaluator_processes: int = Field(2, ge=1, description="How many evaluations run at once, a process for each.")
     evaluator_seconds: float = Field(540.0, gt=0, description="How long one evaluation may take.")
     state_folder: Path = Field(
-        STATE_FOLDER, description="Downloaded files, files of evaluations, and the journal of ordered machines."
+        STATE_FOLDER,
+        description="Downloaded files, files of evaluations, the journal of ordered machines, and locks on hosts.",
     )
     typing: Literal["clipboard", "keyboard"] = Field(
         "clipboard",

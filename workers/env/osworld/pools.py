@@ -7,12 +7,14 @@ import contextlib
 import shlex
 from abc import ABC, abstractmethod
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
 
 import httpx
 
 from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.options import Host, StaticPool
 from dart.worlds import Full
+from dart.worlds.locks import Locks
 
 
 class Pool(ABC):
@@ -44,18 +46,28 @@ class Pool(ABC):
 
 
 class StaticHosts(Pool):
-    """The machines that the user names, used by whoever had them before."""
+    """The machines that the user names, used by whoever had them before.
+
+    `locks_folder`: where the env workers of this machine, which are all told of the same hosts, lock those that they
+    use.
+    """
 
     fresh = False
 
-    def __init__(self, options: StaticPool, client: httpx.AsyncClient) -> None:
+    def __init__(self, options: StaticPool, locks_folder: Path, client: httpx.AsyncClient) -> None:
         self._options, self._client = options, client
-        self._free = [_address(host) for host in options.hosts]
+        self._locks = Locks(locks_folder)
+        self._waiting = [_address(host) for host in options.hosts]
 
     async def take(self) -> Address:
-        if not self._free:
-            raise Full(f"all {len(self._options.hosts)} hosts in environment.options.static.hosts are in use")
-        return self._free.pop(0)
+        found = next((address for address in self._waiting if self._locks.take(address.id)), None)
+        if found is None:
+            raise Full(
+                f"all {len(self._options.hosts)} hosts in environment.options.static.hosts are in use: name more of "
+                "them, or have fewer environment.slots"
+            )
+        self._waiting.remove(found)
+        return found
 
     async def revert(self, address: Address) -> Address:
         how = self._options.renew
@@ -71,7 +83,11 @@ class StaticHosts(Pool):
         return address
 
     async def give_back(self, address: Address) -> None:
-        self._free.append(address)
+        self._locks.give_back(address.id)
+        self._waiting.append(address)
+
+    async def close(self) -> None:
+        self._locks.close()
 
     async def _ask(self, url: str, address: Address) -> None:
         asked = {"host": address.host, "server": address.server}

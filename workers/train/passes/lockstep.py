@@ -23,7 +23,7 @@ from dart.workers.train import collectives
 from dart.workers.train.batch import Layout, MicroBatch
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import NotFinite
-from dart.workers.train.passes.pace import Pace, Passed, Trouble
+from dart.workers.train.passes.pace import Pace, Passed, Trouble, out_of_memory, release_memory
 from dart.workers.train.policy import Blank
 
 T = TypeVar("T")
@@ -54,12 +54,16 @@ class InStep(Pace):
         self._script.begin(name)
         try:
             result = work()
-        except (NotFinite, torch.OutOfMemoryError, TrainError, ValueError) as error:
+        except (NotFinite, TrainError, ValueError) as error:
             trouble = error.with_traceback(None)
+        except RuntimeError as error:
+            if (trouble := out_of_memory(error)) is None:
+                raise
         if trouble is not None:
             self._forget_partial_gradients()
             self._reset(keep_graph=False)
-        stopped = self._script.end(complete=trouble is None)
+            release_memory()  # what is filled in is as large as a layer with all its weights
+        stopped = self._script.end(trouble)
         # The rank that stopped first had no zeros from others yet, so its trouble is its own.
         numbers = [float(trouble is not None), float(-stopped)]
         troubled, first = collectives.largest(numbers, self._device)
@@ -119,18 +123,19 @@ class Script:
         self._recording = name not in self._passes
         self._passes.setdefault(name, [])
 
-    def end(self, *, complete: bool) -> int:
-        """The pass has ended. If it is not complete, take part in what is left of it.
+    def end(self, trouble: Trouble | None = None) -> int:
+        """The pass has ended. If it could not be completed, take part in what is left of it.
 
-        Returns the number of collectives before this rank began to fill in; NEVER if it did not.
+        Returns the number of collectives before this rank began to fill in; NEVER if it did not. Raises the trouble of
+        a pass that is being recorded: how it would have gone on is not known.
         """
         if self._name is None:
             raise RuntimeError("no pass has begun")
-        if self._recording and not complete:
-            raise RuntimeError(f"the first {self._name} pass, which has no samples, failed: the ranks cannot go on")
+        if self._recording and trouble is not None:
+            raise trouble
         left = self._passes[self._name][self._at :]
         self._name = None
-        if complete and left:
+        if trouble is None and left:
             raise RuntimeError(f"a pass ended {len(left)} collectives early: other ranks wait for them")
         for step in left:
             self._fill_in(step)

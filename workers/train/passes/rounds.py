@@ -16,7 +16,7 @@ from dart.workers.train import collectives
 from dart.workers.train.batch import MicroBatch, Row, without
 from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import Faults, NotFinite
-from dart.workers.train.passes.pace import Pace, Passed
+from dart.workers.train.passes.pace import Once, Pace, Passed, release_memory
 
 
 class Work(Protocol):
@@ -86,7 +86,9 @@ def _both_passes(part: list[Row], inputs: MicroBatch, work: Work, pace: Pace) ->
     if not work.backward:
         forward.result()
         return Passed(None, None, all_passed=True), False
-    return pace.run(f"{work.name} gradient", forward.result), True
+    finish = Once(forward.result)
+    del forward  # so that the graph is freed if the backward pass fails
+    return pace.run(f"{work.name} gradient", finish), True
 
 
 def _answered(trouble: Exception, part: list[Row], faults: Faults) -> tuple[list[list[Row]], TrainError | None]:
@@ -96,8 +98,7 @@ def _answered(trouble: Exception, part: list[Row], faults: Faults) -> tuple[list
             faults.leave_out(trouble.samples, str(trouble))
             return [part], None
         case torch.OutOfMemoryError() if part:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            release_memory()
             return halves(part, faults), None
         case TrainError():
             return [part], trouble

@@ -131,9 +131,9 @@ async def test_two_workers_never_share_a_device(phone: Device, tmp_path: Path) -
 def lock_holder(tmp_path: Path, phone: Device) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the device's lock."""
     words = (
-        "import sys; from pathlib import Path; from dart.workers.env.android.locks import Locks; "
+        "import sys; from pathlib import Path; from dart.worlds.locks import Locks; "
         "from dart.workers.env.android.options import Device; "
-        "print(Locks(Path(sys.argv[1])).take(Device(serial=sys.argv[2])), flush=True); sys.stdin.read()"
+        "print(Locks(Path(sys.argv[1])).take(Device(serial=sys.argv[2]).key), flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", words, str(tmp_path / "locks"), phone.serial],

@@ -298,6 +298,25 @@ async def test_a_static_host_is_reverted_by_a_command(prepared: tuple[Path, Path
             await world.close()
 
 
+async def test_workers_of_one_machine_never_have_the_same_host(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    with machines(3) as there:
+        options = OSWorldOptions.model_validate(options_of(prepared, there, tmp_path))
+        one, other = OSWorld(), OSWorld()
+        for world in (one, other):
+            await world.start(options, SCREEN)
+        first, second = await one.lease(), await other.lease()
+        await other.lease()
+        with pytest.raises(Full, match=r"all 3 hosts in .* are in use: name more"):
+            await one.lease()
+        await other.dispose(second)
+        await one.lease()
+        await one.dispose(first)
+        await one.close()
+        for _ in range(2):
+            await other.lease()
+        await other.close()
+
+
 async def test_workers_that_fetch_the_same_file_at_once_each_get_all_of_it(tmp_path: Path) -> None:
     """They share a folder, and the second begins while the first is half done."""
     half, go_on = asyncio.Event(), asyncio.Event()

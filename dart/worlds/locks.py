@@ -1,0 +1,43 @@
+"""Locks on what the env workers of one machine share, such as devices or virtual machines that all of them are told of.
+
+The system releases them when the process that holds them ends, for whatever reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+
+class Locks:
+    """What this process holds. `folder`: the same for all that must not use the same thing; `~` is the user's home."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.expanduser()
+        self._held: dict[str, int] = {}
+
+    def take(self, key: str) -> bool:
+        """Whether it was free and is now ours. Raises OSError if the folder cannot be written."""
+        if key in self._held:
+            return False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        file = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._held[key] = file
+        return True
+
+    def give_back(self, key: str) -> None:
+        if (file := self._held.pop(key, None)) is not None:
+            os.close(file)
+
+    def close(self) -> None:
+        """Give back all of it."""
+        for key in tuple(self._held):
+            self.give_back(key)
