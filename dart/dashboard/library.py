@@ -40,8 +40,17 @@ class Library:
         async with self._listing:
             if time.monotonic() - self._listed > LISTED_SECONDS:
                 self._rows = await list_runs(self._paths, self._kept)
+                await self._close_renamed()
                 self._listed = time.monotonic()
         return self._rows
+
+    async def _close_renamed(self) -> None:
+        """Another run of the same name may have come, and has the id of one that is open."""
+        async with self._opening:
+            for row in self._rows:
+                found = self._open.get(row.id)
+                if found is not None and str(found.files.directory.path) != row.directory and not self._used[row.id]:
+                    await self._open.pop(row.id).close()
 
     @asynccontextmanager
     async def run(self, run_id: str) -> AsyncIterator[Inspector]:

@@ -63,11 +63,11 @@ def by_id(directories: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
 
 
 def _place(directory: RunDirectory) -> tuple[str, ...]:
-    return directory.path.absolute().parent.parts
+    return directory.path.absolute().parent.parts[1:]
 
 
 def _end(own: tuple[str, ...], all_of_name: Sequence[tuple[str, ...]]) -> str:
-    shared = (n for n in range(1, len(own)) if sum(parts[-n:] == own[-n:] for parts in all_of_name) > 1)
+    shared = (n for n in range(1, len(own) + 1) if sum(parts[-n:] == own[-n:] for parts in all_of_name) > 1)
     return ":".join(own[-1 - max(shared, default=0) :])
 
 

@@ -19,7 +19,7 @@ from dart.agent.parsing import screenshot_tokens
 from dart.config import Config
 from dart.coordinator.job import Job, Train
 from dart.coordinator.training.meter import passes_of
-from dart.core.capacity import memory, work
+from dart.core.capacity import devices, memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
 from dart.core.capacity.verdict import clearly_too_much, replica_remedies, tight, trainer_remedies
@@ -35,6 +35,8 @@ BATCHED_TOKENS = 8192
 SHARE_OF_CARD = 0.92
 """vLLM's gpu_memory_utilization where the config does not set it: an engine starts only if so much of its GPU is free.
 """
+LEFT_TO_WORKERS = 0.95
+"""The share of a GPU that several workers on it may plan to use together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Fit:
     placement: Placement
     cards: Mapping[str, Card]
     gpus: int
-    """How many this machine has."""
+    """How many this machine has, and its torch can use."""
     ranks: int
     replicas: int
     share_of_card: float
@@ -94,7 +96,7 @@ def fit(config: Config, job: Job) -> Fit | None:
         prompts = expected_prompts(config)
     except (OSError, ValueError, UnknownShape, UserError):
         return None
-    gpus = gpus_here()
+    gpus = [] if devices.on_cpu() else gpus_here()
     try:
         placement = place(config, job, gpus)
     except UserError:  # too few GPUs, which is told elsewhere; what is needed can be told all the same
@@ -217,7 +219,7 @@ def _refusals(found: Fit) -> Iterator[str]:
                 f"GPU {gpu} ({card.name}, {gigabytes(card.bytes)}) is shared by {len(members)} workers that need about "
                 f"{_told(together)}: lower rollout.replicas or trainer.ranks, or use a machine with more GPUs"
             )
-        most = _most_of_shared(members, card)
+        most = _most_of_shared(found, members, card)
         if most is not None and found.share_of_card > most and not said:
             said.add("together")
             yield (
@@ -227,13 +229,17 @@ def _refusals(found: Fit) -> Iterator[str]:
             )
 
 
-def _most_of_shared(members: list[tuple[str, Needs]], card: Card) -> float | None:
-    """The share of a GPU that each of its replicas may take, to two decimals; None if only one worker has the GPU."""
+def _most_of_shared(found: Fit, members: list[tuple[str, Needs]], card: Card) -> float | None:
+    """The share of a GPU that each of its replicas may take, to two decimals; None if only one worker has the GPU.
+
+    The estimates' own error and what the driver holds are left free, but a replica may always have what it needs.
+    """
     replicas = sum(who == "replica" for who, _ in members)
     if not replicas or len(members) == 1:
         return None
     others = sum(needs.total for who, needs in members if who == "trainer")
-    return math.floor(100 * max(0.0, card.bytes - others) / card.bytes / replicas) / 100
+    room = (LEFT_TO_WORKERS * card.bytes - others) / card.bytes / replicas
+    return max(math.floor(100 * room), math.ceil(100 * found.replica_needs.total / card.bytes)) / 100
 
 
 def _named(found: Fit, who: str) -> str:

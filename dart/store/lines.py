@@ -28,6 +28,11 @@ def set_aside(path: Path) -> bool:
     return True
 
 
+def take_back(path: Path) -> None:
+    """Undo `set_aside`, because no new file could be begun."""
+    _aside(path).rename(path)
+
+
 def fold(path: Path, important: Callable[[str], bool]) -> None:
     """Replace the older file with its own important lines, followed by what was set aside."""
     aside, old = _aside(path), elder(path)

@@ -12,7 +12,7 @@ from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
 from dart.config import Config, Lora, load, parse
 from dart.coordinator.job import Collect, Evaluate, Train
-from dart.core.capacity import memory
+from dart.core.capacity import devices, memory
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
 from dart.core.capacity.verdict import LORA_RANK, LORA_TARGETS, clearly_too_much, tight, trainer_remedies
@@ -32,6 +32,7 @@ def eight_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 def _cards(monkeypatch: pytest.MonkeyPatch, number: int, card: Card) -> None:
     names = [str(index) for index in range(number)]
     monkeypatch.setattr(fits, "gpus_here", lambda: names)
+    monkeypatch.setattr(devices, "on_cpu", lambda: False)
     monkeypatch.setattr(fits, "cards_of", lambda gpus: dict.fromkeys(gpus, card))
 
 
@@ -113,7 +114,7 @@ def test_vllm_is_to_leave_room_for_others_on_its_card(tmp_path: Path, monkeypatc
     sections: dict[str, Any] = {"sync": {"transport": "gloo"},
                                 "trainer": {"ranks": 1, "lora": {}, "gradient_checkpointing": True}}  # fmt: skip
     told = fits.too_much(_config(tmp_path, **sections, rollout={"replicas": 1}), Train()) or ""
-    share = 1 - fits.fit(_config(tmp_path, **sections), Train()).rank_needs.total / H100.bytes  # type: ignore[union-attr]
+    share = 0.95 - fits.fit(_config(tmp_path, **sections), Train()).rank_needs.total / H100.bytes  # type: ignore[union-attr]
     assert "is shared by 2 workers, and vLLM takes 92% of it for each replica" in told
     most = float(told.rpartition("gpu_memory_utilization to ")[2].removesuffix(" or less"))
     assert 0.5 < most <= share < most + 0.01
@@ -121,8 +122,18 @@ def test_vllm_is_to_leave_room_for_others_on_its_card(tmp_path: Path, monkeypatc
         rollout = {"replicas": 1, "engine_args": {"gpu_memory_utilization": value}}
         assert (fits.too_much(_config(tmp_path, **sections, rollout=rollout), Train()) is not None) == refused
     two = fits.too_much(_config(tmp_path, rollout={"replicas": 2}, sync={"transport": "gloo"}), Evaluate()) or ""
-    assert "gpu_memory_utilization to 0.50 or less" in two
+    assert "gpu_memory_utilization to 0.47 or less" in two
     assert fits.too_much(_config(tmp_path, rollout={"replicas": 1}, sync={"transport": "gloo"}), Evaluate()) is None
+
+
+def test_workers_that_use_no_gpu_share_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU builds of torch and vLLM on a machine that has a card."""
+    _cards(monkeypatch, 1, H100)
+    monkeypatch.setattr(devices, "on_cpu", lambda: True)
+    config = load(next(path for path in CONFIGS if path.stem == "ladder_demo"))
+    assert fits.too_much(config, Train()) is None
+    assert fits.warnings(config, Train()) == []
+    assert not any("it gets" in note for note in fits.notes(config, Train()))
 
 
 def test_the_machines_own_memory_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +254,35 @@ def test_remedies_say_what_each_change_brings() -> None:
     assert not any("trainer.lora" in told for told in trainer_remedies(shape, TrainerSetUp(lora_rank=8), prompts))
     assert new[-1].startswith("all of these (")
     assert any("trainer.ranks: 16" in told for told in trainer_remedies(shape, TrainerSetUp(8, True), prompts))
+
+
+@pytest.mark.usefixtures("eight_cards")
+def test_the_figures_in_the_documentation_are_those_of_the_formulas(tmp_path: Path) -> None:
+    documentation = (Path(__file__).parents[2] / "docs" / "machines.md").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(UI_TARS_7B))
+    config = load(next(one for one in CONFIGS if one.stem == "osworld_uitars15_7b"), (f"model.path={tmp_path}",))
+    for note in fits.notes(config, Train())[1:5]:
+        assert note.partition(" (")[0] in documentation, note
+    prompts = {"ui": Prompts.expected(5, 2691, 30, 32768), "qwen": Prompts.expected(5, 2040, 30, 32768)}
+    shapes = {"ui": read_shape(UI_TARS_7B), "qwen": read_shape(QWEN3_VL_8B)}
+    fused: dict[str, Any] = {"checkpointing": True, "fused": True}
+    adapter = {"lora_rank": 16, "lora_targets": LORA_TARGETS}
+    rows: dict[str, TrainerSetUp] = {
+        "every rank holds everything (`sharding: none`)": TrainerSetUp(fused=True),
+        "the same with `gradient_checkpointing: true`": TrainerSetUp(**fused),
+        "sharded over 8 ranks, with checkpointing": TrainerSetUp(8, sharded=True, **fused),
+        "sharded over 4 ranks, with checkpointing": TrainerSetUp(4, sharded=True, **fused),
+        "sharded over 8 ranks, with checkpointing and `freeze_vision: true`": TrainerSetUp(
+            8, sharded=True, vision_frozen=True, **fused
+        ),
+        "one rank, `trainer.lora: {}` with checkpointing": TrainerSetUp(**fused, **adapter),
+        "sharded over 8 ranks, `trainer.lora: {}` with checkpointing": TrainerSetUp(
+            8, sharded=True, **fused, **adapter
+        ),
+    }
+    for row, set_up in rows.items():
+        sizes = [f"{memory.of_rank(shapes[one], set_up, prompts[one]).total / 1e9:.0f} GB" for one in shapes]
+        assert f"| {row} | {' | '.join(sizes)} |" in documentation
 
 
 @pytest.mark.usefixtures("eight_cards")

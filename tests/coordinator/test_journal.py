@@ -15,6 +15,7 @@ from dart.commands.plot import learning_curve, read_metrics
 from dart.coordinator.service.journal import Journal
 from dart.errors import UserError
 from dart.rundir import RunDirectory
+from dart.store import lines
 from dart.store.database import Database, sqlite_url
 from dart.store.records import Event
 
@@ -70,7 +71,12 @@ def test_a_file_that_cannot_be_begun_anew_leaves_one_to_write_the_end_into(
         with pytest.raises(OSError, match="No space left"):
             journal.begin_anew()
     journal.event("failed", why="the disk is full")
+    assert journal.begin_anew(), "there is room again"
+    journal.event("update", update=2)
     journal.close()
+    lines.fold(tmp_path / "metrics.jsonl", lambda line: True)
+    told = [json.loads(line)["event"] for line in lines.read_lines(tmp_path / "metrics.jsonl")]
+    assert told == ["update", "failed", "update"]
 
 
 def test_a_curve_is_drawn_whatever_tasks_are_called(tmp_path: Path) -> None:

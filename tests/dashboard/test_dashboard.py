@@ -107,8 +107,24 @@ async def test_a_directory_that_was_renamed_is_opened_as_it_is_listed(run: RunDi
         assert (row["id"], overview["run"]) == ("renamed", row)
 
 
+async def test_a_run_that_takes_the_id_of_an_open_one_is_shown_instead(run: RunDirectory, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(run.path, first / "another")
+    there = RunDirectory(Path(shutil.copytree(run.path, second / run.name)))
+    library = Library([first, second])
+    transport = httpx.ASGITransport(make_dashboard(library, None).app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
+        asked = f"/api/runs/{run.name}"
+        assert (await client.get(asked)).json()["run"]["directory"] == str(there.path)
+        came = shutil.copytree(run.path, first / run.name)
+        library._listed = float("-inf")
+        await client.get("/api/runs")
+        assert (await client.get(asked)).json()["run"]["directory"] == str(came)
+    await library.close()
+
+
 async def test_each_copy_of_a_run_is_opened_as_it_is_listed(run: RunDirectory, tmp_path: Path) -> None:
-    places = [run.path.parent, tmp_path / "a" / "runs", tmp_path / "b" / "runs"]
+    places = [run.path.parent, tmp_path / "a" / "runs", tmp_path / "b" / "runs", tmp_path / "c" / "b" / "runs"]
     for number, place in enumerate(places[1:]):
         execute(
             RunDirectory(Path(shutil.copytree(run.path, place / run.name))),
@@ -117,7 +133,8 @@ async def test_each_copy_of_a_run_is_opened_as_it_is_listed(run: RunDirectory, t
     transport = httpx.ASGITransport(make_dashboard(Library(places), None).app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
         rows = (await client.get("/api/runs")).json()
-        ids = [run.name, f"{run.name} (a:runs)", f"{run.name} (b:runs)"]
+        end = f"{tmp_path.name}:b:runs"
+        ids = [run.name, f"{run.name} (a:runs)", f"{run.name} ({end})", f"{run.name} (c:b:runs)"]
         assert {row["id"]: row["directory"] for row in rows} == {
             id: str(place / run.name) for id, place in zip(ids, places, strict=True)
         }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import metadata
+
+from dart.core.capacity import devices
 
 ALWAYS = {
     "HF_HUB_OFFLINE": "1",  # Models are folders; nothing is looked up.
@@ -24,16 +25,8 @@ ON_CPU = {
 }
 
 
-def on_cpu() -> bool:
-    """Whether the installed torch lacks GPU support. Reads the package's metadata: it is too early to import torch."""
-    try:
-        return "+cpu" in metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return False
-
-
 def apply(extra: Mapping[str, str] | None = None) -> None:
     """Set what is not set yet, and always `extra` from the config. Call before torch or vllm is imported."""
     os.environ.update(extra or {})
-    for name, value in (ALWAYS | (ON_CPU if on_cpu() else {})).items():
+    for name, value in (ALWAYS | (ON_CPU if devices.on_cpu() else {})).items():
         os.environ.setdefault(name, value)

@@ -21,6 +21,7 @@ from multiprocessing import connection, context, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from dart.core.capacity import devices
 from dart.workers.rollout import environment
 from dart.workers.weights.owner import own_engines
 
@@ -29,7 +30,7 @@ def prepare() -> bool:
     """Import vLLM and fork the copy; True when there is one. Call once, first thing in the process."""
     own_engines()
     environment.apply()
-    if not environment.on_cpu() or not sys.platform.startswith("linux") or sys.version_info >= (3, 14):
+    if not devices.on_cpu() or not sys.platform.startswith("linux") or sys.version_info >= (3, 14):
         return False
     import vllm.model_executor.models.qwen3_vl
     import vllm.v1.engine.async_llm

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from dart.config import RolloutWorkerConfig, ServedAdapter
+from dart.core.capacity import devices
 from dart.core.capacity.memory import ENCODED_PROMPTS
 from dart.errors import UserError
 from dart.workers.rollout import environment, nursery
@@ -86,7 +87,7 @@ def settings(config: RolloutWorkerConfig) -> dict[str, object]:
     """The engine's arguments: the user's own, and those that they may not set (`dart.config.engine_args`)."""
     rollout = config.rollout
     replaceable: dict[str, object] = {
-        "block_size": 32 if environment.on_cpu() else None,
+        "block_size": 32 if devices.on_cpu() else None,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
@@ -138,7 +139,7 @@ def encoder_cache_tokens(config: RolloutWorkerConfig) -> int:
     """
     if config.rollout.encoder_cache_tokens is not None:
         return config.rollout.encoder_cache_tokens
-    return 0 if environment.on_cpu() else ENCODED_PROMPTS * config.max_images * config.screenshot_tokens
+    return 0 if devices.on_cpu() else ENCODED_PROMPTS * config.max_images * config.screenshot_tokens
 
 
 def start_vllm(config: RolloutWorkerConfig) -> AsyncLLM:

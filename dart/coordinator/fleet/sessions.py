@@ -207,7 +207,7 @@ class Worker:
         # a Worker is in a cycle, and what has lived for hours is seldom collected.
         self.outbox = Outbox()
         self.end.forget(self.outbox)
-        self.screenshots = Held(0)
+        self.screenshots = Held(self.screenshots.capacity)
 
     def fail_overdue(self, now: float, seconds: float) -> str:
         """Fail commands without an answer for `seconds`, or for as long as the worker said that they may take.

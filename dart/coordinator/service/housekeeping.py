@@ -144,14 +144,15 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     async def _keep_bounds(self) -> None:
-        directory = self._database.blobs.directory
-        if directory:
-            with self._put_off("put back"):
-                if again := await asyncio.to_thread(directory.put_back):
-                    self._journal.event("screenshots_put_back", files=again)
+        directory, put_back = self._database.blobs.directory, False
         while True:
+            if directory and not put_back:
+                with self._put_off("put back"):
+                    if again := await asyncio.to_thread(directory.put_back):
+                        self._journal.event("screenshots_put_back", files=again)
+                    put_back = True
             await asyncio.sleep(SWEEP_SECONDS)
-            if directory:
+            if directory and put_back:
                 with self._put_off("sweep"):
                     self._tell(await self.sweep(directory))
             with self._put_off("trim"):
@@ -174,8 +175,17 @@ class Housekeeping:
     # ---- screenshots ----
 
     async def sweep(self, directory: ScreenshotDirectory) -> Sweep:
-        """Look at every screenshot once, and remove those that may be removed."""
+        """Look at every screenshot once, and remove those that may be removed. Raises OSError, and records what it had
+        removed."""
         done = Sweep()
+        try:
+            await self._sweep(directory, done)
+        except OSError:
+            self._tell_removed(done)
+            raise
+        return done
+
+    async def _sweep(self, directory: ScreenshotDirectory, done: Sweep) -> None:
         before = self._untouched_since(self._retention.unused_seconds)
         for shard in range(SHARDS):
             files = await asyncio.to_thread(directory.files, shard)
@@ -185,7 +195,6 @@ class Housekeeping:
             await asyncio.sleep(SHARD_PAUSE_SECONDS)
         if self._most_bytes is not None and done.bytes > self._most_bytes:
             await self._make_room(directory, self._most_bytes * ROOM, done)
-        return done
 
     def _untouched_since(self, seconds: float) -> float:
         """The earlier of: this many seconds ago, and well before the oldest running episode began (Unix seconds)."""
@@ -211,7 +220,7 @@ class Housekeeping:
             done.trajectories += forgotten.trajectories
             done.took(await asyncio.to_thread(_removed, directory, forgotten.digests, before))
 
-    def _tell(self, done: Sweep) -> None:
+    def _tell_removed(self, done: Sweep) -> None:
         if done.removed:
             self._journal.event(
                 "screenshots_removed",
@@ -221,6 +230,9 @@ class Housekeeping:
                 trajectories=done.trajectories,
                 left_bytes=done.bytes,
             )
+
+    def _tell(self, done: Sweep) -> None:
+        self._tell_removed(done)
         full = self._most_bytes is not None and done.bytes > self._most_bytes
         if full and not self._told_full:
             self._journal.event(

@@ -64,11 +64,17 @@ class Journal:
         return self._file.tell()
 
     def begin_anew(self) -> bool:
-        """Set metrics.jsonl aside and begin a new one. Returns False if an earlier one is not folded yet."""
+        """Set metrics.jsonl aside and begin a new one. Returns False if an earlier one is not folded yet. Raises
+        OSError, and the old one is written on."""
         self._file.flush()
         if not lines.set_aside(self._path):
             return False
-        old, self._file = self._file, self._path.open("a", encoding="utf-8")  # if this fails, the old one stays open
+        try:
+            new = self._path.open("a", encoding="utf-8")
+        except OSError:
+            lines.take_back(self._path)
+            raise
+        old, self._file = self._file, new
         old.close()
         return True
 

@@ -176,14 +176,14 @@ class Training:
         return str(path), saved.weight_version
 
     async def _remove_old(self) -> None:
-        """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody is reading."""
+        """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody reads, or is about to."""
         loaded = self._start.checkpoint and self._start.checkpoint.name  # by replicas that restart
         for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
-            if Path(old.path).name in (loaded, self._uploads.copying):
+            if (name := Path(old.path).name) == loaded or self._uploads.needs(name):
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
-            await asyncio.to_thread(_remove, self._checkpoints / Path(old.path).name)
+            await asyncio.to_thread(_remove, self._checkpoints / name)
 
     async def _take_up(self) -> None:
         """Load counters, statistics and groups of the earlier process that this one resumes."""

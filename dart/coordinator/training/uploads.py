@@ -30,21 +30,28 @@ class Uploads:
         """The copies of this process."""
         self._one = asyncio.Lock()
         self._newest = ""
-        self.copying = ""
-        """The name of the folder that is being copied now, which must stay until then; empty if there is none."""
+        self._copying = ""
+        self._waiting: set[str] = set()
+        """The names of folders whose turn has not come."""
 
     async def copy(self, folder: Path) -> None:
         """Copy a sealed folder, unless a newer one waits for its turn by then."""
         if self._url is None:
             return
         self._newest = max(self._newest, folder.name)
-        async with self._one:
-            if folder.name == self._newest:
-                self.copying = folder.name
-                try:
+        self._waiting.add(folder.name)
+        try:
+            async with self._one:
+                if folder.name == self._newest:
+                    self._copying = folder.name
                     await self._copy(folder, self._url)
-                finally:
-                    self.copying = ""
+                    self._copying = ""
+        finally:
+            self._waiting.discard(folder.name)
+
+    def needs(self, name: str) -> bool:
+        """Whether the folder of this name must stay: it is being copied, or will be."""
+        return name == self._copying or (name == self._newest and name in self._waiting)
 
     async def _copy(self, folder: Path, url: str) -> None:
         began, stop = time.monotonic(), threading.Event()

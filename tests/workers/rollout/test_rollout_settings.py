@@ -17,6 +17,7 @@ from vllm_alone.stand_ins import replaced_modules
 
 from dart import config
 from dart.config.engine_args import OWNED
+from dart.core.capacity import devices
 from dart.errors import UserError
 from dart.workers.rollout import environment, starting
 
@@ -37,7 +38,7 @@ def told(screenshot_tokens: int = 0, **rollout: Any) -> config.RolloutWorkerConf
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "on_cpu", lambda: False)
+    monkeypatch.setattr(devices, "on_cpu", lambda: False)
 
 
 def test_the_users_arguments_are_passed_on_and_may_replace_ours_where_nothing_relies_on_them(on_gpu: None) -> None:
@@ -110,7 +111,7 @@ def test_encodings_of_four_prompts_are_kept_on_a_gpu(on_gpu: None) -> None:
 
 
 def test_on_a_cpu_vllm_chooses_unless_the_config_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "on_cpu", lambda: True)
+    monkeypatch.setattr(devices, "on_cpu", lambda: True)
     assert starting.encoder_cache_tokens(told(2691)) == 0
     assert starting.encoder_cache_tokens(told(2691, encoder_cache_tokens=9)) == 9
     assert starting.settings(told())["block_size"] == 32
