@@ -21,6 +21,10 @@ MOST_HELD_SECONDS = 60.0
 """The longest that an action may hold a button, or a drag may take."""
 
 
+ROUNDING = 1e-6
+"""In pixels: a pixel divided by the width and multiplied by it again may be a trifle less than it was."""
+
+
 @unguarded
 @dataclass(frozen=True, slots=True)
 class Point:

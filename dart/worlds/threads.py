@@ -126,8 +126,10 @@ class Threaded(Env):
 
     async def close(self) -> None:
         """Waits until the environment has closed, unless its thread hangs: then it closes once the thread is free."""
-        if self._thread.waiting:
-            self._thread.put(self.env.close)
-        else:
-            await self._thread.call(self.env.close)
-        self._thread.end()
+        try:
+            if self._thread.waiting:
+                self._thread.put(self.env.close)
+            else:
+                await self._thread.call(self.env.close)
+        finally:
+            self._thread.end()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from dart.core.action import Action
 from dart.core.types import Observation, Task
 from dart.worlds import SyncEnv, Verdict, WorldOptions
@@ -49,3 +51,19 @@ async def test_one_that_is_made_too_late_is_closed_on_its_thread() -> None:
     assert await asyncio.to_thread(Slow.closed.wait, HANG_GUARD_SECONDS)
     made, closed = Slow.threads
     assert made == closed != threading.get_ident()
+
+
+class Stubborn(Slow):
+    def close(self) -> None:
+        raise OSError("it cannot be closed")
+
+
+async def test_the_thread_of_one_that_cannot_be_closed_ends_all_the_same() -> None:
+    Slow.go.set()
+    before = set(threading.enumerate())
+    made = await Threaded.start(Stubborn, "stubborn")
+    (thread,) = set(threading.enumerate()) - before
+    with pytest.raises(OSError, match="cannot be closed"):
+        await made.close()
+    await asyncio.to_thread(thread.join, HANG_GUARD_SECONDS)
+    assert not thread.is_alive()

@@ -133,10 +133,13 @@ class InputDevices:
         keys = [key for name in keysyms if (key := keyboard.of_keysym(name)) is not None]
         if mode in ("press", "down"):
             for key in keys:
-                yield from self._key_down(key)
+                yield from self._key_down(self._as_held(key))
         if mode in ("press", "up"):
             for key in reversed(keys):
-                yield from self._key_up(key)
+                yield from self._key_up(self._as_held(key))
+
+    def _as_held(self, key: keyboard.Key) -> keyboard.Key:
+        return keyboard.with_shift(key) if self._modifiers & keyboard.SHIFT else key
 
     def _character(self, character: str) -> Iterator[Call]:
         key = keyboard.of_character(character)

@@ -76,9 +76,11 @@ _PRINTABLE = [
 ]
 
 _CHARACTERS: dict[str, Key] = {}
+_WITH_SHIFT: dict[Key, Key] = {}
 for _plain, _with_shift, _code, _virtual in _PRINTABLE:
     _CHARACTERS[_with_shift] = Key(_with_shift, _code, _virtual, _with_shift, shifted=True)
     _CHARACTERS[_plain] = Key(_plain, _code, _virtual, _plain)
+    _WITH_SHIFT[_CHARACTERS[_plain]] = _CHARACTERS[_with_shift]
 _CHARACTERS["\n"] = _CHARACTERS["\r"] = _NAMED["Return"]
 _CHARACTERS["\t"] = _NAMED["Tab"]
 
@@ -99,6 +101,11 @@ def of_keysym(name: str) -> Key | None:
 def of_character(character: str) -> Key | None:
     """The key that types a character; None when no key of the layout does."""
     return _CHARACTERS.get(character)
+
+
+def with_shift(key: Key) -> Key:
+    """What the key is while Shift is held: "A" for "a", "!" for "1"."""
+    return _WITH_SHIFT.get(key, key)
 
 
 SHIFT_KEY = _NAMED["Shift_L"]

@@ -151,6 +151,8 @@ class Places:
         self._free: asyncio.Queue[Lease] = asyncio.Queue()
         self._granted = 0
         self._reason = ""
+        self._booted = False
+        """An environment has booted: what the world calls the user's mistake from now on is one machine's."""
         self._say: Callable[[pb.Slots], None] = lambda slots: None
 
     async def keep(self, say: Callable[[pb.Slots], None]) -> None:
@@ -246,10 +248,15 @@ class Places:
         while True:
             self._change(place, State.BOOTING)
             try:
-                return await self._lease()
-            except (EnvironmentFailure, Full) as error:
+                env = await self._lease()
+            except (EnvironmentFailure, Full, UserError) as error:
+                if isinstance(error, UserError) and not self._booted:
+                    raise
                 self._reason = str(error)[:MOST_REASON] or "the world is full"
                 log.warning("no environment: %s; again in %.0f s", self._reason, delay)
+            else:
+                self._booted = True
+                return env
             self._change(place, State.WAITING)
             await asyncio.sleep(delay)
             delay = min(2 * delay, MOST_DELAY_SECONDS)

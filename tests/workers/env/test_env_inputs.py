@@ -85,6 +85,26 @@ def test_a_drag_moves_with_the_button_held_and_ends_at_the_last_point() -> None:
                 ("keyUp", "Control", 0, ""),
             ],
         ),
+        (
+            a.Keys(("Shift_L", "1")),
+            [
+                ("rawKeyDown", "Shift", 8, ""),
+                ("keyDown", "!", 8, "!"),
+                ("keyUp", "!", 8, ""),
+                ("keyUp", "Shift", 0, ""),
+            ],
+        ),
+        (
+            a.Keys(("Control_L", "Shift_L", "a")),
+            [
+                ("rawKeyDown", "Control", 2, ""),
+                ("rawKeyDown", "Shift", 10, ""),
+                ("rawKeyDown", "A", 10, ""),
+                ("keyUp", "A", 10, ""),
+                ("keyUp", "Shift", 2, ""),
+                ("keyUp", "Control", 0, ""),
+            ],
+        ),
         (a.Keys(("no_such_key",)), []),
     ],
 )

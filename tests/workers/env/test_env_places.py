@@ -252,6 +252,17 @@ async def test_a_world_that_cannot_be_used_at_all_ends_the_worker() -> None:
     assert isinstance(ended.value.exceptions[0], UserError)
 
 
+async def test_one_that_cannot_be_used_once_others_have_been_is_only_one() -> None:
+    """A machine whose screen an episode has resized, say: no mistake in the config, and the others go on."""
+    script.renews = False
+    async with hosted() as host:
+        await host.reset("e")
+        script.leases = [UserError("the screen has another size")]
+        await host.release("e")
+        await host.until(1, 2)
+    assert any(told.reason == "the screen has another size" for told in host.said)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -44,10 +44,13 @@ class Phone:
     # ---- its life ----
 
     async def boot(self, screen: tuple[int, int]) -> None:
-        """Connect it, and wait until it runs. Raises UserError for another screen, or a keyboard that is missing."""
+        """Connect it, wait until it runs, and renew it: whoever had it before may have left anything there.
+
+        Raises UserError for another screen, or a keyboard that is missing.
+        """
         await self.adb.connect()
         await self.wait()
-        await self.measure()
+        await self.renew()
         if sorted(self.size) != sorted(screen):
             raise UserError(self.wrong_screen(screen))
         if self._options.typing == "adb_keyboard":

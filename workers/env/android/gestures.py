@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dart.core.action import Action, Click, Drag, Keys, Move, Point, Scroll, System, SystemKind, TypeText
+from dart.core.action import ROUNDING, Action, Click, Drag, Keys, Move, Point, Scroll, System, SystemKind, TypeText
 from dart.workers.env.android.keycodes import codes_of
 
 Typing = Literal["input", "adb_keyboard"]
@@ -29,8 +29,6 @@ EDGE = 0.05
 MOST_LINE = 1000
 """Characters of one command line, about 40 words: `input` takes up to half a second for each on old devices."""
 MOST_CLICKS = 5
-ROUNDING = 1e-6
-"""A pixel divided by the width and multiplied by it again may be a trifle less than it was."""
 MIDDLE = Point(0.5, 0.5)
 KEYBOARD = "com.android.adbkeyboard/.AdbIME"
 _KEYS: Mapping[SystemKind, str] = {

@@ -14,7 +14,7 @@ from itertools import pairwise
 from Xlib import XK, X, display
 from Xlib.ext import xtest
 
-from dart.core.action import Action, Button, Click, Drag, Keys, Move, Point, Scroll, TypeText
+from dart.core.action import ROUNDING, Action, Button, Click, Drag, Keys, Move, Point, Scroll, TypeText
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3}
 UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7
@@ -112,7 +112,7 @@ class InputDevices:
 
     def _move(self, at: Point) -> None:
         x, y = at.pixels(*self._size)
-        xtest.fake_input(self._display, X.MotionNotify, x=int(x), y=int(y))
+        xtest.fake_input(self._display, X.MotionNotify, x=int(x + ROUNDING), y=int(y + ROUNDING))
 
     def _go(self, at: Point | None) -> None:
         if at is not None:

@@ -91,7 +91,7 @@ def pointer_after(action: a.Action, pointer: a.Point) -> a.Point:
 
 def _place(at: a.Point, size: tuple[int, int]) -> dict[str, object]:
     px, py = at.pixels(*size)
-    return {"x": at.x, "y": at.y, "px": int(px), "py": int(py)}
+    return {"x": at.x, "y": at.y, "px": int(px + a.ROUNDING), "py": int(py + a.ROUNDING)}
 
 
 def find(path: str, data: JsonValue) -> JsonValue:

@@ -153,8 +153,7 @@ class Emulators(Pool):
             for machine, seen in self._first_seen.items()
             if max(now - seen, minutes[machine] * 60) > self._options.boot_seconds
         }
-        for machine in (self._journal.machines & ids - self.held) | old:
-            await self._delete(machine)
+        await asyncio.gather(*map(self._delete, (self._journal.machines & ids - self.held) | old))
         for order, sent in tuple(self._journal.orders.items()):
             if time.time() - sent > 2 * self._options.boot_seconds:  # what it made was listed as a stranger since
                 self._journal.failed(order)

@@ -31,6 +31,8 @@ from dart.worlds import Env, Full, UserError, Verdict, from_png
 log = logging.getLogger(__name__)
 TRIED_AGAIN_SECONDS = 900.0
 """How long a task that could not be graded here is refused at once."""
+OLD_SECONDS = 86_400.0
+"""Files of evaluations that nothing has touched for so long belong to no episode that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Shared:
 
     async def start(self) -> None:
         await asyncio.to_thread(check_installed, self.options.evaluators)
+        await asyncio.to_thread(remove_old, evaluations(self.options))
         await self.pool.start()
 
     async def close(self) -> None:
@@ -71,6 +74,23 @@ class Shared:
         async with contextlib.AsyncExitStack() as parts:
             for close in (self.client.aclose, self.downloads.close, self.pool.close, self.evaluators.close):
                 parts.push_async_callback(close)
+
+
+def evaluations(options: OSWorldOptions) -> Path:
+    """The folder for files of evaluations."""
+    return options.state_folder.expanduser() / "evaluations"
+
+
+def remove_old(folder: Path) -> None:
+    """Remove what workers that were killed left there. Others may be at work in the same folder."""
+    for found in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            if time.time() - found.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(found, ignore_errors=True)
+
+
+class WrongScreen(MachineError):
+    """A machine's screen is not as large as the config says."""
 
 
 class OSWorldEnv(Env):
@@ -87,11 +107,17 @@ class OSWorldEnv(Env):
 
     @classmethod
     async def boot(cls, shared: Shared) -> Self:
-        """Take a machine and wait until it answers. Raises Full, MachineError, and UserError for a wrong screen."""
+        """Take a machine, revert it if an episode may have left something there, and wait until it answers.
+
+        Raises Full, MachineError, and UserError for a wrong screen.
+        """
         env = cls(shared, await shared.pool.take())
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(env.close)
-            await env._ready()
+            try:
+                await (env._revert() if env._used else env._ready())
+            except WrongScreen as error:
+                raise UserError(str(error)) from None
             undo.pop_all()
         return env
 
@@ -163,6 +189,7 @@ class OSWorldEnv(Env):
     async def close(self) -> None:
         machine, self._machine = self._machine, None
         if machine is not None:
+            await self._remove_files(machine)
             await self._shared.pool.give_back(machine.address)
 
     # ---- the machine ----
@@ -179,18 +206,19 @@ class OSWorldEnv(Env):
         machine, self._machine = self._here(), None
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._shared.pool.give_back, machine.address)
+            await self._remove_files(machine)
             address = await self._shared.pool.revert(machine.address)
             undo.pop_all()
         self._machine, self._used = Machine(address, self._shared.client), False
         await self._ready()
 
     async def _ready(self) -> None:
-        """Wait until the machine answers. Raises UserError if its screen is not the one that the config says."""
+        """Wait until the machine answers. Raises WrongScreen if its screen is not the one that the config says."""
         machine = self._here()
         await machine.wait(self._settings.boot_seconds)
         image = _image(await machine.screenshot())
         if (image.width, image.height) != tuple(self.screen):
-            raise UserError(
+            raise WrongScreen(
                 f"environment.viewport is {list(self.screen)}, but the screen of {machine.address.url} has "
                 f"{image.width} x {image.height} pixels: write environment.viewport: [{image.width}, {image.height}]"
             )
@@ -216,9 +244,15 @@ class OSWorldEnv(Env):
     @property
     def _files(self) -> Path:
         """Where the evaluator keeps files of this episode: no two machines share a folder."""
-        machine = re.sub(r"[^\w.-]", "_", self._here().address.id)
         assert self._task is not None
-        return self._settings.state_folder.expanduser() / "evaluations" / machine / self._task.id
+        return self._files_of(self._here()) / self._task.id
+
+    def _files_of(self, machine: Machine) -> Path:
+        return evaluations(self._settings) / re.sub(r"[^\w.-]", "_", machine.address.id)
+
+    async def _remove_files(self, machine: Machine) -> None:
+        """Of a machine that is reverted or given back: the next one may have another name, for ever."""
+        await asyncio.to_thread(shutil.rmtree, self._files_of(machine), ignore_errors=True)
 
     def _clear_files(self) -> None:
         shutil.rmtree(self._files.parent, ignore_errors=True)

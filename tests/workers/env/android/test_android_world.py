@@ -107,12 +107,14 @@ async def test_renewing_by_a_command_of_the_users(phone: Device, tmp_path: Path)
     note = tmp_path / "note"
     command = f"""{sys.executable} -c "open('{note}', 'w').write('{{serial}}')" """
     async with leased(tmp_path, [phone.serial], renew=command) as env:
+        assert note.read_text() == phone.serial, "before the first episode too: who knows who had it"
+        note.unlink()
         assert await env.renew()
         assert note.read_text() == phone.serial
     for wrong, said in (("no-such-program", "cannot be started"), ("sh -c 'echo no >&2; exit 3'", "ended with 3: no")):
-        async with leased(tmp_path, [phone.serial], renew=wrong) as env:
-            with pytest.raises(DeviceError, match=said):
-                await env.renew()
+        with pytest.raises(DeviceError, match=said):
+            async with leased(tmp_path, [phone.serial], renew=wrong):
+                pass
 
 
 async def test_two_workers_never_share_a_device(phone: Device, tmp_path: Path) -> None:

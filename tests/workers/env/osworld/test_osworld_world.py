@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -282,20 +283,55 @@ async def test_a_static_host_is_reverted_by_a_command(prepared: tuple[Path, Path
             await world.start(OSWorldOptions.model_validate(raw), SCREEN)
             reverted = Path(f"{done}-127.0.0.1-{there[0].port}")
             reverted.unlink(missing_ok=True)
-            env = await world.lease()
-            assert await env.renew() is renewed, "whoever had the host before may have used it"
-            assert reverted.exists() is renewed
-            if renewed:
-                reverted.unlink()
-                await env.reset(Task("osworld", "os/write"))
-                assert not reverted.exists(), "it was reverted and not used since"
-                assert await env.renew() and reverted.exists()
-            await world.dispose(env)
-            again = await world.lease()  # the host is free again
             if not renewed:
-                with pytest.raises(MachineError, match="renew"):
-                    await again.reset(Task("osworld", "os/write"))
+                for _ in range(2):  # the host is free again
+                    with pytest.raises(MachineError, match="renew"):
+                        await world.lease()
+                await world.close()
+                continue
+            env = await world.lease()
+            assert reverted.exists(), "whoever had the host before may have used it"
+            reverted.unlink()
+            await env.reset(Task("osworld", "os/write"))
+            assert not reverted.exists(), "it was reverted and not used since"
+            assert await env.renew() and reverted.exists()
+            await world.dispose(env)
+            await world.lease()  # the host is free again
             await world.close()
+
+
+async def test_a_static_host_that_does_not_answer_is_reverted_all_the_same(
+    prepared: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An episode may have switched it off."""
+    with machines(1) as there, FakeMachine() as hook:
+        off, answer = [True], there[0]._answer
+        monkeypatch.setattr(there[0], "_answer", lambda *asked: (503, b"") if off else answer(*asked))
+        monkeypatch.setattr(hook, "_answer", lambda path, asked: (off.clear(), (200, b"done"))[1])
+        hosts, renew = [f"127.0.0.1:{there[0].port}"], f"http://127.0.0.1:{hook.port}/revert"
+        raw = options_of(prepared, there, tmp_path) | {"static": {"hosts": hosts, "renew": renew}}
+        world = OSWorld()
+        await world.start(OSWorldOptions.model_validate(raw), SCREEN)
+        assert await (await world.lease()).probe()
+        await world.close()
+
+
+async def test_files_of_an_evaluation_go_with_its_machine(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where every episode has a machine of another name, they would fill the disk."""
+    old = tmp_path / "evaluations" / "gone" / "os" / "write"
+    old.mkdir(parents=True)
+    os.utime(old.parents[1], (1.0, 1.0))
+    with machines(1) as there:
+        world = OSWorld()
+        await world.start(OSWorldOptions.model_validate(options_of(prepared, there, tmp_path)), SCREEN)
+        assert not old.parents[1].exists(), "a killed worker's"
+        env = await world.lease()
+        for end in (env.renew, lambda: world.dispose(env)):
+            await env.reset(Task("osworld", "os/write"))
+            assert list((tmp_path / "evaluations").iterdir())
+            await end()
+            assert list((tmp_path / "evaluations").iterdir()) == []
+        await world.close()
 
 
 async def test_workers_of_one_machine_never_have_the_same_host(prepared: tuple[Path, Path], tmp_path: Path) -> None:
