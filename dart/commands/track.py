@@ -86,10 +86,11 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
 def _begun(kind: str, project: str, inspector: Inspector, config: Mapping[str, JsonValue]) -> _Sent:
     directory = inspector.files.directory
     folder = (directory.trackers / kind).absolute()
-    tracked = Tracked(project, inspector.run_id, directory.name, config, folder)
     path = directory.trackers / f"{kind}.json"
     try:
-        return _Sent(kind, path, Following.read(path), make_tracker(kind, tracked))
+        at = Following.read(path)
+        tracked = Tracked(project, inspector.run_id, directory.name, config, folder, at.over)
+        return _Sent(kind, path, at, make_tracker(kind, tracked))
     except UserError:
         raise
     except Exception as error:

@@ -333,7 +333,7 @@ class Run:
 
     async def _workers_ready(self) -> None:
         """Wait for the replicas and at least one environment that the job needs; the trainer may still be loading."""
-        self._phase("starting")
+        self._phase("starting", begins=True)  # this process of the run
         none, patience = not self._job.environments(self.config), self.config.rollout.wait_for_all_seconds
         await self._roster.gather(lambda: none or bool(self.envs.slots), self.replicas, self.replicas_wanted, patience)
 
@@ -427,9 +427,9 @@ class Run:
             with contextlib.suppress(OSError):
                 self.journal.event("checkpoint_failed", version=self.progress.counts.version, why=why)
 
-    def _phase(self, phase: str) -> None:
+    def _phase(self, phase: str, **more: bool) -> None:
         self.progress.phase_changed(phase)
-        self.journal.event("phase", phase=phase)
+        self.journal.event("phase", phase=phase, **more)
 
     def _common(self) -> dict[str, Any]:
         return about(self.directory.name, self.config, self._roster.versions)

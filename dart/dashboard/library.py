@@ -27,8 +27,8 @@ class Library:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._open: OrderedDict[str, Inspector] = OrderedDict()
-        self._used = Counter[str]()
-        """How many callers of `run` use each run now."""
+        self._used = Counter[Inspector]()
+        """How many callers of `run` use each now."""
         self._opening = asyncio.Lock()
         self._rows: list[RunRow] = []
         self._kept: Kept = {}
@@ -49,31 +49,43 @@ class Library:
         async with self._opening:
             for row in self._rows:
                 found = self._open.get(row.id)
-                if found is not None and str(found.files.directory.path) != row.directory and not self._used[row.id]:
-                    await self._open.pop(row.id).close()
+                if found is not None and str(found.files.directory.path) != row.directory:
+                    await self._forget(row.id)
 
     @asynccontextmanager
     async def run(self, run_id: str) -> AsyncIterator[Inspector]:
         """The run, which stays open until the block ends. Raises NotFound for one that is in none of the folders,
         UserError for one that cannot be read."""
-        self._used[run_id] += 1
+        inspector = await self._opened(run_id)
         try:
-            yield await self._opened(run_id)
+            yield inspector
         finally:
-            self._used -= Counter([run_id])
+            self._used -= Counter([inspector])
+            if not self._used[inspector] and self._open.get(run_id) is not inspector:
+                await inspector.close()
 
     async def _opened(self, run_id: str) -> Inspector:
-        """Also closes what was asked for longest ago, where too many are open that nobody uses."""
+        """The run, in use. Also closes what was asked for longest ago, where too many are open that nobody uses."""
         async with self._opening:
             found = self._open.get(run_id)
+            if found is not None and await asyncio.to_thread(lambda: found.files.outdated):
+                await self._forget(run_id)
+                found = None
             if found is None:
                 found = await Inspector.open(self._directory(run_id), run_id)
                 self._open[run_id] = found
             self._open.move_to_end(run_id)
-            unused = [name for name in self._open if not self._used[name]]
+            self._used[found] += 1
+            unused = [name for name, one in self._open.items() if not self._used[one]]
             for name in unused[: max(0, len(self._open) - MOST_OPEN)]:
-                await self._open.pop(name).close()
+                await self._forget(name)
         return found
+
+    async def _forget(self, run_id: str) -> None:
+        """Whoever asks for the run from now on has it opened anew; those who use it now close it at the end."""
+        found = self._open.pop(run_id)
+        if not self._used[found]:
+            await found.close()
 
     def _directory(self, run_id: str) -> RunDirectory:
         found = by_id(run_directories(self._paths)).get(run_id)

@@ -1,6 +1,7 @@
 """`/metrics` for Prometheus: every run that is live, as its coordinator says at the moment of the scrape.
 
-Counters are those of the whole run and go on when it is resumed. Seconds of slots are of the coordinator's process.
+Counters are those of the whole run and go on when it is resumed; what a run that resumes from an earlier checkpoint
+takes back is a gauge. Seconds of slots are of the coordinator's process.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from dart.core.status import Status
 MOST_TASKS = 200
 """With more tasks than this, success by task is left out."""
 _COUNTERS = {
-    "updates": "Updates of the policy.",
     "trajectories": "Finished training trajectories.",
     "env_steps": "Actions in those trajectories.",
     "weight_syncs": "Replicas that took new weights.",
     "infrastructure_failures": "Attempts that ended because of a worker and not because of the policy.",
     "unparsable": "Steps whose text could not be read as an action.",
     "pooled": "Copies of pooled successes that replaced failures.",
+}
+_TAKEN_BACK = {
+    "updates": "Updates of the policy.",
     "trained_steps": "Steps that were trained on.",
     "trained_tokens": "Tokens that were trained on, of prompts and responses.",
 }
+"""Counts that are smaller after a run was resumed from an earlier checkpoint, which Prometheus would take for a counter
+that begins again at 0."""
 _Of: TypeAlias = Callable[[Status], Sequence[tuple[tuple[str, ...], float]]]
 """The values of one metric in a run, each with its labels."""
 _PARTS = {"environments": "env_time", "replicas": "rollout_time", "trainer": "trainer_time"}
@@ -58,7 +63,9 @@ class _Live(Collector):
         yield self._gauge("info", "A live run; always 1.", ("phase",), lambda it: [((it.phase,), 1.0)])
         for name, told in _COUNTERS.items():
             yield self._counter(name, told, (), _counted(name))
-        yield self._counter(
+        for name, told in _TAKEN_BACK.items():
+            yield self._gauge(name, told, (), _counted(name))
+        yield self._gauge(
             "fates", "Trajectories by what became of them.", ("fate",),
             lambda it: [((fate,), count) for fate, count in it.figures.counts.fates.items()],
         )  # fmt: skip

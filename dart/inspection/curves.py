@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Mapping, Sequence
 
@@ -31,22 +30,27 @@ async def curves(files: RunFiles) -> Curves:
     )
     trained = {row["update"]: json.loads(row["metrics_json"]) for row in made}
     updates: dict[int, tuple[float, Mapping[str, JsonValue]]] = {}
-    evaluations: list[tuple[float, Mapping[str, JsonValue]]] = []
+    """In ascending order."""
+    evaluations: list[EvaluationPoint] = []
     for row in told:
         data = json.loads(row["json"])
         if row["kind"] == "evaluation":
-            evaluations.append((row["unix_seconds"], data))
-        else:  # a run that resumed from an earlier checkpoint makes an update again: the later one counts
-            updates[int(data["update"])] = (row["unix_seconds"], data)
-    numbers = sorted(updates)
-    times = [updates[number][0] for number in numbers]
+            evaluations.append(_evaluation(row["unix_seconds"], data, next(reversed(updates), 0)))
+            continue
+        number = int(data["update"])
+        # A run that resumed from an earlier checkpoint makes updates again, and perhaps fewer: those of the policy that
+        # it has abandoned do not count.
+        while updates and next(reversed(updates)) >= number:
+            updates.popitem()
+        updates[number] = (row["unix_seconds"], data)
+    numbers = list(updates)
     return Curves(
         updates=tuple(numbers),
-        unix_seconds=tuple(times),
+        unix_seconds=tuple(updates[number][0] for number in numbers),
         trajectories=tuple(int(_number(updates[number][1].get("trajectories")) or 0) for number in numbers),
         series=_series([{**trained.get(number, {}), **updates[number][1]} for number in numbers]),
         by_task=_by_task([updates[number][1] for number in numbers]),
-        evaluations=tuple(_evaluation(when, data, numbers, times) for when, data in evaluations),
+        evaluations=tuple(evaluations),
     )
 
 
@@ -91,13 +95,10 @@ def _by_task(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, tuple[float |
     return {name: tuple(_number(one.get(name)) for one in rates) for name in names}
 
 
-def _evaluation(
-    when: float, data: Mapping[str, JsonValue], numbers: Sequence[int], times: Sequence[float]
-) -> EvaluationPoint:
-    before = bisect.bisect_right(times, when)
+def _evaluation(when: float, data: Mapping[str, JsonValue], update: int) -> EvaluationPoint:
     return EvaluationPoint(
         unix_seconds=when,
-        update=numbers[before - 1] if before else 0,
+        update=update,
         label=str(data.get("label", "")),
         decoding=str(data.get("decoding", "")),
         temperature=_number(data.get("temperature")),

@@ -120,7 +120,13 @@ class Inspector:
         record = await self.files.record()
         v, c = t.versions.c, t.trajectories.c
         counted = select(
-            select(func.max(v.update)).where(v.run_id == self.run_id).scalar_subquery().label("updates"),
+            # Not the largest: a run that resumed from an earlier checkpoint makes updates again.
+            select(v.update)
+            .where(v.run_id == self.run_id)
+            .order_by(v.created.desc())
+            .limit(1)
+            .scalar_subquery()
+            .label("updates"),
             select(func.count())
             .select_from(t.trajectories)
             .where(c.run_id == self.run_id)

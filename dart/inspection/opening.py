@@ -45,6 +45,24 @@ class NotFound(UserError):
     """The run has no such trajectory, group, task or screenshot."""
 
 
+def state_of(directory: RunDirectory) -> object:
+    """Changes when the run has. Reading makes an empty write-ahead log, which does not count."""
+    found = []
+    for file in (directory.database, directory.write_ahead_log):
+        with suppress(OSError):
+            if (status := file.stat()).st_size:
+                found.append((status.st_mtime_ns, status.st_size))
+    return is_held(directory.lock_file), found
+
+
+def _identity(directory: RunDirectory) -> object:
+    """Of the database's file: another one has another; None if it is not there."""
+    with suppress(OSError):
+        status = directory.database.stat()
+        return status.st_dev, status.st_ino
+    return None
+
+
 class RunFiles:
     """One run, to be read. Create it with `open` and end it with `close`."""
 
@@ -59,6 +77,7 @@ class RunFiles:
         """What is unusual about the files, a sentence each."""
         self.run_id = ""
         self._copied = copied
+        self._then = self._now()
         self._screenshots = files_at(directory.screenshots)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="inspection")
         self._mode = "mode=ro"
@@ -129,6 +148,17 @@ class RunFiles:
     def migrated(self) -> bool:
         """A migrated copy is read, because an older dart wrote the database."""
         return self._copied is not None
+
+    def _now(self) -> object:
+        return state_of(self.directory) if self.migrated else _identity(self.directory)
+
+    @property
+    def outdated(self) -> bool:
+        """What is read here is not the run that the directory has now: a copy of how it was, or one that was removed.
+
+        Where the database is elsewhere, it is never.
+        """
+        return not self._server and self._now() != self._then
 
     @property
     def _shown(self) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,17 +16,18 @@ from sqlalchemy import func, select
 from dart.core.status import Figures
 from dart.errors import UserError
 from dart.inspection.condition import newest_events
-from dart.inspection.opening import RunFiles
+from dart.inspection.opening import RunFiles, state_of
 from dart.inspection.records import Checkpoint, RunOverview, RunRow
 from dart.inspection.tokens import find_tokenizer
 from dart.rundir import RunDirectory
 from dart.store import tables as t
-from dart.store.lock import is_held
 from dart.store.records import RunKind, RunRecord, RunState
 
 SECRET = "(not shown)"
 _SECRET_WORDS = ("token", "key", "password", "secret")
 _REFERENCES = ("env:", "file:")
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*=).+")
+"""A variable and what a line of a shell assigns to it, with what follows."""
 _PARTS = ("coordinator", "env", "rollout", "train")
 """Of the config, or of the chart's values in it, whose `environment` holds variables."""
 
@@ -72,7 +73,7 @@ def _end(own: tuple[str, ...], all_of_name: Sequence[tuple[str, ...]]) -> str:
 
 
 Kept = dict[Path, tuple[object, RunRow]]
-"""By directory, the rows of runs that an older dart wrote, each with `_files` as they were then: reading one takes a
+"""By directory, the rows of runs that an older dart wrote, each with its `state_of` then: reading one takes a
 migrated copy of its database."""
 
 
@@ -90,7 +91,7 @@ async def rows_of(directories: Sequence[RunDirectory], kept: Kept | None = None)
 
 
 async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
-    now = _files(directory)
+    now = state_of(directory)
     then, row = kept.get(directory.path, (None, None))
     if row is not None and then == now:
         return replace(row, id=id)
@@ -107,16 +108,6 @@ async def _row(id: str, directory: RunDirectory, kept: Kept) -> RunRow:
     if files.migrated:
         kept[directory.path] = now, row
     return row
-
-
-def _files(directory: RunDirectory) -> object:
-    """Changes when the run's row may have. Reading makes an empty write-ahead log, which does not count."""
-    found = []
-    for file in (directory.database, directory.write_ahead_log):
-        with contextlib.suppress(OSError):
-            if (status := file.stat()).st_size:
-                found.append((status.st_mtime_ns, status.st_size))
-    return is_held(directory.lock_file), found
 
 
 def _unreadable(id: str, directory: RunDirectory, problem: str) -> RunRow:
@@ -198,8 +189,9 @@ async def _lost_screenshots(files: RunFiles) -> tuple[int, int]:
 
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The config, or a summary with it, without secrets. Replaced are all environment variables, and whatever has a
-    name that sounds like a secret's, unless it is a reference ("env:NAME", "file:PATH")."""
+    """The config, or a summary with it, without secrets. Replaced are all environment variables, what the lines of
+    `cluster.slurm.setup` assign, and whatever has a name that sounds like a secret's, unless it is a reference
+    ("env:NAME", "file:PATH")."""
     return {name: _masked((name,), value) for name, value in config.items()}
 
 
@@ -210,6 +202,8 @@ def _masked(path: tuple[str, ...], value: JsonValue) -> JsonValue:
         return [_masked(path, item) for item in value]
     if not isinstance(value, str) or not value:
         return value
+    if path[-2:] == ("slurm", "setup"):
+        return _ASSIGNED.sub(rf"\1{SECRET}", value)
     is_variable = len(path) > 2 and path[-3] in _PARTS and path[-2] == "environment"
     sounds_secret = path[-1].lower().endswith(_SECRET_WORDS) and not value.startswith(_REFERENCES)
     return SECRET if is_variable or sounds_secret else value

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
-from sqlalchemy.orm import aliased
 
 from dart.inspection.opening import NotFound, RunFiles
 from dart.inspection.records import PlanChange, PoolEntry, TaskDetail, TaskPoint, TaskRow
@@ -189,15 +188,9 @@ def _plans(connection: Connection, run_id: str, name: str) -> tuple[PlanChange, 
 
 def _pool(connection: Connection, run_id: str, suite: str, name: str) -> tuple[PoolEntry, ...]:
     """The successes that the experience pool may use, newest first, and how often it has."""
-    copy = aliased(t.trajectories)
-    uses = (
-        select(func.count())
-        .where(copy.c.run_id == run_id, copy.c.task_name == name, copy.c.pooled_from == _c.id)
-        .scalar_subquery()
-    )
     kinds = (GroupKind.TRAINING, GroupKind.COLLECTED)
     wanted = (
-        select(_c.id, _c.steps, _c.finished, _c.newest_version, uses.label("uses"))
+        select(_c.id, _c.steps, _c.finished, _c.newest_version)
         .join(t.groups, _g.id == _c.group_id)
         .where(
             _c.run_id == run_id, _c.suite == suite, _c.task_name == name, _c.success, _c.screenshots_kept,
@@ -206,4 +199,11 @@ def _pool(connection: Connection, run_id: str, suite: str, name: str) -> tuple[P
         .order_by(_c.finished.desc())
         .limit(100)
     )  # fmt: skip
-    return tuple(PoolEntry(*row) for row in connection.execute(wanted))
+    rows = connection.execute(wanted).all()
+    counted = (
+        select(_c.pooled_from, func.count())
+        .where(_c.run_id == run_id, _c.task_name == name, _c.pooled_from.in_([row.id for row in rows]))
+        .group_by(_c.pooled_from)
+    )
+    uses = dict(connection.execute(counted).tuples().all())
+    return tuple(PoolEntry(*row, uses.get(row.id, 0)) for row in rows)

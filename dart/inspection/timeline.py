@@ -18,8 +18,8 @@ from dart.inspection.opening import RunFiles
 from dart.inspection.records import Episodes, Lane, Mark, Span, Timeline
 from dart.store import tables as t
 
-KINDS = ("worker", "environments", "violation", "left_out", "sync_started", "sync", "sync_failed", "update", "stalled",
-         "checkpoint", "trainer_lost", "trainer_remark")  # fmt: skip
+KINDS = ("phase", "worker", "environments", "violation", "left_out", "sync_started", "sync", "sync_failed", "update",
+         "stalled", "checkpoint", "trainer_lost", "trainer_remark")  # fmt: skip
 MOST_EPISODES = 3_000
 TRAINER = "trainer"
 """The lane of all ranks together."""
@@ -35,11 +35,15 @@ class _Line:
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
-    def change(self, at: float, state: str, detail: str = "") -> None:
-        """The worker is in another state from `at` on."""
+    def close(self, at: float) -> None:
+        """Nothing is known of the worker from `at` on."""
         if self.spans and self.spans[-1].end is None:
             last = self.spans[-1]
-            self.spans[-1] = Span(last.start, at, last.state, last.detail)
+            self.spans[-1] = Span(last.start, max(at, last.start), last.state, last.detail)
+
+    def change(self, at: float, state: str, detail: str = "") -> None:
+        """The worker is in another state from `at` on."""
+        self.close(at)
         self.spans.append(Span(at, None, state, detail))
 
 
@@ -57,8 +61,15 @@ async def timeline(files: RunFiles, start: float | None, end: float | None) -> T
         select(c.sequence, c.unix_seconds, c.kind, c.json).where(own, c.kind.in_(KINDS)).order_by(c.sequence)
     )
     lines: dict[str, _Line] = {}
+    heard = first
     for row in told:
         data = json.loads(row["json"])
+        if row["kind"] == "phase":
+            if data.get("begins"):  # another process of the run; one that was killed recorded no end
+                for line in lines.values():
+                    line.close(heard)
+            continue
+        heard = row["unix_seconds"]
         # One event says of several replicas that they were left out.
         for each in [{**data, "replica": name} for name in data.get("replicas") or ()] or [data]:
             _note(lines, row["kind"], row["unix_seconds"], row["sequence"], each)

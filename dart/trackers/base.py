@@ -27,6 +27,8 @@ class Tracked:
     config: Mapping[str, JsonValue]
     folder: Path
     """Where a tracker that has no server keeps its files."""
+    over: bool = False
+    """It has been told how the run ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,13 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
     fresh = await updates_after(inspector.files, at.sequence)
     curves = await inspector.curves()
     sent = 0
+    known = set(curves.updates)
     for update, sequence in fresh.items():
+        at.sequence = sequence
+        if update not in known:  # of a policy that a resumed run has abandoned
+            continue
         tracker.numbers(update, _numbers(curves, update))
-        at.updates, at.sequence, sent = update, sequence, sent + 1
+        at.updates, sent = update, sent + 1
         at.pictures = min(at.pictures, update - 1)
     for point in curves.evaluations[at.evaluations :]:
         tracker.numbers(point.update, _held_out(point))

@@ -31,7 +31,8 @@ class MLflow:
         found = self._client.search_runs([self._experiment], f"tags.`dart.run` = '{tracked.id}'", max_results=1)
         if found:
             self._run: str = found[0].info.run_id
-            self._client.update_run(self._run, status="RUNNING")
+            if not tracked.over:
+                self._client.update_run(self._run, status="RUNNING")
         else:
             made = self._client.create_run(self._experiment, run_name=tracked.name, tags={"dart.run": tracked.id})
             self._run = made.info.run_id

@@ -123,6 +123,20 @@ async def test_a_run_that_takes_the_id_of_an_open_one_is_shown_instead(run: RunD
     await library.close()
 
 
+async def test_a_directory_that_is_begun_anew_is_shown_anew(run: RunDirectory, tmp_path: Path) -> None:
+    there = RunDirectory(Path(shutil.copytree(run.path, tmp_path / run.name)))
+    library = Library([tmp_path])
+    async with library.run(run.name) as first:
+        shutil.rmtree(there.path)
+        shutil.copytree(run.path, there.path)
+        execute(there, ("update runs set name = 'another'", ()))
+        async with library.run(run.name) as second, library.run(run.name) as third:
+            assert second is third is not first
+            assert (await second.row()).name == "another"
+    assert first.files._threads._shutdown, "closed once nobody used it"
+    await library.close()
+
+
 async def test_each_copy_of_a_run_is_opened_as_it_is_listed(run: RunDirectory, tmp_path: Path) -> None:
     places = [run.path.parent, tmp_path / "a" / "runs", tmp_path / "b" / "runs", tmp_path / "c" / "b" / "runs"]
     for number, place in enumerate(places[1:]):

@@ -51,8 +51,8 @@ def values(text: bytes) -> dict[tuple[str, ...], float]:
 
 def test_prometheus_reads_what_the_status_says() -> None:
     found = values(exposition([status(), status("r2", workers=())]))
-    assert found["dart_updates_total", "r1"] == found["dart_updates_total", "r2"] == 7
-    assert found["dart_fates_total", "dropped: stale", "r1"] == 10
+    assert found["dart_updates", "r1"] == found["dart_updates", "r2"] == 7
+    assert found["dart_fates", "dropped: stale", "r1"] == 10
     assert found["dart_environments_slot_seconds_total", "r1", "acting"] == 60
     assert found["dart_task_success_ratio", "r1", 'odd "name"\n\\'] == 0.5
     assert found["dart_utilisation_ratio", "replicas", "r1"] == 0.75

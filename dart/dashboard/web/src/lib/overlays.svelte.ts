@@ -7,6 +7,7 @@ export class Overlays {
   /** By run, why its curves cannot be shown. */
   errors = $state.raw<ReadonlyMap<string, string>>(new Map())
   #asked = new Set<string>()
+  #running = new Set<string>()
   #abort = new AbortController()
 
   /** Of those runs that have come, in this order. */
@@ -18,11 +19,18 @@ export class Overlays {
     for (const run of runs) if (!this.#asked.has(run)) void this.fetch(run)
   }
 
+  /** Ask again for those that were running. */
+  refresh(): void {
+    for (const run of this.#running) void this.fetch(run)
+  }
+
   async fetch(run: string): Promise<void> {
     this.#asked.add(run)
     const signal = this.#abort.signal
     try {
       const [overview, curves] = await Promise.all([get(api.run(run), signal), get(api.curves(run), signal)])
+      if (overview.run.state === 'running') this.#running.add(run)
+      else this.#running.delete(run)
       this.#told = new Map(this.#told).set(run, { id: run, started: overview.run.started, curves })
       this.errors = new Map([...this.errors].filter(([id]) => id !== run))
     } catch (error) {

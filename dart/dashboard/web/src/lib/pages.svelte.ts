@@ -62,6 +62,16 @@ export class Pages<Page, Row> {
     return signal.aborted ? null : page
   }
 
+  /** Keep the first rows alone, because a list that grows for days fills the page; the others come again if the reader
+   * scrolls there. `at`: where the page after a row begins. */
+  trim(most: number, at: (row: Row) => string): void {
+    const last = this.rows[most - 1]
+    if (this.loading || this.rows.length <= most || last === undefined) return
+    this.rows = this.rows.slice(0, most)
+    this.#next = at(last)
+    this.done = false
+  }
+
   /** What stands below `shown` rows ("12 events"). */
   end(shown: string, loading: string): string {
     if (this.error) return `${shown}; those that follow could not be loaded`

@@ -48,6 +48,22 @@ describe('a list in pages', () => {
     expect(it.rows).toEqual([5])
   })
 
+  it('lets go of rows that new ones have pushed far down, and asks for them again', async () => {
+    const asked: string[] = []
+    vi.stubGlobal('fetch', (address: string) => {
+      asked.push(address)
+      return Promise.resolve(answer({ rows: [5, 4, 3, 2, 1], next: '' }))
+    })
+    const it = pages()
+    await it.more(true)
+    it.trim(5, String)
+    expect([it.rows.length, it.done]).toEqual([5, true])
+    it.trim(2, String)
+    expect([it.rows, it.done]).toEqual([[5, 4], false])
+    await it.more()
+    expect(asked).toEqual(['/', '/4'])
+  })
+
   it('knows how many rows there were, also before the run has told', () => {
     expect(countThen(0, true, undefined)).toBe(0)
     expect(countThen(12, true, 30)).toBe(12)

@@ -15,6 +15,7 @@ export interface Pulse {
 const POLL_MILLISECONDS = 5000
 const PULSE_MILLISECONDS = 2000
 const FAILURES_UNTIL_POLLING = 3
+const RESUMED_MILLISECONDS = 15_000
 
 export class Live {
   status = $state.raw<RunStatus>()
@@ -28,6 +29,7 @@ export class Live {
   #source: EventSource | null = null
   #poll: ReturnType<typeof setInterval> | undefined
   #later: ReturnType<typeof setTimeout> | undefined
+  #resumed: ReturnType<typeof setInterval> | undefined
   #waiting: Pulse | null = null
   #pulsed = 0
   #failures = 0
@@ -54,11 +56,14 @@ export class Live {
       if ((data as Pulse).state === 'running') this.ended = false // it was resumed
     })
     on('problem', (data) => (this.problem = (data as { error: string }).error))
-    on('ended', () => {
+    on('ended', (data) => {
       if (this.#waiting) this.pulse = this.#waiting // no other comes
       this.ended = true
       this.stop()
       this.connection = 'open'
+      // One that was interrupted may be resumed, by a person or by a cluster that puts it in its queue again.
+      if ((data as { state: string }).state !== 'finished')
+        this.#resumed = setInterval(() => void this.#look(), RESUMED_MILLISECONDS)
     })
   }
 
@@ -67,7 +72,17 @@ export class Live {
     this.#source = null
     clearInterval(this.#poll)
     clearTimeout(this.#later)
+    clearInterval(this.#resumed)
     this.#waiting = null
+  }
+
+  /** Whether a run that was interrupted goes on. */
+  async #look(): Promise<void> {
+    if (document.hidden) return
+    const overview = await get(api.run(this.run)).catch(() => null)
+    if (overview?.run.state !== 'running' || !this.watchers || this.#source) return
+    clearInterval(this.#resumed)
+    this.start()
   }
 
   /** At most one pulse in two seconds, so that pages do not ask all the time. */

@@ -48,6 +48,24 @@ it('tells how far a run came that ends right after it has told something', () =>
   expect(vi.getTimerCount()).toBe(0)
 })
 
+it('notices that a run which was interrupted goes on', async () => {
+  let state = 'interrupted'
+  vi.stubGlobal('document', { hidden: false })
+  vi.stubGlobal('fetch', () => Promise.resolve(new Response(JSON.stringify({ run: { state } }))))
+  const live = watched()
+  const first = Source.last
+  first.send('ended', { state })
+  await vi.advanceTimersByTimeAsync(20_000)
+  expect([live.ended, Source.last]).toEqual([true, first])
+  state = 'running'
+  await vi.advanceTimersByTimeAsync(15_000)
+  expect(Source.last).not.toBe(first)
+  Source.last.send('events', { last: 1, updates: 1, trajectories: 8, state })
+  expect(live.ended).toBe(false)
+  live.stop()
+  expect(vi.getTimerCount()).toBe(0)
+})
+
 it('counts the same while it polls as in the stream', async () => {
   const answers: Record<string, unknown> = {
     '/api/runs/r/status': { live: true, status: { figures: { counts: { updates: 2, trajectories: 5 } } }, why: [] },
