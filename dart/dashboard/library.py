@@ -68,7 +68,7 @@ class Library:
         """The run, in use. Also closes what was asked for longest ago, where too many are open that nobody uses."""
         async with self._opening:
             found = self._open.get(run_id)
-            if found is not None and await asyncio.to_thread(lambda: found.files.outdated):
+            if found is not None and await asyncio.to_thread(found.files.outdated):
                 await self._forget(run_id)
                 found = None
             if found is None:

@@ -152,7 +152,6 @@ class RunFiles:
     def _now(self) -> object:
         return state_of(self.directory) if self.migrated else _identity(self.directory)
 
-    @property
     def outdated(self) -> bool:
         """What is read here is not the run that the directory has now: a copy of how it was, or one that was removed.
 

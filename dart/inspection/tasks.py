@@ -205,5 +205,5 @@ def _pool(connection: Connection, run_id: str, suite: str, name: str) -> tuple[P
         .where(_c.run_id == run_id, _c.task_name == name, _c.pooled_from.in_([row.id for row in rows]))
         .group_by(_c.pooled_from)
     )
-    uses = dict(connection.execute(counted).tuples().all())
+    uses: dict[str, int] = {name: count for name, count in connection.execute(counted)}
     return tuple(PoolEntry(*row, uses.get(row.id, 0)) for row in rows)
