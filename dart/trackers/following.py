@@ -64,12 +64,11 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
     sent = 0
     known = set(curves.updates)
     for update, sequence in fresh.items():
+        if update in known:  # else it is of a policy that a resumed run has abandoned
+            tracker.numbers(update, _numbers(curves, update))
+            at.updates, sent = update, sent + 1
+            at.pictures = min(at.pictures, update - 1)
         at.sequence = sequence
-        if update not in known:  # of a policy that a resumed run has abandoned
-            continue
-        tracker.numbers(update, _numbers(curves, update))
-        at.updates, sent = update, sent + 1
-        at.pictures = min(at.pictures, update - 1)
     for point in curves.evaluations[at.evaluations :]:
         tracker.numbers(point.update, _held_out(point))
         at.evaluations, sent = at.evaluations + 1, sent + 1

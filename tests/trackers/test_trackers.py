@@ -190,12 +190,12 @@ def test_one_that_fails_is_told_once_and_goes_on_later_where_it_was(
     assert [update for update, _ in recording.told] == [1, 2]
     recording.failing_at = None
     assert track(run, "--to", "recording").exit_code == 0
-    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 0], "the last is the evaluation"
+    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 5], "the last is the evaluation"
 
 
 def test_a_tracker_that_is_named_twice_is_told_once(run: RunDirectory, recording: type[Recording]) -> None:
     assert track(run, "--to", "recording", "--to", "recording").output.count("recording: 6 updates") == 1
-    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 0]
+    assert [update for update, _ in recording.told] == [1, 2, 3, 4, 5, 5]
 
 
 def test_updates_that_a_resumed_run_makes_again_are_sent_again(run: RunDirectory, recording: type[Recording]) -> None:
