@@ -225,7 +225,7 @@ def test_interrupted_then_resumed(tmp_path: Path) -> None:
     assert shown["live"] and shown["status"]["phase"] == "training"
     assert {worker["worker_id"] for worker in shown["status"]["workers"]} >= {"env-0", "rollout-0", "train"}
     with urllib.request.urlopen(dashboard.split("/runs/")[0] + "/metrics", timeout=60) as answer:
-        assert f'dart_updates_total{{run="{run.name}"}}' in answer.read().decode()
+        assert f'dart_updates{{run="{run.name}"}}' in answer.read().decode()
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     assert process.wait(60) == 130
