@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from pydantic import JsonValue
 
 from dart.config import Tracking
 from dart.errors import UserError
@@ -18,7 +16,7 @@ from dart.inspection.inspector import Inspector
 from dart.inspection.runs import masked
 from dart.processes.settings import ending_signals, watch_parent
 from dart.rundir import RunDirectory
-from dart.store.records import RunState
+from dart.store.records import RunRecord, RunState
 from dart.trackers.base import KINDS, Tracked, Tracker, make_tracker
 from dart.trackers.following import Following, follow, tell_outcome
 
@@ -65,9 +63,7 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
         kinds = tuple(dict.fromkeys(options.to or tracking.to))
         if not kinds:
             raise UserError(f"no tracker is named: use --to with {', '.join(KINDS)}, or set tracking.to in the config")
-        trackers = [
-            _begun(kind, options.project or tracking.project, inspector, masked(record.config)) for kind in kinds
-        ]
+        trackers = [_begun(kind, options.project or tracking.project, inspector, record) for kind in kinds]
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in ending_signals():
@@ -83,13 +79,13 @@ async def _track(options: TrackOptions, directory: RunDirectory) -> None:
         raise UserError("\n".join(failed) + "\nthe run itself is not affected; `dart track RUN` continues from here")
 
 
-def _begun(kind: str, project: str, inspector: Inspector, config: Mapping[str, JsonValue]) -> _Sent:
+def _begun(kind: str, project: str, inspector: Inspector, record: RunRecord) -> _Sent:
     directory = inspector.files.directory
     folder = (directory.trackers / kind).absolute()
     path = directory.trackers / f"{kind}.json"
     try:
-        at = Following.read(path)
-        tracked = Tracked(project, inspector.run_id, directory.name, config, folder, at.over)
+        at = Following.read(path, record.id, record.started)
+        tracked = Tracked(project, at.id, directory.name, masked(record.config), folder, at.over)
         return _Sent(kind, path, at, make_tracker(kind, tracked))
     except UserError:
         raise
@@ -102,7 +98,8 @@ async def _send(
 ) -> None:
     while True:
         record = await inspector.files.record()
-        over = inspector.files.directory.state(record) != RunState.RUNNING
+        state = inspector.files.directory.state(record)
+        over = state != RunState.RUNNING
         for sent in trackers:
             await _one(inspector, sent, tracking, options)
         if over or not options.follow or stop.is_set() or all(sent.failed for sent in trackers):
@@ -114,7 +111,7 @@ async def _send(
     for sent in trackers:
         if not sent.failed:
             try:
-                sent.tracker.close()
+                sent.tracker.close(state)
             except Exception as error:  # noqa: BLE001  as below
                 sent.failed = f"{type(error).__name__}: {error}"
 

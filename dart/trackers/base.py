@@ -51,8 +51,8 @@ class Tracker(Protocol):
     def outcome(self, summary: Mapping[str, JsonValue], curve: Path | None) -> None:
         """The run is over. `curve`: the picture of its learning curve, if there is one."""
 
-    def close(self) -> None:
-        """Send what is left. The run may go on."""
+    def close(self, state: str) -> None:
+        """Send what is left. `state`: the run's (RunState); one that is running, or was interrupted, may go on."""
 
 
 @dataclass(frozen=True, slots=True)

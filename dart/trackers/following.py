@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 FRAMES, COLUMNS, FRAME_WIDTH = 12, 4, 320
 """The most steps in one picture, how many of them side by side, and their width in pixels."""
+_DATED = re.compile(r"-\d{8}-\d{6}")
+"""In the name of a directory that dart named."""
 _TRAINER = "trainer."
 """Curves hold the trainer's numbers twice, also under the name that the event gives them."""
 
@@ -42,10 +46,21 @@ class Following:
     pictures: int = 0
     over: bool = False
     """It has been told how the run ended."""
+    id: str = ""
+    """What it calls the run."""
 
     @classmethod
-    def read(cls, path: Path) -> Following:
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
+    def read(cls, path: Path, run_id: str, started: float) -> Following:
+        """As kept at `path`, or from the beginning of the run with this id, which began at `started` (Unix seconds).
+
+        A run's id is the name of its directory. One that a person or a cluster chose may come again, and two runs must
+        not become one: what it is called then says when it began, too.
+        """
+        found = cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
+        if not found.id:
+            is_own = path.exists() or _DATED.search(run_id)
+            found.id = run_id if is_own else f"{run_id}-{hashlib.sha256(repr(started).encode()).hexdigest()[:8]}"
+        return found
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from pydantic import JsonValue
 
+from dart.store.records import RunState
 from dart.trackers.base import Picture, Tracked
 
 MOST_METRICS = 500
 """A request takes at most a thousand."""
+
+_ENDED: Mapping[str, str] = {RunState.FAILED: "FAILED", RunState.INTERRUPTED: "KILLED"}
 
 
 class MLflow:
@@ -55,5 +58,7 @@ class MLflow:
             self._client.log_artifact(self._run, str(curve))
         self._client.set_terminated(self._run)
 
-    def close(self) -> None:
-        """Every request has been sent already."""
+    def close(self, state: str) -> None:
+        """Every request has been sent already, and one that finished has been ended with its outcome."""
+        if ended := _ENDED.get(state):
+            self._client.set_terminated(self._run, status=ended)

@@ -38,5 +38,5 @@ class SwanLab:
             with Image.open(curve) as picture:
                 swanlab.log({"learning_curve": swanlab.Image(picture.convert("RGB"))}, step=self._updates)
 
-    def close(self) -> None:
+    def close(self, state: str) -> None:
         swanlab.finish()

@@ -36,5 +36,5 @@ class TensorBoard:
             with Image.open(curve) as picture:
                 self._writer.add_image("learning_curve", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
 
-    def close(self) -> None:
+    def close(self, state: str) -> None:
         self._writer.close()

@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 from pydantic import JsonValue
 
+from dart.store.records import RunState
 from dart.trackers.base import Picture, Tracked
 
 
@@ -39,8 +40,8 @@ class WeightsAndBiases:
         if curve is not None:
             self._run.log({"learning_curve": self._wandb.Image(str(curve))})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, state: str) -> None:
+        self._run.finish(exit_code=int(state in (RunState.FAILED, RunState.INTERRUPTED)))
 
 
 class Trackio:
@@ -74,5 +75,5 @@ class Trackio:
             with Image.open(curve) as picture:
                 self._trackio.log({"learning_curve": self._trackio.Image(picture.convert("RGB"))}, step=self._updates)
 
-    def close(self) -> None:
+    def close(self, state: str) -> None:
         self._trackio.finish()

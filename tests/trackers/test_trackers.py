@@ -28,7 +28,7 @@ from dart.inspection.records import Curves
 from dart.inspection.runs import SECRET
 from dart.rundir import RunDirectory
 from dart.trackers import base
-from dart.trackers.following import FRAME_WIDTH, FRAMES, sheet
+from dart.trackers.following import FRAME_WIDTH, FRAMES, Following, sheet
 
 KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
 HANG_SECONDS = 180
@@ -164,7 +164,7 @@ class Recording:
     def outcome(self, summary: Mapping[str, JsonValue], curve: Any) -> None:
         self.outcomes.append(summary)
 
-    def close(self) -> None: ...
+    def close(self, state: str) -> None: ...
 
 
 @pytest.fixture
@@ -253,3 +253,38 @@ def test_a_sheet_shows_the_first_and_last_steps() -> None:
     assert whole.size == (4 * FRAME_WIDTH, 3 * 240)
     assert whole.getpixel((5, 5)) == (0, 0, 0) and whole.getpixel((whole.width - 5, whole.height - 5)) == (16, 0, 0)
     assert sheet(frames[:2]).size == (2 * FRAME_WIDTH, 240)
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("demo-20261127-093000", "demo-20261127-093000"), ("baseline", "baseline-")]
+)
+def test_runs_whose_directories_have_one_name_stay_two(tmp_path: Path, name: str, called: str) -> None:
+    """A cluster's release, or `--run runs/baseline`, after the first one was removed."""
+    path = tmp_path / "tracker.json"
+    first, second = (Following.read(path, name, started).id for started in (1.0, 2.0))
+    assert first.startswith(called) and (first == second) == (called == name)
+    at = Following.read(path, name, 1.0)
+    at.write(path)
+    assert Following.read(path, name, 3.0).id == first, "one that is continued keeps its name"
+    path.write_text('{"updates": 3}')
+    assert Following.read(path, name, 1.0).id == name, "as an older dart called it"
+
+
+def test_mlflow_knows_how_a_run_ended_however_often_it_is_told(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def status() -> str:
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{run.trackers / 'mlflow' / 'mlflow.db'}")
+        (experiment,) = [one for one in client.search_experiments() if one.name != "Default"]
+        (found,) = client.search_runs([experiment.experiment_id])
+        return str(found.info.status)
+
+    execute(run, ("update runs set state = 'failed'", ()))
+    tracked(run, "mlflow")
+    assert status() == "FAILED"
+    execute(run, ("update runs set state = 'finished'", ()))
+    for _ in range(2):
+        tracked(run, "mlflow")
+        assert status() == "FINISHED"
