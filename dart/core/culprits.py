@@ -160,9 +160,6 @@ def _sampling(overdue: Overdue, scene: Scene) -> Stall:
             overdue.seconds, facts.label, facts.last_failure,
             f"look at the log of {facts.label}, and run `dart doctor` on its machine",
         )  # fmt: skip
-    if sender := _holds_up_all(scene):
-        return _unanswered(overdue, what, sender, "every replica waits for weights: look at its log, and whether "
-                           "replicas reach its machine; end it if it hangs, then continue with --resume")  # fmt: skip
     if debtor := _debtor(scene, SAMPLERS):
         return _unanswered(overdue, what, debtor, "its attempt is given up after server.reply_timeout_seconds, "
                            "or its world's own time limit; end the worker to restart it now")  # fmt: skip
@@ -173,15 +170,6 @@ def _sampling(overdue: Overdue, scene: Scene) -> Stall:
                      advice=advice)  # fmt: skip
     return Stall(overdue.kind, what, f"replicas: the environments are {doing}", overdue.seconds, "the queue of turns",
                  advice="add replicas, or look at the replicas' logs")  # fmt: skip
-
-
-def _holds_up_all(scene: Scene) -> list[Owed]:
-    """The trainer's rank that sends weights, if all of several replicas are out of service for them: then it is not
-    they."""
-    replicas = scene.workers("rollout")
-    sender = _debtor(scene, ["train"])
-    waiting = len(replicas) > 1 and all(one.state == "syncing" for one in replicas)
-    return sender if waiting and sender and sender[0].command == "send_weights" else []
 
 
 def _trainer(overdue: Overdue, scene: Scene) -> Stall:

@@ -115,17 +115,10 @@ def test_a_router_that_prefers_the_failing_replica_does_not_make_the_share_of_th
 
 
 def test_a_trainer_that_hangs_is_the_culprit_of_the_stall(run: Run) -> None:
-    outcome = run(Planned(Fault.TRAINER_HANGS, 1200.0, 1000.0, 0.0), hours=0.8)  # not in its first update
+    outcome = run(Planned(Fault.TRAINER_HANGS, 1200.0, 1000.0, 0.0), hours=0.8)  # not in its first update, which may take long
     assert outcome.wrong == []
     assert ("trainer", "train (rank 0)") in {(kind, culprit) for _, kind, culprit in outcome.stalls}
     assert "weights" not in {kind for _, kind, _ in outcome.stalls}, "the replicas are not to blame"
-
-
-def test_a_trainer_that_hangs_while_it_sends_weights_is_the_culprit_too(run: Run) -> None:
-    """No replica serves then: each is out of service for weights that do not come."""
-    outcome = run(Planned(Fault.TRAINER_HANGS, 600.0, 1000.0, 0.0), hours=0.8)
-    blamed = {culprit for when, _, culprit in outcome.stalls if when < 1600.0}
-    assert "train (rank 0)" in blamed and blamed <= {"train (rank 0)", "the queue of turns"}
 
 
 def test_environments_that_all_hang_are_the_culprits_of_the_stall(run: Run) -> None:

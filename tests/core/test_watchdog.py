@@ -239,18 +239,6 @@ def test_environments_that_are_renewed_for_ever_are_named() -> None:
     assert (stall.waits_for, stall.culprit) == ("environments, which are 4 renewing", "the environments")
 
 
-def test_where_every_replica_waits_for_weights_it_is_the_sender_that_holds_sampling_up() -> None:
-    first, second = replace(REPLICA, state="syncing"), replace(REPLICA, worker_id="rollout-1", state="syncing")
-    owed = {
-        "rollout_0": Owed("rollout-0", "load_weights", 400.0),
-        "train_0": Owed("train-0 (rank 0)", "send_weights", 90.0),
-    }
-    stall = explain(Overdue(Kind.STEP, 312.0), scene(ENV, first, second, RANK, **owed))
-    assert stall.culprit == "train-0 (rank 0)" and "has not answered send_weights for 90 s" in stall.waits_for
-    serving = scene(ENV, first, replace(second, state="ready"), RANK, **owed)
-    assert explain(Overdue(Kind.STEP, 312.0), serving).culprit == "rollout-0"
-
-
 def test_a_hung_rank_is_named_with_its_command() -> None:
     stall = explain(
         Overdue(Kind.TRAINER, 312.0),
