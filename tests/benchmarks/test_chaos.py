@@ -115,7 +115,7 @@ def test_a_router_that_prefers_the_failing_replica_does_not_make_the_share_of_th
 
 
 def test_a_trainer_that_hangs_is_the_culprit_of_the_stall(run: Run) -> None:
-    outcome = run(Planned(Fault.TRAINER_HANGS, 1200.0, 1000.0, 0.0), hours=0.8)  # not in its first update, which may take long
+    outcome = run(Planned(Fault.TRAINER_HANGS, 1200.0, 1000.0, 0.0), hours=0.8)  # not in its first update
     assert outcome.wrong == []
     assert ("trainer", "train (rank 0)") in {(kind, culprit) for _, kind, culprit in outcome.stalls}
     assert "weights" not in {kind for _, kind, _ in outcome.stalls}, "the replicas are not to blame"
