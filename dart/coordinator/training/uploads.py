@@ -44,8 +44,10 @@ class Uploads:
             async with self._one:
                 if folder.name == self._newest:
                     self._copying = folder.name
-                    await self._copy(folder, self._url)
-                    self._copying = ""
+                    try:
+                        await self._copy(folder, self._url)
+                    finally:
+                        self._copying = ""
         finally:
             self._waiting.discard(folder.name)
 

@@ -157,14 +157,20 @@ async def test_else_it_is_out_of_the_rotation_all_the_while(tmp_path: Path, tran
         assert made.serves
 
 
+async def draining(made: Stage) -> Request[Worker]:
+    """The replica has left the rotation for version 1, and this request still keeps it busy."""
+    request = Request[Worker]()
+    assert made.replicas.take(request, time.monotonic()) is not None
+    made.sync.staged(1, TENSORS)
+    while made.serves:
+        await asyncio.sleep(0)
+    return request
+
+
 async def test_over_nccl_the_trainer_sends_once_the_replica_has_drained(tmp_path: Path) -> None:
     """A broadcast that waits for a replica's last answers would occupy the trainer's GPU meanwhile."""
     async with stage(tmp_path, "nccl", capable=True) as made:
-        request = Request[Worker]()
-        assert made.replicas.take(request, time.monotonic()) is not None
-        made.sync.staged(1, TENSORS)
-        while made.serves:
-            await asyncio.sleep(0)
+        request = await draining(made)
         await asyncio.sleep(0.05)
         assert made.seen == []
         made.replicas.served(request, time.monotonic())
@@ -177,11 +183,7 @@ async def test_over_nccl_the_trainer_sends_once_the_replica_has_drained(tmp_path
 async def test_over_nccl_a_replica_gets_the_version_that_is_newest_once_it_has_drained(tmp_path: Path) -> None:
     """The trainer may have dropped the one that was newest when the replica left the rotation."""
     async with stage(tmp_path, "nccl", capable=True) as made:
-        request = Request[Worker]()
-        assert made.replicas.take(request, time.monotonic()) is not None
-        made.sync.staged(1, TENSORS)
-        while made.serves:
-            await asyncio.sleep(0)
+        request = await draining(made)
         made.sync.staged(2, TENSORS)
         made.replicas.served(request, time.monotonic())
         await made.sync.settled()
@@ -208,10 +210,7 @@ async def test_over_nccl_a_request_that_does_not_end_fails_the_transfer_alone(tm
 
 async def test_over_nccl_nothing_is_sent_to_a_replica_that_is_lost_while_it_drains(tmp_path: Path) -> None:
     async with stage(tmp_path, "nccl", capable=True) as made:
-        made.replicas.take(Request[Worker](), time.monotonic())
-        made.sync.staged(1, TENSORS)
-        while made.serves:
-            await asyncio.sleep(0)
+        await draining(made)
         made.fleet.lose(made.fleet.workers["replica"], "its machine is gone")
         while not (failed := made.events("sync_failed")):
             await asyncio.sleep(0.01)

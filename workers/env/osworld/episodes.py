@@ -189,8 +189,10 @@ class OSWorldEnv(Env):
     async def close(self) -> None:
         machine, self._machine = self._machine, None
         if machine is not None:
-            await self._remove_files(machine)
-            await self._shared.pool.give_back(machine.address)
+            try:
+                await self._remove_files(machine)
+            finally:  # cancelled, too: a machine costs money
+                await self._shared.pool.give_back(machine.address)
 
     # ---- the machine ----
 
