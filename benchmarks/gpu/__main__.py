@@ -6,7 +6,7 @@ depth. Writes results/gpu/CARD.json after each measurement, so that a run that i
 replaces only what it measures. `--only` names some; `--unfused` measures without `trainer.fused_kernels`, and writes
 NAME_unfused; `--device cpu --tiny` shows that everything runs and measures nothing.
 
-`python -m benchmarks.gpu.pair` is for two or more GPUs and vLLM.
+Three more need vLLM: `benchmarks.gpu.replica` and `benchmarks.gpu.shared` for one GPU, `benchmarks.gpu.pair` for more.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
 
 from benchmarks.gpu import passes, pieces, update
 from benchmarks.gpu.bench import Bench, Result
+from benchmarks.gpu.record import file_of, record
 from benchmarks.gpu.subject import full, tiny
-from dart.coordinator.summary import machine, software, write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 MEASUREMENTS: dict[str, Callable[[Bench], Result]] = {
@@ -59,7 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
     scale = tiny() if options.tiny else full()
     bench = Bench(torch.device(options.device), scale, 0 if options.tiny else 3, fused=not options.unfused)
     began = time.monotonic()
-    path = _path(bench, options.output, tiny=options.tiny)
+    card = _card(bench)
+    path = file_of(options.output, "", f"{card['name']}{'-tiny' if options.tiny else ''}")
+    what = "real: the trainer's passes over random weights" + (", tiny" if options.tiny else "")
+    about = {"name": "gpu", "real_or_simulated": what, "card": card}
     for name in MEASUREMENTS:
         if name not in options.only:
             continue
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}: left out, because {options.seconds:g} s are over")
             continue
         result = _measured(bench, name)
-        _write(path, bench, f"{name}_unfused" if options.unfused else name, result, tiny=options.tiny)
+        record(path, about, f"{name}_unfused" if options.unfused else name, result)
     print(path)
 
 
@@ -84,30 +85,11 @@ def _measured(bench: Bench, name: str) -> Result:
     return result
 
 
-def _path(bench: Bench, folder: Path, *, tiny: bool) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    card = torch.cuda.get_device_name(bench.device) if bench.on_gpu else "cpu"
-    return folder / f"{card.replace(' ', '-')}{'-tiny' if tiny else ''}.json"
-
-
-def _write(path: Path, bench: Bench, name: str, result: Result, *, tiny: bool) -> None:
-    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
-    card: dict[str, object] = {"name": "cpu"}
-    if bench.on_gpu:
-        found = torch.cuda.get_device_properties(bench.device)
-        card = {"name": found.name, "bytes": found.total_memory, "processors": found.multi_processor_count}
-    write_json(
-        path,
-        {
-            "name": "gpu",
-            "real_or_simulated": "real: the trainer's passes over random weights" + (", tiny" if tiny else ""),
-            "card": card,
-            "machine": machine(),
-            "versions": software() | {"torch": torch.__version__, "transformers": transformers.__version__},
-            "date": time.strftime("%Y-%m-%d"),
-            "results": known | {name: result},
-        },
-    )
+def _card(bench: Bench) -> dict[str, object]:
+    if not bench.on_gpu:
+        return {"name": "cpu"}
+    found = torch.cuda.get_device_properties(bench.device)
+    return {"name": found.name, "bytes": found.total_memory, "processors": found.multi_processor_count}
 
 
 if __name__ == "__main__":

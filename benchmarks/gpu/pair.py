@@ -18,20 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from benchmarks.gpu.record import file_of, record
+from benchmarks.gpu.trial import Trial, told, train
+from benchmarks.gpu.trial import findings as trial_findings
 from dart.config import Config, load
-from dart.coordinator.summary import machine, software, write_json
 from dart.processes.gpus import cards_of, gpus_here
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +37,6 @@ MOST_DIFFERENCE = 0.05
 """Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
 off]."""
 UPDATES = 8
-LONGEST_SECONDS = 900.0
-"""Of one set-up; a run that hangs is ended then, which is a failure."""
-LOOK_SECONDS = 0.5
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +73,15 @@ def config_of(set_up: SetUp, folder: Path) -> Config:
     return load(CONFIG, set_up.overrides(folder))
 
 
-def findings(set_up: SetUp, events: Sequence[Event], code: int | None, killed: tuple[str, int] | None) -> list[str]:
-    """What is not as it should be; empty if everything is.
-
-    code: the run's exit code, None if it had to be ended. killed: the replica that was killed, and the number of events
-    before that.
-    """
-    wrong = []
-    if code != 0:
-        wrong.append("the run did not end by itself" if code is None else f"the run's exit code is {code}")
-    updates = [event for event in events if event["event"] == "update"]
-    if len(updates) < UPDATES:
-        wrong.append(f"{len(updates)} of {UPDATES} updates were made")
-    syncs = [event for event in events if event["event"] == "sync"]
-    if not syncs:
-        wrong.append("no weights arrived")
-    if not set_up.kill:
-        wrong += [f"a transfer failed: {event['why']}" for event in events if event["event"] == "sync_failed"]
-    difference, tokens = parity(updates)
-    if tokens == 0:
-        wrong.append("no token was trained on at the version that sampled it, so nothing is known of parity")
-    elif difference > MOST_DIFFERENCE:
-        wrong.append(f"log-probabilities differ by {difference:.4f} on average, more than {MOST_DIFFERENCE}")
+def findings(set_up: SetUp, trial: Trial) -> list[str]:
+    """What is not as it should be; empty if everything is."""
+    wrong = trial_findings(trial, updates=UPDATES, most_difference=MOST_DIFFERENCE)
     if set_up.kill:
-        if killed is None:
+        if trial.killed is None:
             wrong.append("no replica was killed")
         else:
-            name, before = killed
-            later = [event for event in events[before:] if event["event"] == "sync"]
+            name, before = trial.killed
+            later = [event for event in trial.events[before:] if event["event"] == "sync"]
             if not any(event["replica"] == name for event in later):
                 wrong.append(f"{name}, which was killed, got no weights afterwards")
             if not any(event["replica"] != name for event in later):
@@ -117,62 +89,10 @@ def findings(set_up: SetUp, events: Sequence[Event], code: int | None, killed: t
     return wrong
 
 
-def parity(updates: Sequence[Event]) -> tuple[float, float]:
-    """(mean difference, tokens) over all updates' tokens of the trainer's own version."""
-    told = [event.get("trainer", {}) for event in updates]
-    tokens = sum(one.get("same_version_tokens", 0.0) for one in told)
-    weighted = sum(one.get("same_version_tokens", 0.0) * one.get("same_version_difference", 0.0) for one in told)
-    return (weighted / tokens if tokens else 0.0), tokens
-
-
-def events_of(folder: Path) -> list[Event]:
-    """The lines of the run's metrics.jsonl that are complete."""
-    found = sorted(folder.glob("*/metrics.jsonl"))
-    if not found:
-        return []
-    lines = found[0].read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def run(set_up: SetUp, folder: Path) -> dict[str, object]:
-    choices = [part for override in set_up.overrides(folder) for part in ("--set", override)]
-    began = time.monotonic()
-    killed: tuple[str, int] | None = None
-    command = [sys.executable, "-m", "dart", "train", str(CONFIG), "--quiet", *choices]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        while (code := process.poll()) is None and time.monotonic() - began < LONGEST_SECONDS:
-            time.sleep(LOOK_SECONDS)
-            if set_up.kill and killed is None:
-                seen = events_of(folder)
-                if sum(event["event"] == "update" for event in seen) >= 2 and (name := _kill_replica(process.pid)):
-                    killed = name, len(seen)
-        if code is None:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-    events = events_of(folder)
-    updates = [event for event in events if event["event"] == "update"]
-    syncs = [event for event in events if event["event"] == "sync"]
-    difference, tokens = parity(updates)
-    wrong = findings(set_up, events, code, killed)
-    return {
-        "ok": not wrong, "findings": wrong, "seconds": round(time.monotonic() - began, 1), "updates": len(updates),
-        "syncs": len(syncs), "sync_seconds": [event["seconds"] for event in syncs],
-        "sync_bytes": syncs[-1]["bytes"] if syncs else 0, "same_version_difference": difference,
-        "same_version_tokens": tokens, "killed": killed[0] if killed else None,
-    }  # fmt: skip
-
-
-def _kill_replica(parent: int) -> str | None:
-    """Send SIGKILL to one of the run's roll-out workers; its name, or None if there is none."""
-    for child in psutil.Process(parent).children(recursive=True):
-        try:
-            words = child.cmdline()
-        except psutil.Error:
-            continue
-        if "--role" in words and words[words.index("--role") + 1] == "rollout":
-            child.kill()
-            return words[words.index("--id") + 1]
-    return None
+    trial = train(CONFIG, set_up.overrides(folder), folder, kill=set_up.kill, place=ROOT)
+    wrong = findings(set_up, trial)
+    return {"ok": not wrong, "findings": wrong} | told(trial)
 
 
 def possible(gpus: int) -> Iterator[SetUp]:
@@ -192,25 +112,13 @@ def main() -> None:
     if len(gpus) < 2:
         sys.exit(f"this machine has {len(gpus)} GPUs, and a transfer over NCCL needs two")
     cards = sorted({card.name for card in cards_of(gpus).values()})
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / f"pair-{'-'.join(cards).replace(' ', '-') or 'unknown'}.json"
-    results: dict[str, object] = {}
+    path = file_of(options.output, "pair", "-".join(cards) or "unknown")
+    what = "real: training runs of the demo with weights over NCCL"
     for set_up in possible(len(gpus)):
         with tempfile.TemporaryDirectory() as folder:
-            results[set_up.name] = run(set_up, Path(folder))
-        print(json.dumps({set_up.name: results[set_up.name]}), flush=True)
-        write_json(
-            path,
-            {
-                "name": "gpu_pair",
-                "real_or_simulated": "real: training runs of the demo with weights over NCCL",
-                "cards": cards,
-                "machine": machine(),
-                "versions": software(),
-                "date": time.strftime("%Y-%m-%d"),
-                "results": results,
-            },
-        )
+            result = run(set_up, Path(folder))
+        print(json.dumps({set_up.name: result}), flush=True)
+        record(path, {"name": "gpu_pair", "real_or_simulated": what, "cards": cards}, set_up.name, result)
     print(path)
 
 

@@ -1,0 +1,146 @@
+"""What trainer and replica on one GPU can show: `python -m benchmarks.gpu.shared`, on one GPU with vLLM.
+
+Real training runs, from pixels, of the tiny policy on the example's coloured boxes (examples/python/own_world.py, which
+needs no browser), in bfloat16 and with weights over gloo, one after another:
+
+- *eager* (`rollout.enforce_eager: true`) and *graphs* (vLLM compiles, and captures CUDA graphs);
+- *fp8* (`rollout.quantization: fp8`);
+- *adapter* (`trainer.lora`, sent and served as an adapter);
+- *killed replica*: after two updates the replica gets SIGKILL. The run must end by itself, and the replica's next
+  process must get weights.
+
+Expected of each: every update is made, no transfer fails, the replica's log-probabilities of its own samples agree with
+the trainer's forward pass of the same weights (`same_version_difference`), and held-out success rises, with disjoint
+intervals. `--only` names some; `--together` starts all at once, so that their times say nothing. Writes
+results/gpu/shared-CARD.json after each; a later run replaces only what it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.record import file_of, record
+from benchmarks.gpu.trial import Trial, told, train
+from benchmarks.gpu.trial import findings as trial_findings
+from dart.config import Config, load
+from dart.processes.gpus import cards_of, gpus_here
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+CONFIG = ROOT / "configs" / "miniwob_cpu.yaml"
+WORLD = ROOT / "examples" / "python"
+"""The folder in which `own_world` is found."""
+MOST_DIFFERENCE = 0.05
+"""Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
+off]."""
+MOST_DIFFERENCE_FP8 = 0.15
+"""The same with matrices multiplied in 8-bit floats [ours]."""
+UPDATES = 60
+EPISODES = 100
+"""Of each evaluation, held out."""
+SHOWN = ("env_steps", "train_seconds", "env_utilisation", "trainer_utilisation")
+"""Of summary.json."""
+SHARE = 0.08
+"""Of the GPU, for a replica: all set-ups fit one card together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    name: str
+    changes: tuple[str, ...] = ()
+    kill: bool = False
+    most_difference: float = MOST_DIFFERENCE
+
+    def overrides(self, folder: Path, updates: int = UPDATES, episodes: int = EPISODES) -> list[str]:
+        return [
+            f"run.directory={folder}", "model.dtype=bfloat16", "environment.kind=own_world:Boxes",
+            "environment.tasks.names=[boxes]", "rollout.replicas=1", "rollout.slots=32", "environment.slots=32",
+            f"rollout.engine_args={{gpu_memory_utilization: {SHARE}}}", "trainer.threads=null",
+            f"stop.updates={updates}", "stop.train_seconds=null", "stop.success_rate=null",
+            f"evaluation.episodes={episodes}", "server.port=0", "dashboard.enabled=false", *self.changes,
+        ]  # fmt: skip
+
+
+SET_UPS = (
+    SetUp("eager"),
+    SetUp("adapter", ("trainer.lora={rank: 16}", "trainer.learning_rate=1e-3")),
+    SetUp("fp8", ("rollout.quantization=fp8",), most_difference=MOST_DIFFERENCE_FP8),
+    SetUp("graphs", ("rollout.enforce_eager=false",)),
+    SetUp("killed replica", kill=True),
+)
+
+
+def config_of(set_up: SetUp, folder: Path) -> Config:
+    return load(CONFIG, set_up.overrides(folder))
+
+
+def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
+    """What is not as it should be; empty if everything is."""
+    wrong = trial_findings(trial, updates=updates, most_difference=set_up.most_difference)
+    if set_up.kill:
+        if trial.killed is None:
+            wrong.append("the replica was not killed")
+        elif not any(event["event"] == "sync" for event in trial.events[trial.killed[1] :]):
+            wrong.append("the replica, which was killed, got no weights afterwards")
+    before, after = trial.summary.get("success_before"), trial.summary.get("success_after")
+    for reading in ("greedy", "sampled"):
+        if not before or not after:
+            wrong.append("success was not measured before and after")
+            break
+        if after[reading]["low"] <= before[reading]["high"]:
+            wrong.append(f"{reading} success did not rise")
+    return wrong
+
+
+def run(set_up: SetUp, updates: int, episodes: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        trial = train(CONFIG, set_up.overrides(folder, updates, episodes), folder, kill=set_up.kill, place=WORLD)
+    wrong = findings(set_up, trial, updates)
+    rates = {
+        name: trial.summary.get(name) for name in ("success_before", "success_after", "env_steps", "train_seconds")
+    }
+    return {"ok": not wrong, "findings": wrong} | told(trial) | rates
+
+
+def runs(
+    chosen: list[SetUp], updates: int, episodes: int, *, together: bool
+) -> Iterator[tuple[str, dict[str, object]]]:
+    with ThreadPoolExecutor(len(chosen) if together else 1) as pool:
+        going = {pool.submit(run, one, updates, episodes): one.name for one in chosen}
+        for done in as_completed(going):
+            yield going[done], done.result() | {"beside_others": together}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [one.name for one in SET_UPS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--together", action="store_true", help="start all at once")
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="of each evaluation")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args(arguments)
+    gpus = gpus_here()
+    if not gpus:
+        sys.exit("this machine has no GPU that nvidia-smi lists")
+    card = cards_of(gpus[:1])
+    name = card[gpus[0]].name if card else "unknown"
+    path = file_of(options.output, "shared", name)
+    what = "real: training runs, trainer and vLLM on one GPU, weights over gloo"
+    chosen = [one for one in SET_UPS if one.name in options.only]
+    for one, result in runs(chosen, options.updates, options.episodes, together=options.together):
+        print(json.dumps({one: result}), flush=True)
+        record(path, {"name": "gpu_shared", "real_or_simulated": what, "card": name}, one, result)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
