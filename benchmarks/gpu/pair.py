@@ -1,7 +1,7 @@
 """What only two or more GPUs with vLLM can show: `python -m benchmarks.gpu.pair`. Unrun: nobody has had such a machine.
 
-Real training runs of the demo (configs/ladder_demo.yaml, so Chromium is needed) with `sync.transport: nccl` and
-bfloat16, one after another, and what is expected of each:
+Real training runs of the tiny policy on the example's coloured boxes (examples/python/own_world.py, which needs no
+browser) with `sync.transport: nccl` and bfloat16, one after another, and what is expected of each:
 
 - *transfer, TP 1* (two GPUs) and *transfer, TP 2* (three): every update's weights reach the replica over NCCL; none
   fails. The replica's log-probabilities of its own samples, screenshots and all, agree with the trainer's forward pass
@@ -25,14 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.record import file_of, record
-from benchmarks.gpu.trial import Trial, told, train
+from benchmarks.gpu.trial import CONFIG, RESULTS, Trial, overrides, told, train
 from benchmarks.gpu.trial import findings as trial_findings
 from dart.config import Config, load
 from dart.processes.gpus import cards_of, gpus_here
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-CONFIG = ROOT / "configs" / "ladder_demo.yaml"
 MOST_DIFFERENCE = 0.05
 """Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
 off]."""
@@ -54,10 +51,9 @@ class SetUp:
 
     def overrides(self, folder: Path) -> list[str]:
         return [
-            f"run.directory={folder}", "model.dtype=bfloat16", "sync.transport=nccl", "evaluation.episodes=0",
+            *overrides(folder, UPDATES, episodes=0), "sync.transport=nccl", "sync.max_unavailable=1",
             f"trainer.ranks={self.ranks}", f"rollout.replicas={self.replicas}",
             f"rollout.tensor_parallel={self.tensor_parallel}",
-            "sync.max_unavailable=1", f"stop.updates={UPDATES}", "stop.train_seconds=null", "trainer.threads=null",
         ]  # fmt: skip
 
 
@@ -90,7 +86,7 @@ def findings(set_up: SetUp, trial: Trial) -> list[str]:
 
 
 def run(set_up: SetUp, folder: Path) -> dict[str, object]:
-    trial = train(CONFIG, set_up.overrides(folder), folder, kill=set_up.kill, place=ROOT)
+    trial = train(set_up.overrides(folder), folder, kill=set_up.kill)
     wrong = findings(set_up, trial)
     return {"ok": not wrong, "findings": wrong} | told(trial)
 
@@ -113,7 +109,7 @@ def main() -> None:
         sys.exit(f"this machine has {len(gpus)} GPUs, and a transfer over NCCL needs two")
     cards = sorted({card.name for card in cards_of(gpus).values()})
     path = file_of(options.output, "pair", "-".join(cards) or "unknown")
-    what = "real: training runs of the demo with weights over NCCL"
+    what = "real: training runs with weights over NCCL"
     for set_up in possible(len(gpus)):
         with tempfile.TemporaryDirectory() as folder:
             result = run(set_up, Path(folder))

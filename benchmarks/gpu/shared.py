@@ -1,7 +1,7 @@
 """What trainer and replica on one GPU can show: `python -m benchmarks.gpu.shared`, on one GPU with vLLM.
 
-Real training runs, from pixels, of the tiny policy on the example's coloured boxes (examples/python/own_world.py, which
-needs no browser), in bfloat16 and with weights over gloo, one after another:
+Real training runs of the tiny policy on the example's coloured boxes (examples/python/own_world.py, which needs no
+browser), in bfloat16 and with weights over gloo, one after another:
 
 - *eager* (`rollout.enforce_eager: true`) and *graphs* (vLLM compiles, and captures CUDA graphs);
 - *fp8* (`rollout.quantization: fp8`);
@@ -27,16 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.record import file_of, record
-from benchmarks.gpu.trial import Trial, told, train
+from benchmarks.gpu.trial import CONFIG, RESULTS, Trial, overrides, told, train
 from benchmarks.gpu.trial import findings as trial_findings
 from dart.config import Config, load
 from dart.processes.gpus import cards_of, gpus_here
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-CONFIG = ROOT / "configs" / "miniwob_cpu.yaml"
-WORLD = ROOT / "examples" / "python"
-"""The folder in which `own_world` is found."""
 MOST_DIFFERENCE = 0.05
 """Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
 off]."""
@@ -59,13 +54,8 @@ class SetUp:
     most_difference: float = MOST_DIFFERENCE
 
     def overrides(self, folder: Path, updates: int = UPDATES, episodes: int = EPISODES) -> list[str]:
-        return [
-            f"run.directory={folder}", "model.dtype=bfloat16", "environment.kind=own_world:Boxes",
-            "environment.tasks.names=[boxes]", "rollout.replicas=1", "rollout.slots=32", "environment.slots=32",
-            f"rollout.engine_args={{gpu_memory_utilization: {SHARE}}}", "trainer.threads=null",
-            f"stop.updates={updates}", "stop.train_seconds=null", "stop.success_rate=null",
-            f"evaluation.episodes={episodes}", "server.port=0", "dashboard.enabled=false", *self.changes,
-        ]  # fmt: skip
+        share = f"rollout.engine_args={{gpu_memory_utilization: {SHARE}}}"
+        return [*overrides(folder, updates, episodes), "rollout.replicas=1", share, *self.changes]
 
 
 SET_UPS = (
@@ -102,7 +92,7 @@ def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
 def run(set_up: SetUp, updates: int, episodes: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trial = train(CONFIG, set_up.overrides(folder, updates, episodes), folder, kill=set_up.kill, place=WORLD)
+        trial = train(set_up.overrides(folder, updates, episodes), folder, kill=set_up.kill)
     wrong = findings(set_up, trial, updates)
     rates = {
         name: trial.summary.get(name) for name in ("success_before", "success_after", "env_steps", "train_seconds")

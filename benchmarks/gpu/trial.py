@@ -1,4 +1,7 @@
-"""A training run on GPUs, started as a user would start it, and what its events say of it."""
+"""A training run on GPUs, started as a user would start it, and what its events say of it.
+
+The tiny policy learns the example's coloured boxes (examples/python/own_world.py), from pixels and without a browser.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+CONFIG = ROOT / "configs" / "miniwob_cpu.yaml"
+WORLD = ROOT / "examples" / "python"
+"""The folder in which `own_world` is found."""
 LONGEST_SECONDS = 900.0
 """Of one run; one that hangs is ended then, which is a failure."""
 LOOK_SECONDS = 0.5
@@ -43,19 +51,23 @@ class Trial:
         return [event for event in self.events if event["event"] == "sync"]
 
 
-def train(
-    config: Path, overrides: Sequence[str], folder: Path, *, kill: bool = False, place: Path | None = None
-) -> Trial:
-    """`dart train CONFIG` to its end.
+def overrides(folder: Path, updates: int, episodes: int) -> list[str]:
+    """What every run changes in `CONFIG`. `episodes`: of each evaluation; 0: there is none."""
+    return [
+        f"run.directory={folder}", "model.dtype=bfloat16", "environment.kind=own_world:Boxes",
+        "environment.tasks.names=[boxes]", "environment.slots=32", "rollout.slots=32", "trainer.threads=null",
+        f"stop.updates={updates}", "stop.train_seconds=null", "stop.success_rate=null",
+        f"evaluation.episodes={episodes}", "server.port=0", "dashboard.enabled=false",
+    ]  # fmt: skip
 
-    overrides: with `run.directory=FOLDER`. kill: one replica gets SIGKILL after some updates. place: where it is
-    started.
-    """
-    choices = [part for override in overrides for part in ("--set", override)]
+
+def train(changes: Sequence[str], folder: Path, *, kill: bool = False) -> Trial:
+    """`dart train` to its end. `changes`: of `CONFIG`. `kill`: one replica gets SIGKILL after some updates."""
+    choices = [part for change in changes for part in ("--set", change)]
     began = time.monotonic()
     killed: tuple[str, int] | None = None
-    command = [sys.executable, "-m", "dart", "train", str(config), "--quiet", *choices]
-    with subprocess.Popen(command, cwd=place) as process:
+    command = [sys.executable, "-m", "dart", "train", str(CONFIG), "--quiet", *choices]
+    with subprocess.Popen(command, cwd=WORLD) as process:
         while (code := process.poll()) is None and time.monotonic() - began < LONGEST_SECONDS:
             time.sleep(LOOK_SECONDS)
             if kill and killed is None:
