@@ -112,8 +112,8 @@ def agent_of(stride: int) -> Agent:
 def config_of(folder: Path, options: argparse.Namespace) -> RolloutWorkerConfig:
     rollout: dict[str, Any] = {"slots": 32, "enforce_eager": options.eager, "max_tokens": 200}
     rollout |= {"max_model_len": 4096, "kv_cache_bytes": 1 << 28} if options.tiny else {"max_model_len": 32768}
-    if options.fp8:
-        rollout["quantization"] = "fp8"
+    rollout |= {"quantization": "fp8"} if options.fp8 else {}
+    rollout |= {"encoder_cache_tokens": options.encoder_cache_tokens}
     return RolloutWorkerConfig(
         model=Model(path=str(folder), dtype="bfloat16"),
         rollout=Rollout(**rollout),
@@ -267,6 +267,7 @@ async def measure(options: argparse.Namespace, path: Path, folder: Path) -> None
 
 def keep(path: Path, options: argparse.Namespace, name: str, result: Mapping[str, object]) -> None:
     name += (", eager" if options.eager else "") + (", fp8" if options.fp8 else "")
+    name += f", {options.encoder_cache_tokens} encoded tokens" if options.encoder_cache_tokens else ""
     print(json.dumps({name: result}), flush=True)
     what = "real: vLLM and the rollout worker's engine over random weights" + (", tiny" if options.tiny else "")
     record(path, {"name": "gpu_replica", "real_or_simulated": what}, name, result)
@@ -278,6 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="the model that ships with dart, and small screenshots")
     parser.add_argument("--eager", action="store_true", help="with rollout.enforce_eager")
     parser.add_argument("--fp8", action="store_true", help="with rollout.quantization: fp8")
+    parser.add_argument("--encoder-cache-tokens", type=int, help="rollout.encoder_cache_tokens (default: dart's own)")
     parser.add_argument("--episodes", type=int, default=16, help="at once")
     parser.add_argument("--steps", type=int, default=12, help="of each episode")
     parser.add_argument("--folder", type=Path, help="where to write the weights and leave them, or where they are")
