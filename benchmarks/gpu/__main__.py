@@ -22,10 +22,9 @@ import torch
 
 from benchmarks.gpu import passes, pieces, update
 from benchmarks.gpu.bench import Bench, Result
-from benchmarks.gpu.record import file_of, record
+from benchmarks.gpu.record import RESULTS, file_of, record
 from benchmarks.gpu.subject import full, tiny
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 MEASUREMENTS: dict[str, Callable[[Bench], Result]] = {
     "matmul": pieces.matmul,
     "update": update.update,

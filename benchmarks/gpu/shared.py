@@ -19,29 +19,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.record import file_of, record
-from benchmarks.gpu.trial import CONFIG, RESULTS, Trial, overrides, told, train
+from benchmarks.gpu.record import RESULTS, file_of, name_of, record
+from benchmarks.gpu.trial import CONFIG, MOST_DIFFERENCE, Trial, overrides, tried
 from benchmarks.gpu.trial import findings as trial_findings
 from dart.config import Config, load
-from dart.processes.gpus import cards_of, gpus_here
+from dart.processes.gpus import VISIBLE, gpus_here
 
-MOST_DIFFERENCE = 0.05
-"""Mean |log π_trainer − log π_engine| of a token at the same version, in nats [ours: bfloat16 puts each by about 0.01
-off]."""
 MOST_DIFFERENCE_FP8 = 0.15
-"""The same with matrices multiplied in 8-bit floats [ours]."""
+"""With matrices multiplied in 8-bit floats [ours]."""
 UPDATES = 60
 EPISODES = 100
 """Of each evaluation, held out."""
-SHOWN = ("env_steps", "train_seconds", "env_utilisation", "trainer_utilisation")
-"""Of summary.json."""
 SHARE = 0.08
 """Of the GPU, for a replica: all set-ups fit one card together."""
 
@@ -53,9 +48,9 @@ class SetUp:
     kill: bool = False
     most_difference: float = MOST_DIFFERENCE
 
-    def overrides(self, folder: Path, updates: int = UPDATES, episodes: int = EPISODES) -> list[str]:
+    def overrides(self, updates: int = UPDATES, episodes: int = EPISODES) -> list[str]:
         share = f"rollout.engine_args={{gpu_memory_utilization: {SHARE}}}"
-        return [*overrides(folder, updates, episodes), "rollout.replicas=1", share, *self.changes]
+        return [*overrides(updates, episodes), "rollout.replicas=1", share, *self.changes]
 
 
 SET_UPS = (
@@ -67,8 +62,8 @@ SET_UPS = (
 )
 
 
-def config_of(set_up: SetUp, folder: Path) -> Config:
-    return load(CONFIG, set_up.overrides(folder))
+def config_of(set_up: SetUp) -> Config:
+    return load(CONFIG, set_up.overrides())
 
 
 def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
@@ -80,33 +75,28 @@ def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
         elif not any(event["event"] == "sync" for event in trial.events[trial.killed[1] :]):
             wrong.append("the replica, which was killed, got no weights afterwards")
     before, after = trial.summary.get("success_before"), trial.summary.get("success_after")
-    for reading in ("greedy", "sampled"):
-        if not before or not after:
-            wrong.append("success was not measured before and after")
-            break
-        if after[reading]["low"] <= before[reading]["high"]:
-            wrong.append(f"{reading} success did not rise")
-    return wrong
+    if not before or not after:
+        return [*wrong, "success was not measured before and after"]
+    readings = ("greedy", "sampled")
+    return wrong + [f"{one} success did not rise" for one in readings if after[one]["low"] <= before[one]["high"]]
 
 
 def run(set_up: SetUp, updates: int, episodes: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        trial = train(set_up.overrides(folder, updates, episodes), folder, kill=set_up.kill)
-    wrong = findings(set_up, trial, updates)
-    rates = {
-        name: trial.summary.get(name) for name in ("success_before", "success_after", "env_steps", "train_seconds")
-    }
-    return {"ok": not wrong, "findings": wrong} | told(trial) | rates
+    changes = set_up.overrides(updates, episodes)
+    return tried(changes, lambda trial: findings(set_up, trial, updates), kill=set_up.kill)
 
 
 def runs(
     chosen: list[SetUp], updates: int, episodes: int, *, together: bool
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    with ThreadPoolExecutor(len(chosen) if together else 1) as pool:
+    """(name, result) of each, as they end."""
+    if not together:
+        yield from ((one.name, run(one, updates, episodes)) for one in chosen)
+        return
+    with ThreadPoolExecutor(len(chosen)) as pool:
         going = {pool.submit(run, one, updates, episodes): one.name for one in chosen}
         for done in as_completed(going):
-            yield going[done], done.result() | {"beside_others": together}
+            yield going[done], done.result() | {"beside_others": len(chosen) - 1}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -116,19 +106,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--together", action="store_true", help="start all at once")
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--episodes", type=int, default=EPISODES, help="of each evaluation")
+    parser.add_argument("--conditions", default="", help="a note for the result file")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
-    gpus = gpus_here()
+    gpus = gpus_here()[:1]
     if not gpus:
         sys.exit("this machine has no GPU that nvidia-smi lists")
-    card = cards_of(gpus[:1])
-    name = card[gpus[0]].name if card else "unknown"
-    path = file_of(options.output, "shared", name)
+    os.environ[VISIBLE] = gpus[0]
+    card = name_of(gpus)
+    path = file_of(options.output, "shared", card)
     what = "real: training runs, trainer and vLLM on one GPU, weights over gloo"
+    about = {"name": "gpu_shared", "real_or_simulated": what, "card": card}
     chosen = [one for one in SET_UPS if one.name in options.only]
-    for one, result in runs(chosen, options.updates, options.episodes, together=options.together):
-        print(json.dumps({one: result}), flush=True)
-        record(path, {"name": "gpu_shared", "real_or_simulated": what, "card": name}, one, result)
+    for name, result in runs(chosen, options.updates, options.episodes, together=options.together):
+        print(json.dumps({name: result}), flush=True)
+        record(path, about, name, result, options.conditions)
     print(path)
 
 

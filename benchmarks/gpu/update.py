@@ -7,33 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import random
-import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from PIL import Image, ImageDraw
-from transformers import AutoConfig, AutoModelForImageTextToText
 
 from benchmarks.gpu import subject as subjects
+from benchmarks.gpu import weights
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import Scale
-from dart.config import BUILTIN_MODELS, TrainWorkerConfig
+from benchmarks.gpu.weights import TOKENS
+from dart.config import TrainWorkerConfig
 from dart.core.capacity import memory, work
 from dart.v1 import image_pb2 as ipb
 from dart.v1 import session_pb2 as pb
 from dart.v1 import trajectory_pb2 as tpb
 from dart.workers.train.trainer import Trainer
 
-BUILTIN = BUILTIN_MODELS / "tiny-qwen3vl"
-"""Its tokenizer and image processor do for any model of the family."""
-TOKENS = {"image_token_id": 6, "video_token_id": 7, "vision_start_token_id": 3, "vision_end_token_id": 4}
-"""Of that tokenizer."""
 MEMORY_FOLDER = Path("/dev/shm")
 UPDATES = 3
 
@@ -46,7 +40,7 @@ def update(bench: Bench) -> Result:
     scale = bench.scale
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as name:
         folder = Path(name)
-        _write_model(bench, folder)
+        weights.write(folder, subjects.document_of(scale, scale.full_layers, scale.full_blocks), bench.device)
         bench.clear()
         began = time.monotonic()
         trainer = Trainer(_config(bench, folder))
@@ -96,25 +90,6 @@ def _copies(trainer: Trainer) -> Result:
     result["snapshot_host_bytes"] = process.memory_info().rss - before
     result["snapshot_bytes"] = sum(one.nbytes for one in copy.values())
     return result
-
-
-def _document(scale: Scale) -> dict[str, Any]:
-    return subjects.document_of(scale, scale.full_layers, scale.full_blocks) | TOKENS
-
-
-def _write_model(bench: Bench, folder: Path) -> None:
-    """A checkpoint with random weights, in bfloat16, made on the device because that is faster."""
-    scale = bench.scale
-    config = AutoConfig.for_model(**_document(scale))
-    with torch.device(bench.device):
-        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUILTIN / file, folder)
-    processor = json.loads((BUILTIN / "preprocessor_config.json").read_text(encoding="utf-8"))
-    processor["patch_size"] = _patch(scale)
-    processor["size"] = {"shortest_edge": (2 * _patch(scale)) ** 2, "longest_edge": 1 << 23}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
 
 
 def _patch(scale: Scale) -> int:

@@ -45,7 +45,6 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, {int(signal.SIGINT)})  # PR_SET_PDEATHSIG
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Becomes the command, which gets a SIGINT when its parent ends, even if by SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +180,11 @@ def as_sets(overrides: Sequence[str]) -> list[str]:
     return [part for one in overrides for part in ("--set", one)]
 
 
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, which gets a SIGINT when its parent ends, even if by SIGKILL."""
+    return [sys.executable, "-c", _INTERRUPTED_WITH_PARENT, *command]
+
+
 def _drain(run: RunDirectory, output: BinaryIO) -> bool:
     """End its training as if its last update were done. Returns False if it does not train just now."""
     command = [sys.executable, "-m", "dart", "control", "drain", str(run.path)]
@@ -194,7 +198,7 @@ def _piece(
     with (
         (folder / LOG).open("ab") as output,
         subprocess.Popen(
-            [sys.executable, "-c", _INTERRUPTED_WITH_PARENT, *command],
+            tied(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

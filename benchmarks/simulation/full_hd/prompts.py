@@ -77,7 +77,7 @@ class History:
 
     def sampling(self, steps: int) -> Load:
         """What the engine computes of a trajectory's prompts. It encodes a screenshot again where its tokens have to be
-        computed again: its cache of encoded screenshots holds about six, for all requests together."""
+        computed again: its cache of encoded screenshots is shared by all requests, and has lost them by then."""
         load = Load(0, 0, 0, 0, PATCHES)
         for step in range(1, steps + 1):
             prompt, cached = self.prompt(step), self.cached(step)

@@ -59,10 +59,10 @@ def test_a_replica_is_measured_on_a_cpu(tmp_path: Path) -> None:
         "memory, eager", "decoding, eager", "prompts, eager", "episodes, stride 3, eager", "episodes, stride 1, eager",
     ]  # fmt: skip
     assert results["memory, eager"]["kv_cache_tokens"] > 0
-    for stride in (1, 3):
-        episodes = results[f"episodes, stride {stride}, eager"]
-        assert 0.5 < episodes["cached_share"] < 1  # four steps: no screenshot has left the prompt yet
-        assert episodes["steps_per_second"] > 0
+    blocks, sliding = (results[f"episodes, stride {stride}, eager"] for stride in (3, 1))
+    # Of seven steps, with at most five screenshots in a prompt, the window slides at two, or drops a block at one.
+    assert 0.9 > blocks["cached_share"] > sliding["cached_share"] + 0.1 > 0.3
+    assert blocks["steps_per_second"] > 0
 
 
 def test_a_later_run_replaces_only_what_it_measured(tmp_path: Path) -> None:
@@ -72,6 +72,11 @@ def test_a_later_run_replaces_only_what_it_measured(tmp_path: Path) -> None:
     record(path, {"name": "one"}, "eager", {"ok": False})
     record(path, {"name": "one"}, "graphs", {"ok": True})
     record(path, {"name": "one"}, "eager", {"ok": True})
+    record(path, {"name": "one"}, "fp8", {"ok": True}, "beside another run")
     written = json.loads(path.read_text())
-    assert written["results"] == {"eager": {"ok": True}, "graphs": {"ok": True}}
-    assert written["name"] == "one" and written["versions"]["python"]
+    assert written["name"] == "one"
+    assert {name: one["ok"] for name, one in written["results"].items()} == dict.fromkeys(
+        ("eager", "graphs", "fp8"), True
+    )
+    assert written["results"]["fp8"]["measured"]["conditions"] == "beside another run"
+    assert written["results"]["eager"]["measured"]["versions"]["python"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import pair, shared
+from benchmarks.gpu import pair, shared, trial
 from benchmarks.gpu.trial import Trial, events_of, parity
 
 TP_1, TP_2, TWO_RANKS, KILLED = pair.SET_UPS
@@ -15,15 +18,15 @@ ALONE = {set_up.name: set_up for set_up in shared.SET_UPS}
 
 
 @pytest.mark.parametrize("set_up", pair.SET_UPS, ids=lambda set_up: set_up.name)
-def test_the_pair_script_starts_runs_that_are_valid(set_up: pair.SetUp, tmp_path: Path) -> None:
-    config = pair.config_of(set_up, tmp_path)
+def test_the_pair_script_starts_runs_that_are_valid(set_up: pair.SetUp) -> None:
+    config = pair.config_of(set_up)
     assert (config.sync.transport, config.model.dtype) == ("nccl", "bfloat16")
     assert config.trainer.ranks + config.rollout.replicas * config.rollout.tensor_parallel == set_up.gpus
 
 
 @pytest.mark.parametrize("set_up", shared.SET_UPS, ids=lambda set_up: set_up.name)
-def test_the_shared_script_starts_runs_that_are_valid(set_up: shared.SetUp, tmp_path: Path) -> None:
-    config = shared.config_of(set_up, tmp_path)
+def test_the_shared_script_starts_runs_that_are_valid(set_up: shared.SetUp) -> None:
+    config = shared.config_of(set_up)
     assert (config.sync.transport, config.model.dtype, config.trainer.ranks) == ("gloo", "bfloat16", 1)
     assert config.rollout.engine_args == {"gpu_memory_utilization": shared.SHARE}
     # Beside five trainers, each of which needs little.
@@ -112,6 +115,14 @@ def test_a_killed_replica_must_come_back_and_the_other_must_go_on() -> None:
     ]
 
 
+def test_only_transfers_to_the_killed_replica_may_fail() -> None:
+    kill, failed = ALONE["killed replica"], {"event": "sync_failed", "replica": "rollout-0", "why": "it is gone"}
+    assert shared.findings(kill, _trial([*GOOD[:4], failed, *GOOD[4:]], killed=("rollout-0", 4)), 8) == []
+    for events, killed in (([failed, *GOOD], ("rollout-0", 4)), ([*GOOD[:4], failed, *GOOD[4:]], ("rollout-1", 4))):
+        wrong = shared.findings(kill, _trial(events, killed=killed), 8)
+        assert wrong == ["a transfer failed: it is gone"]
+
+
 def test_success_must_rise_by_more_than_its_intervals() -> None:
     level = {"success_before": _success(0.1, 0.3), "success_after": _success(0.25, 0.5)}
     assert shared.findings(ALONE["eager"], _trial(GOOD, summary=level), 8) == [
@@ -131,3 +142,77 @@ def test_lines_that_are_not_complete_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text('{"event": "sync"}\n{"event": "upd')
     assert events_of(tmp_path) == [{"event": "sync"}]
     assert events_of(tmp_path / "run") == []
+
+
+RUN = """
+import json, pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1]) / "run"
+folder.mkdir(parents=True)
+metrics = (folder / "metrics.jsonl").open("a", buffering=1)
+say = lambda **event: print(json.dumps(event), file=metrics, flush=True)
+"""
+"""The beginning of a stand-in for `dart train`, which is given the run's directory."""
+HANGS = "signal.signal(signal.SIGINT, signal.SIG_IGN); say(event='update'); time.sleep(600)"
+FAILS = "say(event='update'); sys.exit(3)"
+LOSES_A_REPLICA = """
+replica = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--role", "rollout", "--id", "r-1"])
+say(event="update"); say(event="sync", replica="r-1"); time.sleep(0.5)
+say(event="update"); say(event="sync_started", replica="r-1")
+replica.wait(); say(event="sync_failed", replica="r-1", why="it is gone"); say(event="sync", replica="r-1")
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Makes `dart train` this code."""
+
+    def use(code: str) -> None:
+        def command(words: Sequence[str]) -> list[str]:
+            (directory,) = [word.removeprefix("run.directory=") for word in words if word.startswith("run.directory=")]
+            return [sys.executable, "-c", RUN + code, directory]
+
+        monkeypatch.setattr(trial, "tied", command)
+        monkeypatch.setattr(trial.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+
+    return use
+
+
+def test_a_run_that_hangs_is_ended(
+    stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(HANGS)
+    monkeypatch.setattr(trial, "LONGEST_SECONDS", 2.0)
+    monkeypatch.setattr(trial, "ENDING_SECONDS", 0.5)
+    found = trial.train([f"run.directory={tmp_path}"], tmp_path)
+    assert (found.code, found.of("update")) == (None, [{"event": "update"}])
+
+
+def test_the_folder_of_a_run_is_kept_if_something_is_wrong(stand_in: Callable[[str], None], tmp_path: Path) -> None:
+    stand_in(FAILS)
+    result = trial.tried([], lambda seen: [f"exit code {seen.code}"])
+    assert (result["ok"], result["findings"], result["updates"]) == (False, ["exit code 3"], 1)
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
+
+
+def test_a_replica_is_killed_within_a_transfer(stand_in: Callable[[str], None], tmp_path: Path) -> None:
+    stand_in(LOSES_A_REPLICA)
+    found = trial.train([f"run.directory={tmp_path}"], tmp_path, kill=True)
+    assert (found.code, found.killed) == (0, ("r-1", 4))
+    assert [event["event"] for event in found.events][4:] == ["sync_failed", "sync"]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_every_set_up_gives_a_result(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    monkeypatch.setattr(shared, "run", lambda set_up, updates, episodes: {"name": set_up.name, "updates": updates})
+    found = dict(shared.runs(list(shared.SET_UPS[:2]), 3, 4, together=together))
+    assert {name: one["name"] for name, one in found.items()} == {"eager": "eager", "adapter": "adapter"}
+    assert all(one.get("beside_others", 0) == int(together) for one in found.values())
+
+
+def test_a_result_file_has_rates_with_intervals(stand_in: Callable[[str], None], tmp_path: Path) -> None:
+    summary = json.dumps(LEARNED | {"env_steps": 7})
+    stand_in(f"say(event='sync', seconds=0.5, bytes=3); (folder / 'summary.json').write_text({summary!r})")
+    result = trial.tried([], lambda seen: [])
+    assert not tmp_path.exists()
+    assert (result["ok"], result["syncs"], result["sync_bytes"], result["env_steps"]) == (True, 1, 3, 7)
+    assert result["success_after"]["sampled"]["low"] == 0.5  # type: ignore[index]
