@@ -169,8 +169,13 @@ def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
         lora_targets=trainer.lora.target_modules if trainer.lora else (),
         lora_tower=trainer.lora is not None and trainer.lora.tower,
         fused=trainer.fused_kernels and gpus,
-        nccl=config.sync.transport == "nccl" and gpus and config.samples,
+        nccl=over_nccl(config, gpus=gpus),
     )
+
+
+def over_nccl(config: Config, *, gpus: bool) -> bool:
+    """Whether weights go to replicas over NCCL."""
+    return config.sync.transport == "nccl" and gpus and config.samples
 
 
 def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
@@ -190,6 +195,7 @@ def replica_set_up(config: Config, *, gpus: bool) -> ReplicaSetUp:
         max_model_len=rollout.max_model_len,
         batched_tokens=min(rollout.max_model_len, batched),
         encoder_tokens=encoded,
+        nccl=over_nccl(config, gpus=gpus),
         runtime=memory.RUNTIME if gpus else memory.RUNTIME_CPU,
     )
 

@@ -4,7 +4,8 @@ What always holds:
 - log-probs are those of the distribution that was sampled from: after temperature, with the vision tokens banned, and
   without top-k, top-p or penalties, so that the trainer can recompute them. There are no per-request seeds.
 - every sampled token is labelled with the weight version that made it.
-- nothing enters vLLM while its weights change (`gate`); after an update no cache holds anything of older weights.
+- nothing enters vLLM while its weights change (`gate`); after an update no cache holds anything of older weights, but
+  with `keep` requests in flight or waiting go on with what is cached.
 - when the engine process dies, every call raises EngineDiedError; the worker then ends and is started again. The same
   happens when an update hangs: an engine that waits in NCCL serves nothing and answers nothing.
 
@@ -109,6 +110,8 @@ class Engine:
         self._screenshots = Holder(config.rollout.image_cache_entries, shared)
         self._transfer_seconds = config.sync.timeout_seconds
         self._transport = config.sync.transport
+        self._alone = config.rollout.gpus == 1
+        """On several GPUs, a call that fails on one of them leaves vLLM with answers of the others that nobody took."""
         self._joined: str | None = None
         """The id of the transfer group that vLLM has joined last."""
         self._banned = dict.fromkeys(vision_token_ids(tokenizer), _BAN)
@@ -121,7 +124,9 @@ class Engine:
         self._aborted: set[str] = set()
         self._version = config.weight_version
         cache = llm.vllm_config.cache_config
-        self.room = Room((cache.num_gpu_blocks or 0) * cache.block_size, config.rollout.slots)
+        # Blocks alone say too much where layers of several kinds share them.
+        tokens = cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * cache.block_size
+        self.room = Room(tokens, config.rollout.slots)
         """For requests, in the KV cache."""
         self._salt = 0
         """Part of every cache key: incrementing it invalidates everything that is cached."""
@@ -225,6 +230,8 @@ class Engine:
         except EngineDeadError as error:
             raise EngineDiedError(str(error)) from None
         except Exception as error:  # noqa: BLE001  as in `_receive`
+            if not self._alone:
+                raise EngineDiedError(f"weights {version} cannot be received: {error}") from None
             raise TransferError(str(error)) from None
 
     async def update(
@@ -235,8 +242,9 @@ class Engine:
 
         keep: requests in flight continue with the new weights and the cache of the old ones. drain: those that have
         begun finish first, the others begin with the new weights. abort: they end with RequestAbortedError. Raises
-        TransferError, after which the old version continues to serve, and EngineDiedError: also when vLLM has not
-        finished `GRACE_SECONDS` after `sync.timeout_seconds`, because over NCCL it waits for a lost trainer for ever.
+        TransferError, after which the old version continues to serve, and EngineDiedError: also when vLLM, once paused,
+        has not finished `GRACE_SECONDS` after `sync.timeout_seconds`, because over NCCL it waits for a lost trainer for
+        ever.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -246,6 +254,7 @@ class Engine:
             try:
                 async with asyncio.timeout(limit):
                     await self._pause(version, mode)
+                async with asyncio.timeout(limit):
                     try:
                         await self._receive(version, group, tensors)
                     except TransferError:
@@ -390,7 +399,8 @@ class Engine:
         )
 
     async def _receive(self, version: int, group: wpb.TransferGroup | None, tensors: Sequence[TensorSpec]) -> None:
-        """Join, receive, load. Raises TransferError while the model is untouched, EngineDiedError after that."""
+        """Join, receive, load. Raises TransferError while the model is untouched, EngineDiedError after that, and at
+        once on several GPUs."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -410,7 +420,7 @@ class Engine:
         except EngineDeadError:
             raise
         except Exception as error:  # noqa: BLE001  vLLM re-raises any worker's error as a plain Exception.
-            if touched:
+            if touched or not self._alone:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
 

@@ -23,10 +23,14 @@ ON_CPU = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine process does the work itself instead of starting another.
     "VLLM_PLUGINS": "",
 }
+ON_GPU = {
+    # vLLM's default is a fork, here of a process with gRPC's and the event loop's threads and connections.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
 
 
 def apply(extra: Mapping[str, str] | None = None) -> None:
     """Set what is not set yet, and always `extra` from the config. Call before torch or vllm is imported."""
     os.environ.update(extra or {})
-    for name, value in (ALWAYS | (ON_CPU if devices.on_cpu() else {})).items():
+    for name, value in (ALWAYS | (ON_CPU if devices.on_cpu() else ON_GPU)).items():
         os.environ.setdefault(name, value)

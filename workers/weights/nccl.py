@@ -22,12 +22,16 @@ import torch
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from dart.core.capacity.memory import PACK
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import TransferError, reason
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
+EVERYWHERE = "0.0.0.0"
+"""vLLM listens on the address that it is given. The name by which replicas reach this machine may, here, be that of the
+loopback (127.0.1.1 on Debian), or a router's."""
 ABORT_SECONDS = 10.0
 """How long an abort is waited for; vLLM gives it 5 s."""
 T = TypeVar("T")
@@ -49,8 +53,9 @@ class NcclSender:
 
         def join() -> TrainerWeightTransferEngine:
             info = NCCLTrainerInitInfo(
-                master_address=group.host, master_port=group.port, world_size=group.world_size, rank=0
-            )
+                master_address=EVERYWHERE, master_port=group.port, world_size=group.world_size, rank=0,
+                packed_buffer_size_bytes=PACK,
+            )  # fmt: skip
             return WeightTransferTrainerFactory.trainer_init(info, client=_NoClient(), source=source_of([]))
 
         self._engine = self._bounded(join, f"group {group.group_id} was not joined")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dart.core.capacity.memory import PACK
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import TensorSpec
 
@@ -16,7 +17,7 @@ def init_info(transport: str, group: wpb.TransferGroup, timeout_seconds: float) 
     if transport == "nccl":
         return {
             "master_address": group.host, "master_port": group.port, "rank_offset": 1,
-            "world_size": group.world_size, "packed": True,
+            "world_size": group.world_size, "packed": True, "packed_buffer_size_bytes": PACK,
         }  # fmt: skip
     return {
         "group_id": group.group_id, "host": group.host, "port": group.port,

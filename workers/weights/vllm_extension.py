@@ -4,8 +4,8 @@ vLLM imports this module there because `worker_extension_cls` names `Extension`;
 backend before vLLM creates its transfer engine, and starts watching the owner. Nothing else imports it.
 
 A thread of its own stages each transfer in host memory, and the weights reach the model only in `finish_weight_update`:
-the replica serves while it receives, and a transfer that fails half-way leaves the old weights intact. The price is one
-copy of the weights in host memory.
+the replica serves while it receives, and a transfer that fails half-way leaves the old weights intact. The price is a
+copy of all weights in host memory for each of the replica's GPUs.
 
 With `trainer.lora` and `sync: adapter` the weights that arrive are those of the adapter alone (`vllm_adapter`).
 """

@@ -25,8 +25,9 @@ RUNTIME = 2 << 30
 """A GPU's: CUDA context, NCCL's buffers, fragments."""
 RUNTIME_CPU = 1 << 30
 """A process that has imported torch, on a machine without GPUs."""
-PACK = 1 << 30
-"""Weights go over NCCL in packs, each sent once it holds more than this (vLLM's default)."""
+PACK = 1 << 28
+"""Weights go over NCCL in packs, each sent once it holds more than this; two are under way at once. vLLM's default is
+four times as much, which small cards have no room for."""
 OVERHEAD_TEXT = 1_000
 """Tokens of a system message and an instruction."""
 TURN_TEXT = 150
@@ -137,8 +138,7 @@ def of_rank(shape: Shape, set_up: TrainerSetUp, prompts: Prompts) -> Needs:
         needs["bfloat16 copies"] = HALF * (adapter if held_narrow else weights)
         needs["head in float32"] = SINGLE * shape.text.embedding * held_narrow
     if set_up.nccl:
-        most = PACK + size * shape.text.hidden * shape.text.intermediate
-        needs["weight transfers"] = min(2 * size * shape.weights, 4 * most)
+        needs["weight transfers"] = 2 * _packs(shape, size)  # with the copies on the GPU of which they are made
     share = prompts.screenshots * prompts.screenshot_tokens / max(1, prompts.tokens)
     needs["activations"] = activations(shape, set_up, tokens, round(tokens * share) * shape.vision.merge**2)
     return Needs(needs)
@@ -219,6 +219,8 @@ class ReplicaSetUp:
     """vLLM's max_num_batched_tokens: of one pass."""
     encoder_tokens: int = 0
     """Of screenshots whose encodings are kept, if they are more than those of one pass."""
+    nccl: bool = False
+    """Weights arrive over NCCL."""
     runtime: int = RUNTIME
 
 
@@ -252,7 +254,14 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
             "activations": round(set_up.size * numbers) + SINGLE * set_up.slots * text.vocabulary,
             "runtime": set_up.runtime,
         }
+        | ({"weight transfers": _packs(shape, set_up.size)} if set_up.nccl else {})
     )
+
+
+def _packs(shape: Shape, size: int) -> int:
+    """Of a transfer over NCCL: two packs, of which one ends with the embedding and the other with a layer's matrix."""
+    largest = shape.text.embedding + shape.text.hidden * shape.text.intermediate
+    return min(size * shape.weights, 2 * PACK + size * largest)
 
 
 def of_trainer_host(shape: Shape, set_up: TrainerSetUp, ranks_here: int, snapshots: int = 3, caches: int = 0) -> Needs:

@@ -47,7 +47,9 @@ class FakeLLM:
     """`calls`: the names of what was called, in order. A call for which `hangs` is true never returns, as in NCCL."""
 
     output_handler = None
-    vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16))
+    vllm_config = SimpleNamespace(
+        cache_config=SimpleNamespace(kv_cache_size_tokens=None, num_gpu_blocks=100, block_size=16)
+    )
 
     def __init__(self, hangs: Callable[[str], bool] = lambda name: False) -> None:
         self.hangs = hangs

@@ -71,12 +71,12 @@ class _Event:
 
 
 def _groups() -> Any:
-    wires: dict[tuple[str, int], Wire] = {}
+    wires: dict[int, Wire] = {}  # by port: the trainer listens on every address
     lock = threading.Lock()
 
     def create(host: str, port: int, rank: int, world_size: int, **_: object) -> SimpleNamespace:
         with lock:
-            wire = wires.setdefault((host, port), Wire(threading.Barrier(world_size)))
+            wire = wires.setdefault(port, Wire(threading.Barrier(world_size)))
             if rank:
                 wire.sent[rank] = queue.Queue()
         try:

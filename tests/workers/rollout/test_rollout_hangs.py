@@ -59,6 +59,47 @@ def worker_config(timeout_seconds: float = TIMEOUT) -> config.RolloutWorkerConfi
     )
 
 
+class Failing(FakeLLM):
+    """Of several GPUs one has failed: vLLM raises, and the others' answers stay behind."""
+
+    async def start_weight_update(self) -> None:
+        raise RuntimeError("rank 1 has failed")
+
+    async def collective_rpc(self, method: str, kwargs: object = None) -> None:
+        raise RuntimeError("rank 1 has failed")
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(1, TransferError), (2, EngineDiedError)])
+async def test_a_failure_before_the_model_is_touched_costs_an_engine_of_several_gpus(
+    gpus: int, expected: type[Exception]
+) -> None:
+    """With one GPU the old version goes on serving."""
+    made = worker_config(timeout_seconds=20.0)
+    rollout, gloo = config.Rollout(tensor_parallel=gpus), config.Sync(transport="gloo", timeout_seconds=20.0)
+    engine = Engine(Failing(), made.model_copy(update={"rollout": rollout, "sync": gloo}))  # type: ignore[arg-type]
+    with pytest.raises(expected, match="rank 1 has failed"):
+        await engine.update(1, GROUP, SPECS, "drain")
+    with pytest.raises(expected, match="rank 1 has failed"):
+        await engine.begin_receiving(1, GROUP, SPECS)
+    assert engine.version == 0
+
+
+async def test_waiting_for_requests_does_not_shorten_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take its time: a transfer over gloo, complete before, must not end an engine that had to wait."""
+    monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.0)
+
+    class Slow(FakeLLM):
+        async def pause_generation(self, **_: object) -> None:
+            await asyncio.sleep(0.3)
+
+        async def update_weights(self, request: object) -> None:
+            await asyncio.sleep(0.3)
+
+    engine = Engine(Slow(), worker_config(timeout_seconds=0.5))  # type: ignore[arg-type]
+    await engine.update(1, GROUP, SPECS, "drain")
+    assert engine.version == 1
+
+
 def started(llm: Any) -> Engine:
     return Engine(llm, worker_config())
 

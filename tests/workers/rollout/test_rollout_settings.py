@@ -202,3 +202,14 @@ def test_an_engine_is_started_as_vllms_server_starts_it(
     assert engine.arguments["weight_transfer_config"].backend == "nccl"
     small: Any = starting.start_vllm(told(10))
     assert small[0].scheduler_config.encoder_cache_size == 16_384, "never less than vLLM's own"
+
+
+def test_on_gpus_the_engine_is_a_new_interpreter_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment.devices, "on_cpu", lambda: False)
+    for variables, expected in (({}, "spawn"), ({"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, "fork")):
+        monkeypatch.setattr(environment.os, "environ", dict(variables))
+        environment.apply()
+        assert environment.os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == expected
+        assert "VLLM_PLUGINS" not in environment.os.environ
