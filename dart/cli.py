@@ -186,6 +186,7 @@ main.add_command(health)
     metavar="T",
     help="Sampling temperature; 0 is greedy. [default: evaluation.temperature, else rollout.temperature]",
 )
+@RESUME
 @EXTERNAL_WORKERS
 @click.option("--quiet", is_flag=True, help="Plain lines instead of the live view.")
 def evaluate(config: Path, overrides: tuple[str, ...], **choices: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,7 @@ EPISODES = 200
 """Instances when neither the config nor the command line says how many."""
 SHOWN = 10
 """Instances that were not evaluated and are printed; all are in evaluation.json."""
+SLIGHT = 1e-9
 NO_EPISODE: Rate = {"mean": 0.0, "low": 0.0, "high": 1.0, "episodes": 0}
 
 
@@ -53,12 +54,14 @@ class EvaluateOptions:
     episodes: int | None = None
     samples: int | None = None
     temperature: float | None = None
+    resume: Path | None = None
     external_workers: bool = False
     quiet: bool = False
 
 
 def evaluate(options: EvaluateOptions) -> None:
     """Evaluate, compare if asked to, print, and draw. Raises UserError for anything wrong, before it starts."""
+    resumed = RunDirectory.existing(options.resume) if options.resume else None
     address = _address(options)
     loaded = load(options.config, options.overrides)
     trained, config = loaded.environment.tasks.training, _chosen(loaded, options)
@@ -75,20 +78,24 @@ def evaluate(options: EvaluateOptions) -> None:
                 "evaluation: evaluate each separately, then compare with --against RUN"
             )
         check_before(other, Evaluate())
-    document, directory = _run(config, job, "eval", quiet=options.quiet, local=local) or sys.exit(130)
+    begun = resumed or RunDirectory.make(config.run.directory, f"{config.run.name}-eval")
+    document = _run(JobRun(config, begun, job, options.quiet, resume=resumed is not None, local=local))
+    if document is None:
+        sys.exit(130)
     if isinstance(other, Config):
-        if (run := _run(other, Evaluate(trained=trained), "eval-against", quiet=options.quiet, local=True)) is None:
-            click.echo(f"{document['checkpoint']} has been evaluated: compare with it by --against {directory.path}")
+        second = RunDirectory.make(other.run.directory, f"{other.run.name}-eval-against")
+        if (found := _run(JobRun(other, second, Evaluate(trained=trained), options.quiet))) is None:
+            click.echo(f"{document['checkpoint']} has been evaluated: compare with it by --against {begun.path}")
             sys.exit(130)
-        other, _ = run
+        other = found
     if other is not None:
         document["against"] = _against(document, other)
-        write_json(directory.evaluation, document)
+        write_json(begun.evaluation, document)
     from dart.commands.plot import evaluation_picture
 
-    picture = evaluation_picture(directory.path, document)
+    picture = evaluation_picture(begun.path, document)
     report(document)
-    click.echo(f"numbers in {directory.evaluation}" + (f", picture {picture}" if picture else ""))
+    click.echo(f"numbers in {begun.evaluation}" + (f", picture {picture}" if picture else ""))
 
 
 def _address(options: EvaluateOptions) -> Address | None:
@@ -221,17 +228,16 @@ def _finished(config: Config, path: Path) -> Document:
 # ---- running and comparing ----
 
 
-def _run(config: Config, job: Evaluate, kind: str, *, quiet: bool, local: bool) -> tuple[Document, RunDirectory] | None:
-    """Its evaluation.json and its run directory; None when it was interrupted."""
-    directory = RunDirectory.make(config.run.directory, f"{config.run.name}-{kind}")
-    summary = run_in_loop(JobRun(config, directory, job, quiet, local=local))
+def _run(wanted: JobRun) -> Document | None:
+    """Its evaluation.json; None when it was interrupted."""
+    summary = run_in_loop(wanted)
     if summary is None:
         return None
-    write_json(directory.summary, summary)
-    document: Document = json.loads(directory.evaluation.read_text(encoding="utf-8"))
+    write_json(wanted.directory.summary, summary)
+    document: Document = json.loads(wanted.directory.evaluation.read_text(encoding="utf-8"))
     if not document["success"]["episodes"]:
-        raise UserError("\n".join(["no episode could be run", *_undone(document["success"])]))
-    return document, directory
+        raise UserError("\n".join(["no episode could be run", *undone(document["success"])]))
+    return document
 
 
 def successes(document: Document) -> dict[str, list[bool]]:
@@ -277,22 +283,28 @@ def report(document: Document) -> None:
             f"{name} {success['steps']:.2f} steps and {success['seconds']:.2f} s per episode; failed: {failed}; "
             f"retried after infrastructure failures: {success['infrastructure_attempts']}".strip()
         )
+        reward = success.get("reward", success["mean"])
+        if abs(reward - success["mean"]) > SLIGHT:
+            click.echo(f"{name} mean reward {reward:.4f}, with partial credit".strip())
         if (by_state := success.get("by_state")) and by_state["mean"] != success["mean"]:
             rate = f"{by_state['mean']:.1%} ({by_state['low']:.1%} to {by_state['high']:.1%})"
             click.echo(f"{name} {rate} if text that is not an action were judged by the state it left behind".strip())
-        for line in (*_undone(success), *_seen(side["protocol"])):
+        for line in (*undone(success), *_seen(side["protocol"])):
             click.echo(f"{name} {line}".strip())
     if "against" in document:
         against = document["against"]
-        difference = against["difference"]
+        difference, unpaired = against["difference"], against.get("unpaired", 0)
         click.echo(
             f"A - B: {100 * difference['mean']:+.1f} points ({100 * difference['low']:+.1f} to "
             f"{100 * difference['high']:+.1f}); A is better on {against['better']} instances and worse on "
             f"{against['worse']}, exact p = {against['p_value']:.2g}"
+            + (f"; {unpaired} instances that one of the two could not run are left out" if unpaired else "")
         )
+        for line in _unlike(document["protocol"], against["protocol"]):
+            click.echo(f"not alike: {line}")
 
 
-def _undone(success: Success) -> list[str]:
+def undone(success: Success) -> list[str]:
     """What was not evaluated, and why."""
     undone = success.get("not_evaluated", [])
     if not undone:
@@ -301,6 +313,17 @@ def _undone(success: Success) -> list[str]:
     lines = [f"not evaluated, and not in any mean: {count} episodes of {len(undone)} instances"]
     lines += [f"  {one['id']}: {one['why']}" for one in undone[:SHOWN]]
     return lines + ([f"  and {len(undone) - SHOWN} more"] if len(undone) > SHOWN else [])
+
+
+def _unlike(ours: Protocol, theirs: Protocol) -> Iterator[str]:
+    """Settings that the two evaluations do not have in common, for what both say."""
+    for name in ("temperature", "step_limit", "step_limits"):
+        if ours.get(name) != theirs.get(name):
+            yield f"{name} is {ours.get(name)} in A and {theirs.get(name)} in B"
+    a, b = ours.get("settings", {}), theirs.get("settings", {})
+    for name in sorted(a.keys() & b.keys()):
+        if a[name] != b[name]:
+            yield f"{name} is {a[name]} in A and {b[name]} in B"
 
 
 def _seen(protocol: Protocol) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from typing import Any
@@ -19,6 +20,7 @@ from dart.config import Config
 from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
+from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
@@ -102,7 +104,8 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
         resumes = wanted.resume or (wanted.either and bool(await database.runs()))
         if resumes and (summary := await _finished(wanted, database)) is not None and not wanted.resume:
             return summary
-        start = await (_resumed if resumes else _begun)(wanted, database)
+        begin = (_resumed if isinstance(wanted.job, Train) else _continued) if resumes else _begun
+        start = await begin(wanted, database)
         try:
             peak = trainer_peak(wanted.config, wanted.job) if wanted.local else None
             run = Run(wanted.config, wanted.directory, database, wanted.job, start, guard, peak)
@@ -154,6 +157,37 @@ async def _resumed(wanted: JobRun, database: Database) -> Start:
     return start
 
 
+async def _continued(wanted: JobRun, database: Database) -> Start:
+    """An evaluation goes on with what it was begun with. Raises UserError."""
+    record, folder = await database.run(), wanted.directory.path
+    if record.kind is not RunKind.EVALUATION or wanted.job.kind is not RunKind.EVALUATION:
+        raise UserError(f"--resume {folder}: it is a run for {record.kind}, and cannot be continued by this command")
+    if record.state == RunState.FINISHED:
+        raise UserError(f"--resume {folder}: it is finished: its result is in {wanted.directory.evaluation}")
+    before, now = (_decisive(one) for one in (record.config, _recorded(wanted.config, wanted.job)))
+    if unlike := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        name = unlike[0]
+        raise UserError(
+            f"--resume {folder}: it was begun with {name} {before.get(name)}, and this is {now.get(name)}: use "
+            f"{wanted.directory.config}, with the same endpoint if it has one, or begin a new evaluation"
+        )
+    await database.resume_run()
+    return Start(first_event=await database.last_sequence() + 1)
+
+
+def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:
+    """What an evaluation's result depends on, by name."""
+    chosen = {
+        "model.path": recorded["model"]["path"],
+        "environment.tasks": recorded["environment"]["tasks"],
+        "rollout.temperature": recorded["rollout"]["temperature"],
+        "curation.step_limit": recorded["curation"]["step_limit"],
+        "evaluation": recorded["evaluation"],
+        "endpoint": recorded.get("endpoint"),
+    }
+    return settings_of(recorded) | chosen
+
+
 async def _check_vocabulary(wanted: JobRun, database: Database) -> None:
     """Raises UserError if the run's tokens mean something else to the model of the config."""
     before = (await database.run()).config
@@ -203,7 +237,10 @@ async def _launch(wanted: JobRun, run: Run, beside: Beside | None) -> None:
 
 
 def _recorded(config: Config, job: Job) -> dict[str, Any]:
-    """The config as the database keeps it, with the vocabulary that the run's tokens belong to, if there is one."""
+    """The config as the database keeps it, with the vocabulary that the run's tokens belong to, and the endpoint that
+    acted, if there is one."""
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
     recorded: dict[str, Any] = json.loads(config.model_dump_json())
+    if not isinstance(job, Train) and (address := job.endpoint) is not None:
+        recorded["endpoint"] = {"url": address.url, "model": address.model, "system": address.system}
     return recorded | {"vocabulary": vocabulary}

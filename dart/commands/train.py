@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dart.commands.evaluate import undone
 from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import load
 from dart.coordinator.job import Train
@@ -121,6 +122,10 @@ def report(summary: dict[str, Any], directory: Path, picture: Path | None) -> No
     before, after = summary["success_before"], summary["success_after"]
     if after:
         Console().print(success_table(before or {}, after))
+        for when, results in (("before", before or {}), ("after", after)):
+            for decoding, success in results.items():
+                for line in undone(success):
+                    click.echo(f"{decoding} {when}: {line}")
     if seen := summary["evaluated_on_training_tasks"]:
         click.echo(f"not held out, because training has their only instance: {', '.join(seen)}")
     click.echo(
@@ -142,14 +147,17 @@ def success_table(before: ByDecoding, after: ByDecoding) -> Table:
         for when, results in (("before", before), ("after", after))
         if decoding in results
     ]
-    episodes = sides[0][1]["episodes"]
-    table = Table(title=f"held-out success, {episodes} episodes each", title_justify="left", box=None, pad_edge=False)
+    episodes = [success["episodes"] for _, success in sides]
+    each = f", {episodes[0]} episodes each" if len(set(episodes)) == 1 else ""
+    table = Table(title=f"held-out success{each}", title_justify="left", box=None, pad_edge=False)
     table.add_column("task")
     for name, _ in sides:
         table.add_column(name, justify="right")
     for task in dict.fromkeys(task for _, success in sides for task in success["per_task"]):
         rates = [success["per_task"].get(task) for _, success in sides]
         table.add_row(task, *(f"{rate['mean']:.0%}" if rate else "not evaluated" for rate in rates))
+    if not each:
+        table.add_row("episodes", *map(str, episodes))
     table.add_row("all", *(f"{success['mean']:.1%}" for _, success in sides))
     intervals = (f"{success['low']:.1%} to {success['high']:.1%}" for _, success in sides)
     table.add_row("95 % interval", *intervals)

@@ -243,9 +243,12 @@ def go_on(kind: RunKind, directory: Path) -> str:
                 f"coordinator {config} --resume {directory}` and its workers, or `dart launch … --run {directory}`)"
             )
         case RunKind.COLLECTION:
-            return f"what it collected can still be used: curation.pool.sources=[{directory}]"
+            return f"what it collected can still be used: curation.pool.sources=[{directory}], or sft.sources"
         case RunKind.EVALUATION:
-            return "start it again to get a result"
+            return (
+                f"continue with: dart eval {RunDirectory(directory).config} --resume {directory} (and with its "
+                "--endpoint options, if it had any)"
+            )
 
 
 def _still(stalled: Sequence[Event], moving: Sequence[Event]) -> tuple[Stall, ...]:

@@ -11,7 +11,15 @@ from lifecycle_samples import ENVIRONMENTS, begin, hopeless, machine, released, 
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Stage
-from dart.core.curation.orders import FAILING_SECONDS, LEAST_FAILURES, MOST_ATTEMPTS, Attempt, Failures, Order
+from dart.core.curation.orders import (
+    FAILING_SECONDS,
+    LEAST_FAILURES,
+    MOST_ATTEMPTS,
+    OUTAGE_SECONDS,
+    Attempt,
+    Failures,
+    Order,
+)
 from dart.core.curation.usable import usable
 from dart.core.types import Task, Trajectory, VersionSpan
 
@@ -133,10 +141,10 @@ def test_an_outage_is_waited_out_in_a_run_that_has_worked(resumed: bool) -> None
     assert groups.failed(order.failed("a"), now=1e6) is Attempt.AGAIN, "nor is one that fails once more afterwards"
 
 
-def failing(failures: Failures, order: Order, times: int) -> Order | None:
+def failing(failures: Failures, order: Order, times: int, begins: float = 0.0) -> Order | None:
     """The order after so many failed attempts on two workers, one a second; None if it is given up."""
     for number in range(times):
-        again = failures.again(order.failed(f"env-{number % 2}"), now=float(number))
+        again = failures.again(order.failed(f"env-{number % 2}"), now=begins + number)
         if not isinstance(again, Order):
             assert again is Attempt.GIVEN_UP
             return None
@@ -154,7 +162,9 @@ def test_where_every_roll_out_is_needed_an_outage_is_waited_out_for_tasks_that_h
         failing(failures, a, 1)
     waiting = failing(failures, a, 1000)
     assert waiting and waiting.attempt == 1001
-    assert not failing(failures, b, MOST_ATTEMPTS), "b may be broken itself: it has never worked"
+    assert failing(failures, b, MOST_ATTEMPTS), "b has never worked, but nothing else works either"
+    assert not failing(failures, b, MOST_ATTEMPTS, OUTAGE_SECONDS), "it may be broken itself, and waits no longer"
+    assert failing(failures, a, MOST_ATTEMPTS, OUTAGE_SECONDS)
     failures.finished("a")
     assert failing(failures, waiting, 1), "the outage is over, and its attempts are excused"
 

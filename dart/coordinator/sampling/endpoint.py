@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,12 +30,13 @@ from dart.wire.channel import read_token
 if TYPE_CHECKING:
     import httpx
 
+log = logging.getLogger(__name__)
 PROBE_SECONDS = 10.0
 ANSWER_SECONDS = 120.0
 TRIES = 5
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 REFUSED = (401, 403, 404)
-"""A retry would fail in the same way: the key, the model or the URL is wrong."""
+"""If nothing was ever answered, a retry would fail in the same way: the key, the model or the URL is wrong."""
 TOO_LONG = (
     "context_length_exceeded", "exceed_context_size", "maximum context length", "longer than the maximum",
     "model's context length",
@@ -120,7 +122,10 @@ class Endpoint:
 
     def __init__(self, address: Address, temperature: float, max_tokens: int) -> None:
         self._address = address
-        self._body = {"model": address.model, "temperature": temperature, "max_tokens": max_tokens}
+        # Said, because servers have defaults of their own, such as those of the model's generation_config.json.
+        self._body = {"model": address.model, "temperature": temperature, "top_p": 1.0, "max_tokens": max_tokens}
+        self._answered = False
+        """It has given a completion, so key, model, URL and parameters are right."""
         self._client: httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
@@ -165,15 +170,32 @@ class Endpoint:
         if answer.status_code == 429 or answer.status_code >= 500:
             return _Later(said, answer.headers.get("retry-after", ""))
         if answer.status_code in REFUSED:
+            if self._answered:  # a gateway whose server starts again
+                return _Later(said)
             raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
         if answer.is_client_error and any(words in answer.text for words in TOO_LONG):
             raise ContextFull(f"--endpoint {self._address.url}: {said}")
+        if answer.is_client_error:
+            return self._refused(said)
         try:
             choice = answer.json()["choices"][0]
             text = str(choice["message"]["content"] or "").strip()
-            return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
         except (ValueError, KeyError, IndexError, TypeError):
             raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
+        self._answered = True
+        return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
+
+    def _refused(self, said: str) -> Words:
+        """This prompt alone, by a filter of its content, say: the policy's turn is then empty, which is no action. To
+        try again until it passes would count only the attempts that do. Raises UserError if nothing was answered yet.
+        """
+        if not self._answered:
+            raise UserError(
+                f"--endpoint {self._address.url} refuses the first request ({said}): correct what it names, for "
+                "example rollout.max_tokens or --temperature"
+            )
+        log.warning("--endpoint %s refused a prompt, which counts as an empty answer: %s", self._address.url, said)
+        return Words("")
 
 
 class EndpointTurns:

@@ -8,19 +8,22 @@ cannot be begun or brought to an end while others can is *not evaluated*: it is 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean
+from typing import Any
 
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.evaluation.documents import Document, Instance, Interval, NotEvaluated, Protocol, Rate, Success
-from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, Undone, pass_curve, success_rate
+from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, Undone, clustered_rate, pass_curve, success_rate
+from dart.core.json_text import JSON
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
 from dart.store.database import Database
@@ -82,6 +85,7 @@ class Evaluation:
 
     async def open(self) -> None:
         """Load what an earlier process of the run has finished of this evaluation."""
+        planned_ids = {order.trajectory_id for order in self._orders}
         for group, task in self._tasks.items():
             if (stored := await self._database.group(group)) is None:
                 planned = self._planned[group]
@@ -94,7 +98,9 @@ class Evaluation:
                 await self._database.reopen_evaluation(group)
             if lacks or stored.state is GroupState.OPEN:
                 self._open.append(group)
-            self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in stored.trajectories]
+            # Not those of a config with other seeds, or more episodes.
+            ours = (one for one in stored.trajectories if one.trajectory.id in planned_ids)
+            self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in ours]
         for outcome in self.outcomes:
             self._failures.finished(outcome.task.name)
         there = {outcome.trajectory_id for outcome in self.outcomes}
@@ -157,20 +163,33 @@ class Evaluation:
     def result(self) -> Success:
         """Success with its 95 % interval, overall and per task; lengths of episodes and causes of failure."""
         return {
-            **_rate(self.outcomes),
+            **self._rate(self.outcomes),
             "steps": fmean(o.steps for o in self.outcomes) if self.outcomes else 0.0,
             "seconds": fmean(o.seconds for o in self.outcomes) if self.outcomes else 0.0,
             "terminations": dict(sorted(Counter(o.termination.value for o in self.outcomes).items())),
             "failures": {kind.value: sum(o.failure is kind for o in self.outcomes) for kind in Failure},
             "infrastructure_attempts": sum(o.attempts - 1 for o in self.outcomes),
             "temperature": self.temperature,
-            "by_state": _interval(success_rate([o.state_success for o in self.outcomes])),
+            "by_state": _interval(self._estimate(self.outcomes, lambda outcome: outcome.state_success)),
+            "reward": fmean(o.reward for o in self.outcomes) if self.outcomes else 0.0,
             "per_task": {
-                name: _rate([o for o in self.outcomes if o.task.name == name])
+                name: self._rate([o for o in self.outcomes if o.task.name == name])
                 for name in sorted({o.task.name for o in self.outcomes})
             },
             "not_evaluated": self._not_evaluated(),
         }
+
+    def _rate(self, outcomes: Sequence[Outcome]) -> Rate:
+        return {**_interval(self._estimate(outcomes, lambda outcome: outcome.success)), "episodes": len(outcomes)}
+
+    def _estimate(self, outcomes: Sequence[Outcome], success: Callable[[Outcome], bool]) -> Estimate:
+        """With Wilson's interval, or with one that keeps the samples of an instance together."""
+        if self._samples == 1:
+            return success_rate([success(one) for one in outcomes])
+        instances: dict[str, list[bool]] = defaultdict(list)
+        for one in outcomes:
+            instances[one.task.id].append(success(one))
+        return clustered_rate(list(instances.values()))
 
     def _not_evaluated(self) -> list[NotEvaluated]:
         """The instances of the episodes that could not be run, with the last reason of each."""
@@ -215,7 +234,18 @@ class Evaluation:
             "step_limit": cap,
             "step_limits": limits,
             "not_held_out": [name for name in names if name in seen],
+            "settings": settings_of(json.loads(self._config.model_dump_json())),
         }
+
+
+def settings_of(written: Mapping[str, Any]) -> dict[str, JSON]:
+    """What success depends on besides tasks, seeds, step limits and temperature, from the config as JSON: of two
+    evaluations that are compared, it should be the same."""
+    environment = {name: written["environment"][name] for name in ("kind", "options", "viewport")}
+    rollout = {name: written["rollout"][name] for name in ("max_tokens", "max_model_len", "quantization")}
+    curation = {"success_threshold": written["curation"]["success_threshold"]}
+    sections = {"agent": written["agent"], "environment": environment, "rollout": rollout, "curation": curation}
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
 
 
 def _instance(task: Task, outcomes: Sequence[Outcome]) -> Instance:
@@ -227,6 +257,7 @@ def _instance(task: Task, outcomes: Sequence[Outcome]) -> Instance:
             {
                 "trajectory": o.trajectory_id,
                 "success": o.success,
+                "reward": o.reward,
                 "failure": o.failure,
                 "steps": o.steps,
                 "seconds": round(o.seconds, 3),
@@ -244,7 +275,3 @@ def _names(instance: str, samples: int) -> list[str]:
 
 def _interval(estimate: Estimate) -> Interval:
     return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
-
-
-def _rate(outcomes: Sequence[Outcome]) -> Rate:
-    return {**_interval(success_rate([o.success for o in outcomes])), "episodes": len(outcomes)}

@@ -91,9 +91,17 @@ async def fitting_successes(
             f"{field}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
             f"model.path {config.model.path} has another, where its tokens mean something else: collect again with it"
         )
-    names = config.environment.tasks.training
+    tasks = config.environment.tasks
+    names, (first, last) = tasks.training, tasks.eval_seeds
     found = await source.newest_successes(per_task)
     wanted = [success for success in found if success.task.name in names]
+    held_out = [one for one in wanted if one.task.name not in tasks.single_instance and first <= one.task.seed < last]
+    if held_out:
+        raise UserError(
+            f"{field}: {directory} holds {held_out[0].task.id} and {len(held_out) - 1} more successes whose seeds are "
+            f"in environment.tasks.eval_seeds [{first}, {last}), so that the evaluation would not be held out: move "
+            "eval_seeds, or leave the folder out"
+        )
     if not wanted:
         there = ", ".join(sorted({success.task.name for success in found})) or "none at all"
         raise UserError(

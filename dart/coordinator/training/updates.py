@@ -195,7 +195,7 @@ class Training:
         self._progress.resumed(self._start.update, self._start.version)
         if self._start.first_group > 1 and (again := await self._database.release_again(self._start.update)):
             self._journal.event("released_again", groups=again, reason="what they had trained was not saved")
-        if self._start.first_group > 1:
+        if self._start.first_group > 1 or self._start.counts is not None:  # imitation makes no groups
             recent = await self._database.recent_outcomes(self._progress.window)
             self._progress.restore(await self._database.totals(), self._start.counts, recent)
             self._seconds = self._start.train_seconds

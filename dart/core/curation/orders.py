@@ -15,6 +15,9 @@ FAILURES_PER_ENVIRONMENT, LEAST_FAILURES, FAILING_SECONDS = 4, 8, 120.0
 """The run ends when, from its beginning, attempts have failed for this long, and this many of them, and none finished.
 Both are needed: a lost node fails all its attempts at once, and a cloud may be unreachable for a minute."""
 
+OUTAGE_SECONDS = 600.0
+"""A task that has never worked is given up when all attempts have failed for this long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -112,9 +115,10 @@ class Failures:
         """As `failed`, for a source whose roll-outs are few: the order to give out again, or why there is none.
 
         An outage is waited out for tasks that have worked. One that never has may itself be broken, and in the end
-        such tasks may be all that is left: nothing would tell them from an outage.
+        such tasks may be all that is left: nothing would tell them from an outage. They wait for `OUTAGE_SECONDS`.
         """
         attempt, worked = self.failed(order, now), order.task.name in self._worked
-        if attempt is Attempt.AGAIN and order.hopeless and not worked:
+        waits = worked or (self.ever_worked and now - self._since < OUTAGE_SECONDS)
+        if attempt is Attempt.AGAIN and order.hopeless and not (self.outage and waits):
             return Attempt.GIVEN_UP
-        return order.again(outage=self.outage and worked) if attempt is Attempt.AGAIN else attempt
+        return order.again(outage=self.outage and waits) if attempt is Attempt.AGAIN else attempt

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from dart.core.json_text import JSON
+
 Decoding = Literal["sampled", "greedy"]
 
 
@@ -43,6 +45,8 @@ class Success(Rate):
     temperature: float
     by_state: NotRequired[Interval]
     """Success if episodes that ended with text that is not an action were judged by the state they left behind."""
+    reward: NotRequired[float]
+    """Mean over the episodes: what benchmarks that give partial credit report."""
     per_task: dict[str, Rate]
     """Of the tasks with at least one episode."""
     not_evaluated: NotRequired[list[NotEvaluated]]
@@ -66,11 +70,14 @@ class Protocol(TypedDict):
     """Of the tasks with a lower one, by name."""
     not_held_out: NotRequired[list[str]]
     """Tasks whose only instance is also trained on."""
+    settings: NotRequired[dict[str, JSON]]
+    """Everything else in the config that success depends on, by the field's name."""
 
 
 class Sample(TypedDict):
     trajectory: str
     success: bool
+    reward: NotRequired[float]
     failure: str | None
     steps: int
     seconds: float

@@ -61,6 +61,8 @@ class Outcome:
     """One more than the number that infrastructure ended."""
     state_success: bool = False
     """A success, or it ended with text that is not an action, in a state that the world judged to be one."""
+    reward: float = 0.0
+    """The world's verdict, of which `success` is a threshold."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, attempts: int) -> Outcome:
@@ -74,6 +76,7 @@ class Outcome:
             trajectory.finished - trajectory.started,
             attempts,
             trajectory.success or trajectory.state_success,
+            trajectory.reward,
         )
 
 
@@ -99,6 +102,14 @@ def success_rate(successes: Sequence[bool]) -> Estimate:
     """The mean over episodes, with Wilson's interval."""
     won = sum(successes)
     return Estimate(won / len(successes) if successes else 0.0, *wilson(won, len(successes)))
+
+
+def clustered_rate(instances: Sequence[Sequence[bool]]) -> Estimate:
+    """The mean over the episodes of instances of which some have several, with an interval that is bootstrapped over
+    instances: episodes of one instance are more alike than others."""
+    values = [fmean(samples) for samples in instances if samples]
+    every = [success for samples in instances for success in samples]
+    return Estimate(fmean(every) if every else 0.0, *bootstrap(values))
 
 
 def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:

@@ -152,7 +152,7 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
         with pytest.raises(InfrastructureError, match="failed 5 times, the last with 500"):
             await endpoint.write([])
         Chat.answers = [400]
-        with pytest.raises(InfrastructureError, match="gave no chat completion: 400"):
+        with pytest.raises(UserError, match=r"refuses the first request \(400 .*correct what it names"):
             await endpoint.write([])
     async with Endpoint(replace(chat, key="sk-wrong"), 1.0, 40) as endpoint:
         Chat.answers = ["?"]
@@ -160,6 +160,16 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
             await endpoint.write([])
         assert "sk-wrong" not in str(error.value)
     assert "sk-right" not in repr(chat)
+
+
+async def test_once_it_has_answered_a_refused_prompt_is_an_empty_turn_and_a_gateway_is_asked_again(
+    chat: Address,
+) -> None:
+    Chat.answers = ["fine", 400, 404, 401, "fine again"]
+    async with Endpoint(chat, 1.0, 40) as endpoint:
+        said = [(await endpoint.write([])).text for _ in range(3)]
+    assert said == ["fine", "", "fine again"]
+    assert all(asked["top_p"] == 1.0 for asked in Chat.asked)
 
 
 @pytest.mark.parametrize(

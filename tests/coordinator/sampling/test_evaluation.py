@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,23 +17,26 @@ from test_coordinator_data import Rig, environments
 
 from dart.cli import main
 from dart.commands import evaluate as command
+from dart.commands import running
 from dart.commands.look.status import _rises
 from dart.commands.plot import read_metrics
 from dart.commands.running import JobRun
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
-from dart.coordinator.job import Evaluate
+from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.service.journal import Journal
 from dart.coordinator.summary import write_json
 from dart.core.curation.orders import Failures, Order
 from dart.core.evaluation.documents import ByDecoding, Success
+from dart.core.evaluation.outcomes import success_rate
 from dart.core.types import Task, Termination, Trajectory
+from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
-from dart.store.records import EVALUATED, GroupState
+from dart.store.records import EVALUATED, GroupState, RunState
 
 MINIWOB = Path(__file__).parents[3] / "configs" / "miniwob_cpu.yaml"
 SMALL = ("--tasks", "click-dialog,enter-text", "--seeds", "2000000:2000003", "--samples", "2")
@@ -60,6 +64,40 @@ def episode(order: Order, success: bool) -> Trajectory:
     made = trajectory(order.trajectory_id, order.group_id, order.task)
     end = Termination.ENVIRONMENT if success else Termination.STEP_LIMIT
     return replace(made, success=success, reward=float(success), termination=end)
+
+
+async def test_samples_of_an_instance_are_kept_together_and_rewards_reported(tmp_path: Path) -> None:
+    """Where each instance is solved always or never, five samples of it say no more than one."""
+    config = load(MINIWOB, ["evaluation.episodes=20", "evaluation.samples=5", "environment.tasks.names=[a]"])
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "e", {}, started=1.0)
+        source = Evaluation("eval", config, database, environments(), Failures(), 1.0, 5)
+        await source.open()
+        while (order := await source.next()) is not None:
+            won = order.task.seed % 2 == 0
+            await source.finished(order, replace(episode(order, won), reward=1.0 if won else 0.5))
+        found, alone = source.result(), success_rate([True, False] * 10)
+    assert (found["mean"], found["episodes"], found["reward"]) == (0.5, 100, 0.75)
+    assert found["high"] - found["low"] == pytest.approx(alone.high - alone.low, abs=0.06)
+    assert found["per_task"]["a"]["high"] == found["high"]
+    document = source.document("run-1")
+    assert {one["reward"] for each in document["instances"] for one in each["samples"]} == {1.0, 0.5}
+    assert document["protocol"]["settings"]["rollout.max_tokens"] == 40
+
+
+async def test_episodes_of_other_seeds_are_not_counted_when_it_goes_on(tmp_path: Path) -> None:
+    """A run may be resumed with another config: what is stored of the old one is not of this evaluation."""
+    tasks = ["environment.tasks.names=[a]", "environment.tasks.eval_seeds=[1000000, 1010000]"]
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "e", {}, started=1.0)
+        for episodes, expected in ((3, 0), (2, 2)):
+            config = load(MINIWOB, [*tasks, f"evaluation.episodes={episodes}"])
+            source = Evaluation("after", config, database, environments(), Failures(), 1.0)
+            await source.open()
+            assert len(source.outcomes) == expected
+            while (order := await source.next()) is not None:
+                await source.finished(order, episode(order, True))
+            assert source.ended == source.total == episodes
 
 
 async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
@@ -306,3 +344,43 @@ def test_wrong_choices_are_one_message_and_begin_nothing(arguments: list[str], m
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ((), ""),
+        (("rollout.replicas=1", "environment.slots=3"), ""),
+        (("rollout.temperature=0.5",), "rollout.temperature 1.0, and this is 0.5"),
+        (("evaluation.episodes=9",), "it was begun with evaluation "),
+        (("agent.history_screenshots=1",), "agent.history_screenshots 2, and this is 1"),
+        (("environment.tasks.eval_seeds=[1000001, 1010000]",), "it was begun with environment.tasks "),
+    ],
+)
+async def test_an_evaluation_is_continued_with_what_it_was_begun_with(
+    tmp_path: Path, changed: tuple[str, ...], problem: str
+) -> None:
+    wanted = running.JobRun(load(MINIWOB, changed), RunDirectory(tmp_path), Evaluate())
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await running._begun(replace(wanted, config=load(MINIWOB)), database)
+        await database.set_run_state(RunState.INTERRUPTED, 1.0)
+        if problem:
+            with pytest.raises(UserError, match=re.escape(problem)):
+                await running._continued(wanted, database)
+            return
+        assert (await running._continued(wanted, database)).first_event == 1
+        assert (await database.run()).state is RunState.RUNNING
+        await database.set_run_state(RunState.FINISHED, 2.0)
+        with pytest.raises(UserError, match="it is finished: its result is in"):
+            await running._continued(wanted, database)
+
+
+async def test_an_endpoint_is_part_of_what_an_evaluation_was_begun_with(tmp_path: Path) -> None:
+    first, second = (Evaluate(Address("http://127.0.0.1:1/v1", name, key="sk-secret")) for name in ("small", "large"))
+    wanted = running.JobRun(load(MINIWOB), RunDirectory(tmp_path), first)
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await running._begun(wanted, database)
+        assert "sk-secret" not in str((await database.run()).config)
+        await database.set_run_state(RunState.INTERRUPTED, 1.0)
+        with pytest.raises(UserError, match=r"it was begun with endpoint .*small.*, and this is .*large"):
+            await running._continued(replace(wanted, job=second), database)
