@@ -24,7 +24,7 @@ from dart.errors import UserError
 from dart.processes import secrets
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
-from dart.wire.channel import listen
+from dart.wire.channel import listen, listening_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]
 
 
 def _is_free(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), listen(host, port):
+    with contextlib.suppress(OSError), listen(listening_host(host), port):
         return True
     return False
 

@@ -61,6 +61,8 @@ def run_worker(
     options = WorkerOptions(
         dial=_dial_of_run(role, run, tls) if run is not None else _dial(address or "", tls),
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
+        # The address may be that of a coordinator that has ended. The next one reads a checkpoint before it listens.
+        first_seconds=COORDINATOR_SECONDS if run is not None else None,
     )
     work: Any = _load(role)
     options.capabilities = getattr(work, "capabilities", ())

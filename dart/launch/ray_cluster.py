@@ -89,10 +89,13 @@ class RayCluster:
             )
 
     def reserve(self, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-        """Places for all but env workers, each group as a whole; returns when they are there, or `stopped`."""
+        """Places for all but env workers, each group as a whole; returns when they are there, or `stopped`.
+
+        Ranks come first: after replicas, which are spread, no node may have room for all of them.
+        """
         import ray
 
-        for group in self.groups:
+        for group in sorted(self.groups, key=lambda group: group.part != "train"):
             if group.part not in STRATEGY:
                 continue
             bundles = [self._resources(group)] * group.count
@@ -141,7 +144,7 @@ class RayCluster:
         Raises UserError if a node has no dart.
         """
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RayTaskError
 
         if not references:
             time.sleep(seconds)
@@ -157,6 +160,8 @@ class RayCluster:
                 if "No module named 'dart" in str(error):
                     raise UserError("a node of the cluster has no dart: install this release of it there") from None
                 answers.append((reference, End(None, "its node or its actor is gone")))
+            except RayTaskError as error:  # a file system that fails, say
+                answers.append((reference, End(None, f"its actor has failed: {error.cause}")))
         return answers
 
     def kill(self, actor: Actor) -> None:

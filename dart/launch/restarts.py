@@ -159,7 +159,7 @@ class Restarts:
         if not stopped and self._listening:
             if end.code == 0:  # it was sent goodbye, by this coordinator or, if it is slow to end, by the one before
                 return [] if self._told[name] == self._core.starts else self._start_workers([name], now)
-            if end.code == USER_ERROR and failures.starts == 1:
+            if end.code == USER_ERROR and failures.starts == self._core.starts == 1:
                 return [Finish(USER_ERROR, end.said)]
             count = failures.failed(now)
             if count > self._most:

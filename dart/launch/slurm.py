@@ -70,6 +70,7 @@ def slurm(options: SlurmOptions) -> None:
     job = _ask("sbatch", "--parsable", str(_script(directory.path))).strip().partition(";")[0]
     _job(directory.path).write_text(job, encoding="ascii")
     click.echo(f"job {job}, run directory {directory.path}")
+    click.echo(f"it has {len(plan(config))} components, and Slurm gives each of them nodes of its own")
     click.echo(f"squeue --jobs={job} shows the job, scancel {job} ends it; dart status RUN shows the run")
 
 
@@ -77,6 +78,9 @@ def script(config: Config, run: Path) -> str:
     """The whole script. `run`: absolute. Raises UserError."""
     if "\n" in str(run):
         raise UserError(f"--run {str(run)!r} has a line break, which no line of #SBATCH can hold: choose another name")
+    if config.server.tls_client_ca is not None:
+        raise UserError("server.tls_client_ca: `dart launch slurm` gives workers no certificates: remove it; they "
+                        "prove themselves with tokens")  # fmt: skip
     groups, settings = plan(config), config.cluster.slurm
     lines = ["#!/bin/bash"]
     for number, group in enumerate(groups):
@@ -86,7 +90,7 @@ def script(config: Config, run: Path) -> str:
     lines += [f"{name}={shlex.quote(str(value))}" for name, value in _variables(settings, run).items()]
     lines += [f'host="{settings.host}"', "declare -A steps=("]
     for number, group in enumerate(groups):
-        lines += [f"    [{group.part}]='--het-group={number} {' '.join(_resources(group))}'"]
+        lines += [f"    [{group.part}]='--het-group={number} {' '.join((*_resources(group), *_bound(group)))}'"]
     lines += [")", "", "# What each node needs before a process of the part $1.", "prepare() {"]
     lines += [f"    {line}" for line in settings.setup]
     lines += ["    case $1 in"]
@@ -127,6 +131,13 @@ def _resources(group: Group) -> Iterator[str]:
         yield f"--mem-per-cpu={math.ceil(group.needs.memory_gb * MB_PER_GB / cpus)}M"
     if group.gpus:
         yield f"--gpus-per-task={group.gpus}"
+
+
+def _bound(group: Group) -> Iterator[str]:
+    """Ranks see all GPUs that the job has on their node, and take one each: NCCL cannot reach another rank's memory if
+    its GPU is hidden."""
+    if group.part == "train" and group.gpus:
+        yield "--gpu-bind=none"
 
 
 def _variables(settings: Slurm, run: Path) -> dict[str, str | int | Path]:

@@ -94,6 +94,7 @@ def local_children(config: Config, address: str, job: Job) -> list[Child]:
             "1",
         ]
         launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+        launch += ["--gpu_ids", "all"]  # of those that are visible, whatever accelerate's own config file says
         launch += ["--multi_gpu"]  # also without a GPU: the ranks then talk over gloo, where --cpu would want MPI
         children.append(child("train", "train", gpus.of_trainer(), launch if ranks > 1 else ()))
     return children

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import socket
@@ -88,6 +89,23 @@ class Dial:
 def address_of(host: str, port: int) -> str:
     """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def listening_host(host: str) -> str:
+    """Where to listen so that other machines reach this one by `host`: there, or on every address, where the name is
+    that of the loopback here (a machine's own name on Debian) or its address is a router's."""
+    if is_loopback(host):
+        return host
+    try:
+        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return host  # listening there says what is wrong
+    for family, kind, _, _, address in found:
+        if not is_loopback(str(address[0])):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as tried:
+                tried.bind((address[0], 0))
+                return host
+    return "0.0.0.0" if any(family == socket.AF_INET for family, *_ in found) else "::"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -44,7 +44,8 @@ class WorkerOptions:
     capabilities: Sequence[str] = ()
     """Names of what this worker can do beyond the protocol's first version (`dart.wire.capabilities`)."""
     connect_seconds: float = 30.0
-    """How long to try to connect, at first and after a lost connection."""
+    """How long to try to connect after a lost connection, and at first, too, unless `first_seconds` says otherwise."""
+    first_seconds: float | None = None
     silence_factor: float = 5.0
     """Heartbeat intervals of silence after which the coordinator counts as lost."""
 
@@ -182,7 +183,8 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
 async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
     """Run stream after stream until one ends with Bye; give up when dialling fails for `connect_seconds`."""
     options = service.options
-    deadline = time.monotonic() + options.connect_seconds
+    patience = options.first_seconds or options.connect_seconds
+    deadline = time.monotonic() + patience
     delay = _FIRST_DELAY_SECONDS
     while True:
         dialled = time.monotonic()
@@ -199,12 +201,15 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                     f"coordinator {options.dial.address} refused the token: set DART_TOKEN to this role's token"
                 ) from None
             if service.welcomed_at >= dialled:
-                deadline = time.monotonic() + options.connect_seconds
+                patience = options.connect_seconds
+                deadline = time.monotonic() + patience
                 delay = _FIRST_DELAY_SECONDS
                 log.warning("stream to %s lost (%s); dialling again", options.dial.address, error)
+            if not service.welcomed_at and delay == _FIRST_DELAY_SECONDS:
+                log.warning("coordinator %s is not there yet (%s)", options.dial.address, error)
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"coordinator {options.dial.address} could not be reached for {options.connect_seconds:.0f} s "
+                    f"coordinator {options.dial.address} could not be reached for {patience:.0f} s "
                     f"({error}): check --coordinator HOST:PORT and that `dart coordinator` runs there",
                     exit_code=UNREACHED_EXIT if service.welcomed_at else 2,
                 ) from None

@@ -61,6 +61,16 @@ def test_code_2_of_a_worker_that_was_started_again_is_a_failure() -> None:
     assert starts(run.ended("rollout-0", WRONG, 9.0)) == [("rollout-0",)]
 
 
+def test_code_2_of_a_worker_that_outlived_a_coordinator_is_a_failure() -> None:
+    """It prepares again, and may find the former engine's memory not free yet: its input has been right once."""
+    run = running()
+    run.ended("coordinator", LOST, 5.0)
+    for rank in RANKS:
+        run.ended(rank, DONE, 6.0)
+    run.listening(20.0, moved=False)
+    assert starts(run.ended("rollout-0", WRONG, 30.0)) == [("rollout-0",)]
+
+
 # ---- the coordinator and the ranks ----
 
 

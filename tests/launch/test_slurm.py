@@ -75,6 +75,14 @@ def test_on_processors_no_component_asks_for_gpus_and_a_run_without_sampling_has
     assert len(directives(text)) == 2 and "gpus" not in text.partition("# What follows")[0]
 
 
+def test_ranks_of_a_node_see_each_others_gpus_and_certificates_of_workers_are_refused() -> None:
+    settings = parse(SETTINGS)
+    steps = [line for line in script(settings, Path("/r")).splitlines() if "='--het-group=" in line]
+    assert [line.strip().partition("]")[0] for line in steps if "--gpu-bind=none" in line] == ["[train"]
+    with pytest.raises(UserError, match=r"server\.tls_client_ca: .* gives workers no certificates"):
+        script(parse(SETTINGS | {"server": {"tls_client_ca": "ca.pem"}}), Path("/r"))
+
+
 @pytest.mark.parametrize("name", ["plain", "with space", 'it\'s $HOME `id` 100% "q"'])
 def test_bash_reads_the_script_as_it_is_meant(tmp_path: Path, name: str) -> None:
     run = tmp_path / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from dart.errors import UserError
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import control_pb2_grpc
 from dart.v1 import session_pb2 as pb
+from dart.wire import channel
 from dart.wire.channel import MAX_MESSAGE_BYTES, OPTIONS, Dial, authorised
 from dart.wire.role import Command, Reply
 from dart.wire.stream import Stream
@@ -376,3 +378,29 @@ async def test_control_asks_for_its_token_and_the_size_before_it_parses(
             assert (await stub.WatchEvents(cpb.WatchEventsRequest(), metadata=right).read()).sequence == 7
     finally:
         await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "expected"),
+    [
+        ("localhost", ["127.0.0.1"], "localhost"),
+        ("127.0.1.1", ["127.0.1.1"], "127.0.1.1"),
+        ("0.0.0.0", ["0.0.0.0"], "0.0.0.0"),
+        ("node-7", ["127.0.1.1"], "0.0.0.0"),  # Debian's own entry for its name
+        ("node-7", ["::1"], "::"),
+        ("203.0.113.9", ["203.0.113.9"], "0.0.0.0"),  # a router's: nothing here has it
+        ("unknown.invalid", [], "unknown.invalid"),
+    ],
+)
+def test_a_coordinator_listens_where_others_reach_it(
+    monkeypatch: pytest.MonkeyPatch, host: str, addresses: list[str], expected: str
+) -> None:
+    def looked_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        assert name == host
+        if not addresses:
+            raise socket.gaierror("unknown")
+        family = {True: socket.AF_INET6, False: socket.AF_INET}
+        return [(family[":" in one], socket.SOCK_STREAM, 6, "", (one, 0)) for one in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    assert channel.listening_host(host) == expected

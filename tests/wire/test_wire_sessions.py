@@ -272,6 +272,21 @@ async def test_unreachable_coordinator_is_named() -> None:
             await r.work(seconds=1.0)
 
 
+async def test_a_worker_may_wait_longer_for_its_first_coordinator() -> None:
+    """One of a run that continues reads its checkpoint before it listens."""
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        port = r.server.port
+        await r.server.stop()
+        options = WorkerOptions(Dial(f"127.0.0.1:{port}", None), "w", connect_seconds=0.5, first_seconds=30.0)
+        serving = tasks.create_task(serve(r.role, options, r.stop))
+        await asyncio.sleep(1.0)
+        r.server = Server(config.Server(**(r.settings.model_dump() | {"port": port})))
+        await r.start()
+        await r.ready.get()
+        r.fleet.say_goodbye("over")
+        assert await serving == "over"
+
+
 async def test_port_in_use_is_named() -> None:
     async with rig() as r:
         other = Server(config.Server(port=r.server.port))

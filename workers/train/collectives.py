@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainEr
 
 T = TypeVar("T")
 
+LONGEST_WAIT = timedelta(minutes=30)
+"""Of a collective, before the rank ends: one rank may load a large model from a slow file system while others wait."""
 BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
 

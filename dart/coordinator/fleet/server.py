@@ -31,6 +31,7 @@ from dart.wire.channel import (
     OPTIONS,
     PROTOCOL_VERSION,
     address_of,
+    listening_host,
     read_file,
     read_token,
 )
@@ -203,7 +204,7 @@ class Server:
             control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        where = address_of(self._settings.host, self._settings.port)
+        where = address_of(listening_host(self._settings.host), self._settings.port)
         try:
             if self._settings.tls_certificate and self._settings.tls_key:
                 ca = self._settings.tls_client_ca

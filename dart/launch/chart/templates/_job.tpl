@@ -56,13 +56,13 @@ template:
           {{- include "dart.environment" . | nindent 10 }}
         volumeMounts:
           {{- include "dart.mounts" . | nindent 10 }}
-          {{- if eq .role "train" }}
-          - {name: runs, mountPath: /runs}
+          {{- if ne .role "env" }}
+          - {name: runs, mountPath: /runs, readOnly: {{ eq .role "rollout" }}}
           {{- end }}
           {{- include "dart.modelMount" . | nindent 10 }}
     volumes:
       {{- include "dart.volumes" . | nindent 6 }}
-      {{- if eq .role "train" }}
+      {{- if ne .role "env" }}
       - name: runs
         persistentVolumeClaim: {claimName: {{ include "dart.runs" .root }}}
       {{- end }}
