@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 from dart.config import RolloutWorkerConfig
 from dart.core.fleet.room import Room
 from dart.core.types import Generation, Image, PromptPart, VersionSpan
-from dart.errors import UserError
 from dart.malloc import release_free_memory
 from dart.screenshots.holder import Holder
 from dart.screenshots.picture import DECODE_ERRORS, decoded, opened
 from dart.screenshots.shared import SharedScreenshots
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.tokens import vision_token_ids
+from dart.workers.rollout.errors import ContextFullError, EngineDiedError, RequestAbortedError, RequestFailedError
 from dart.workers.rollout.gate import Gate
 from dart.workers.rollout.starting import start_vllm
 from dart.workers.rollout.tokenise import PromptEncoder
@@ -59,25 +59,6 @@ _BAN = -100.0
 """Added to the logits of banned tokens: vLLM's largest bias."""
 
 
-class EngineDiedError(UserError):
-    """The engine process is gone, or its weights are neither the old nor the new ones. The worker ends with it."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"vLLM's engine has failed, and this worker ends with it: {why}; the engine's own lines above say more. "
-            "Start the worker again (dart train does so by itself)",
-            exit_code=1,
-        )
-
-
-class ContextFullError(ValueError):
-    """The prompt is longer than `rollout.max_model_len`."""
-
-
-class RequestAbortedError(Exception):
-    """The request was ended before it was finished: by `abort`, or by an update that ends requests in flight."""
-
-
 class EnginePrompt(TypedDict, total=False):
     """What vLLM takes as a prompt: token ids with one pad per screenshot, and the screenshots in that order."""
 
@@ -85,10 +66,6 @@ class EnginePrompt(TypedDict, total=False):
     cache_salt: Required[str]
     multi_modal_data: dict[str, list[Picture]]
     multi_modal_uuids: dict[str, list[str]]
-
-
-class RequestFailedError(Exception):
-    """vLLM ended the request with an error; the request may be retried."""
 
 
 @dataclass(frozen=True, slots=True)

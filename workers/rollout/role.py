@@ -33,13 +33,8 @@ from dart.wire.capabilities import (
 from dart.wire.convert import generation_to_proto, image_from_proto, part_from_proto
 from dart.wire.role import Command, CommandError, Reply
 from dart.workers.rollout import nursery
-from dart.workers.rollout.engine import (
-    ContextFullError,
-    Engine,
-    PauseMode,
-    RequestAbortedError,
-    RequestFailedError,
-)
+from dart.workers.rollout.engine import Engine, PauseMode
+from dart.workers.rollout.errors import ContextFullError, RequestAbortedError, RequestFailedError
 from dart.workers.weights.transfer import TransferError, specs_from_proto
 
 _MODES: dict[int, PauseMode] = {

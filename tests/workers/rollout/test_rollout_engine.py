@@ -34,7 +34,8 @@ from dart.v1 import weights_pb2 as wpb
 from dart.wire.convert import generation_from_proto, image_from_proto, image_to_proto, part_to_proto
 from dart.wire.role import CommandError
 from dart.workers.rollout import engine as engine_module
-from dart.workers.rollout.engine import Engine, EngineDiedError, RequestAbortedError
+from dart.workers.rollout.engine import Engine
+from dart.workers.rollout.errors import EngineDiedError, RequestAbortedError
 from dart.workers.rollout.role import RolloutRole
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]

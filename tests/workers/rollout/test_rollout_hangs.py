@@ -29,7 +29,8 @@ from dart.v1 import weights_pb2 as wpb
 from dart.wire.channel import Dial
 from dart.wire.worker import WorkerOptions, serve
 from dart.workers.rollout import engine as engine_module
-from dart.workers.rollout.engine import Engine, EngineDiedError
+from dart.workers.rollout.engine import Engine
+from dart.workers.rollout.errors import EngineDiedError
 from dart.workers.rollout.role import RolloutRole
 from dart.workers.weights.transfer import TensorSpec, TransferError
 
