@@ -111,6 +111,9 @@ class RunDirectory:
         """HOST:PORT of the coordinator, for workers that see this directory."""
         return self.path / "address"
 
+    def told_address(self) -> str:
+        return self.address.read_text(encoding="ascii").strip()
+
     def tell_address(self, address: str) -> None:
         """Whole or not at all: workers on other machines look for it."""
         new = self.path / "address.new"

@@ -66,11 +66,12 @@ def collect(options: CollectOptions) -> None:
         probe(plan.endpoint)
     directory = RunDirectory.make(config.run.directory, f"{config.run.name}-collect")
     summary = run_in_loop(JobRun(config, directory, plan, options.quiet, local=not options.external_workers))
+    if summary is not None:
+        write_json(directory.summary, summary)
     rows = asyncio.run(_write(directory, _source(plan, config)))
     if summary is None:
         click.echo(f"{rows} steps in {directory.dataset}")
         sys.exit(130)
-    write_json(directory.summary, summary)
     report(summary["collected"], directory, rows)
     if rows:
         click.echo(f"train from it: dart train {options.config} --set 'curation.pool.sources=[{directory.path}]'")

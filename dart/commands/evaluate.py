@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 import click
 from rich.console import Console
@@ -301,7 +303,7 @@ def report(document: Document) -> None:
             + (f"; {unpaired} instances that one of the two could not run are left out" if unpaired else "")
         )
         for line in _unlike(document["protocol"], against["protocol"]):
-            click.echo(f"not alike: {line}")
+            click.echo(f"differs: {line}")
 
 
 def undone(success: Success) -> list[str]:
@@ -316,14 +318,20 @@ def undone(success: Success) -> list[str]:
 
 
 def _unlike(ours: Protocol, theirs: Protocol) -> Iterator[str]:
-    """Settings that the two evaluations do not have in common, for what both say."""
-    for name in ("temperature", "step_limit", "step_limits"):
-        if ours.get(name) != theirs.get(name):
-            yield f"{name} is {ours.get(name)} in A and {theirs.get(name)} in B"
-    a, b = ours.get("settings", {}), theirs.get("settings", {})
-    for name in sorted(a.keys() & b.keys()):
+    """Settings recorded by both that differ."""
+    a, b = _settings(ours), _settings(theirs)
+    for name in a.keys() & b.keys():
         if a[name] != b[name]:
-            yield f"{name} is {a[name]} in A and {b[name]} in B"
+            yield f"{name} is {_short(a[name])} in A and {_short(b[name])} in B"
+
+
+def _settings(protocol: Mapping[str, Any]) -> dict[str, object]:
+    named = {name: protocol[name] for name in ("temperature", "step_limit", "step_limits") if name in protocol}
+    return {**named, **protocol.get("settings", {})}
+
+
+def _short(value: object) -> str:
+    return shorten(str(value), 80)
 
 
 def _seen(protocol: Protocol) -> list[str]:

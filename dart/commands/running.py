@@ -16,7 +16,7 @@ import click
 import yaml
 
 from dart.agent.vocabulary import vocabulary_digest
-from dart.config import Config
+from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
 from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
@@ -164,7 +164,7 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
         raise UserError(f"--resume {folder}: it is a run for {record.kind}, and cannot be continued by this command")
     if record.state == RunState.FINISHED:
         raise UserError(f"--resume {folder}: it is finished: its result is in {wanted.directory.evaluation}")
-    before, now = (_decisive(one) for one in (record.config, _recorded(wanted.config, wanted.job)))
+    before, now = _decisive(_with_defaults(record.config)), _decisive(_recorded(wanted.config, wanted.job))
     if unlike := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
         name = unlike[0]
         raise UserError(
@@ -173,6 +173,14 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
         )
     await database.resume_run()
     return Start(first_event=await database.last_sequence() + 1)
+
+
+def _with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """With the defaults of fields that the release which recorded it did not have."""
+    beside = ("vocabulary", "endpoint")
+    fields = parse({name: value for name, value in recorded.items() if name not in beside}, "the run's config")
+    whole: dict[str, Any] = json.loads(fields.model_dump_json())
+    return whole | {name: recorded.get(name) for name in beside}
 
 
 def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:
@@ -184,6 +192,7 @@ def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:
         "curation.step_limit": recorded["curation"]["step_limit"],
         "evaluation": recorded["evaluation"],
         "endpoint": recorded.get("endpoint"),
+        "vocabulary": recorded.get("vocabulary"),
     }
     return settings_of(recorded) | chosen
 

@@ -63,6 +63,7 @@ def run_worker(
         worker_id=worker_id or f"{socket.gethostname()}-{role}-{os.getpid()}",
         # The address may be that of a coordinator that has ended. The next one reads a checkpoint before it listens.
         first_seconds=COORDINATOR_SECONDS if run is not None else None,
+        address_now=None if run is None else lambda: _told_address(run),
     )
     work: Any = _load(role)
     options.capabilities = getattr(work, "capabilities", ())
@@ -100,7 +101,13 @@ def _dial_of_run(role: str, run: Path, tls: Tls) -> Dial:
         source = f"file:{token_file(directory.secrets, role)}"
         os.environ.setdefault(TOKEN_ENVIRONMENT, read_token(source, f"--run {run}"))
         tls = (tls[0] or directory.secrets / AUTHORITY, *tls[1:])
-    return _dial(directory.address.read_text(encoding="ascii").strip(), tls)
+    return _dial(directory.told_address(), tls)
+
+
+def _told_address(run: Path) -> str:
+    from dart.rundir import RunDirectory
+
+    return RunDirectory(run).told_address()
 
 
 def _load(role: str) -> WorkerRole:

@@ -313,7 +313,7 @@ class Run:
                 seen = list(tasks.not_held_out_from(trained or tasks.training))
                 document = await asyncio.to_thread(source.document, self.directory.name, policy, seen)
                 write_json(self.directory.evaluation, document)
-                return self._common() | {"evaluation": source.result(), "evaluated_on_training_tasks": seen}
+                return self._common() | {"evaluation": document["success"], "evaluated_on_training_tasks": seen}
             case Train():
                 return await self._trained()
 

@@ -247,7 +247,7 @@ def go_on(kind: RunKind, directory: Path) -> str:
         case RunKind.EVALUATION:
             return (
                 f"continue with: dart eval {RunDirectory(directory).config} --resume {directory} (and with its "
-                "--endpoint options, if it had any)"
+                "--endpoint options, --external-workers and --against, if it had any)"
             )
 
 

@@ -91,11 +91,11 @@ class RayCluster:
     def reserve(self, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
         """Places for all but env workers, each group as a whole; returns when they are there, or `stopped`.
 
-        Ranks come first: after replicas, which are spread, no node may have room for all of them.
+        Replicas come last: they are spread, after which no node may have room for all ranks.
         """
         import ray
 
-        for group in sorted(self.groups, key=lambda group: group.part != "train"):
+        for group in sorted(self.groups, key=lambda group: group.part == "rollout"):
             if group.part not in STRATEGY:
                 continue
             bundles = [self._resources(group)] * group.count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import socket
@@ -92,20 +91,17 @@ def address_of(host: str, port: int) -> str:
 
 
 def listening_host(host: str) -> str:
-    """Where to listen so that other machines reach this one by `host`: there, or on every address, where the name is
-    that of the loopback here (a machine's own name on Debian) or its address is a router's."""
-    if is_loopback(host):
+    """Where to listen so that other machines reach this one by `host`: there, or on every address where that is a name
+    for the loopback here, as a machine's own name is on Debian."""
+    if is_loopback(host) or ":" in host:
         return host
     try:
-        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), None, type=socket.SOCK_STREAM)
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return host  # listening there says what is wrong
-    for family, kind, _, _, address in found:
-        if not is_loopback(str(address[0])):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as tried:
-                tried.bind((address[0], 0))
-                return host
-    return "0.0.0.0" if any(family == socket.AF_INET for family, *_ in found) else "::"
+    if not all(is_loopback(address) for address in found):
+        return host
+    return "::" if all(":" in address for address in found) else "0.0.0.0"
 
 
 def listen(host: str, port: int) -> socket.socket:

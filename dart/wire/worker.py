@@ -14,8 +14,8 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -46,6 +46,8 @@ class WorkerOptions:
     connect_seconds: float = 30.0
     """How long to try to connect after a lost connection, and at first, too, unless `first_seconds` says otherwise."""
     first_seconds: float | None = None
+    address_now: Callable[[], str] | None = None
+    """Where the coordinator is now; asked before each dial, because the next one may listen elsewhere."""
     silence_factor: float = 5.0
     """Heartbeat intervals of silence after which the coordinator counts as lost."""
 
@@ -181,20 +183,23 @@ async def serve(role: WorkerRole, options: WorkerOptions, stop: asyncio.Event) -
 
 
 async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
-    """Run stream after stream until one ends with Bye; give up when dialling fails for `connect_seconds`."""
+    """Run stream after stream until one ends with Bye; give up when dialling fails for too long."""
     options = service.options
     patience = options.first_seconds or options.connect_seconds
     deadline = time.monotonic() + patience
     delay = _FIRST_DELAY_SECONDS
     while True:
         dialled = time.monotonic()
+        if options.address_now is not None:
+            with contextlib.suppress(OSError):  # no coordinator has told one yet
+                options.dial = replace(options.dial, address=options.address_now())
         wait = delay * random.uniform(0.5, 1.0)
         try:
             return await _stream(service, stop)
         except NotYet as error:
             log.warning("coordinator %s: %s; dialling again in %.0f s", options.dial.address, error, error.seconds)
-            wait = error.seconds
-            deadline = time.monotonic() + wait + options.connect_seconds
+            wait, patience = error.seconds, options.connect_seconds
+            deadline = time.monotonic() + wait + patience
         except StreamLostError as error:
             if error.code == grpc.StatusCode.UNAUTHENTICATED:
                 raise UserError(

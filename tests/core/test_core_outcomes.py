@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from math import comb
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from dart.core.action import Action, Click, Point
 from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
-from dart.core.evaluation.outcomes import Failure, Outcome, compare, failure, pass_curve, success_rate
+from dart.core.evaluation.outcomes import Failure, Outcome, clustered_rate, compare, failure, pass_curve, success_rate
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
@@ -200,3 +201,11 @@ def test_a_success_counts_once_it_is_stored_and_holds_its_place_until_then() -> 
     with quota.finishing("a", True) as keep:
         assert keep
     assert (tally.finished, tally.successes, tally.kept) == (2, 2, 1) and quota.done
+
+
+def test_instances_that_are_all_alike_have_the_interval_of_so_many_episodes() -> None:
+    for instances in ([[True] * 5] * 10, [[True, False]], [[False] * 3]):
+        rate = fmean(instances[0])
+        found = clustered_rate(instances)
+        assert (found.mean, (found.low, found.high)) == (rate, wilson(rate * len(instances), len(instances)))
+        assert found.low < found.high

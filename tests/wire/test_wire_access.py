@@ -388,7 +388,9 @@ async def test_control_asks_for_its_token_and_the_size_before_it_parses(
         ("0.0.0.0", ["0.0.0.0"], "0.0.0.0"),
         ("node-7", ["127.0.1.1"], "0.0.0.0"),  # Debian's own entry for its name
         ("node-7", ["::1"], "::"),
-        ("203.0.113.9", ["203.0.113.9"], "0.0.0.0"),  # a router's: nothing here has it
+        ("node-7", ["127.0.1.1", "10.0.0.5"], "node-7"),
+        ("203.0.113.9", ["203.0.113.9"], "203.0.113.9"),  # not of this machine: an error, as before
+        ("::1", ["::1"], "::1"),
         ("unknown.invalid", [], "unknown.invalid"),
     ],
 )

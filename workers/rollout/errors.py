@@ -1,4 +1,4 @@
-"""What ends a request, or the engine with all of them."""
+"""Errors that end one request, or the whole engine."""
 
 from __future__ import annotations
 

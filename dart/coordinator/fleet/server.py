@@ -223,8 +223,8 @@ class Server:
                 self.port = self._server.add_insecure_port(where)
         except RuntimeError:
             raise UserError(
-                f"server.port: cannot listen on {where}, which is most likely in use: "
-                "stop the other program or set server.port to 0 for any free port"
+                f"server.port: cannot listen on {where}, which is most likely in use: stop the other program or set "
+                f"server.port to 0 for any free port; or server.host ({self._settings.host}) is not of this machine"
             ) from None
         await self._server.start()
         self._services = ("", *names)

@@ -37,6 +37,11 @@ TRIES = 5
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 REFUSED = (401, 403, 404)
 """If nothing was ever answered, a retry would fail in the same way: the key, the model or the URL is wrong."""
+LATER = (402, 408, 409, 425, 429)
+"""Of these the prompt is not the cause: credit, time, conflicts, load."""
+OF_A_PROMPT = (400, 422, 451)
+MOST_REFUSED_FIRST, MOST_REFUSED = 16, 100
+"""Prompts in a row that it may refuse before it has answered any, and afterwards."""
 TOO_LONG = (
     "context_length_exceeded", "exceed_context_size", "maximum context length", "longer than the maximum",
     "model's context length",
@@ -122,10 +127,11 @@ class Endpoint:
 
     def __init__(self, address: Address, temperature: float, max_tokens: int) -> None:
         self._address = address
-        # Said, because servers have defaults of their own, such as those of the model's generation_config.json.
+        # Sent explicitly, because servers have their own defaults, such as the model's generation_config.json.
         self._body = {"model": address.model, "temperature": temperature, "top_p": 1.0, "max_tokens": max_tokens}
         self._answered = False
         """It has given a completion, so key, model, URL and parameters are right."""
+        self._refused_in_a_row = 0
         self._client: httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
@@ -167,7 +173,7 @@ class Endpoint:
         except httpx.RequestError as error:  # of the network, or an answer that does not decode
             return _Later(f"{type(error).__name__} {error}")
         said = f"{answer.status_code} {answer.text[:200]}"
-        if answer.status_code == 429 or answer.status_code >= 500:
+        if answer.status_code in LATER or answer.status_code >= 500:
             return _Later(said, answer.headers.get("retry-after", ""))
         if answer.status_code in REFUSED:
             if self._answered:  # a gateway whose server starts again
@@ -175,25 +181,33 @@ class Endpoint:
             raise UserError(f"--endpoint {self._address.url} refuses ({said}): correct the key, the model or the URL")
         if answer.is_client_error and any(words in answer.text for words in TOO_LONG):
             raise ContextFull(f"--endpoint {self._address.url}: {said}")
-        if answer.is_client_error:
+        if answer.status_code in OF_A_PROMPT:
             return self._refused(said)
         try:
             choice = answer.json()["choices"][0]
             text = str(choice["message"]["content"] or "").strip()
         except (ValueError, KeyError, IndexError, TypeError):
             raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
-        self._answered = True
+        self._answered, self._refused_in_a_row = True, 0
         return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
 
-    def _refused(self, said: str) -> Words:
-        """This prompt alone, by a filter of its content, say: the policy's turn is then empty, which is no action. To
-        try again until it passes would count only the attempts that do. Raises UserError if nothing was answered yet.
+    def _refused(self, said: str) -> Words | _Later:
+        """A content filter may refuse this prompt: the policy's turn is then empty, which is no action. To try again
+        until it passes would count only the attempts that do.
+
+        Raises UserError if it refuses whatever it is asked, and InfrastructureError while that is not clear.
         """
-        if not self._answered:
+        if "top_p" in said and self._body.pop("top_p", None):  # some refuse it beside a temperature
+            return _Later(said)
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row >= (MOST_REFUSED if self._answered else MOST_REFUSED_FIRST):
             raise UserError(
-                f"--endpoint {self._address.url} refuses the first request ({said}): correct what it names, for "
-                "example rollout.max_tokens or --temperature"
+                f"--endpoint {self._address.url} has refused {self._refused_in_a_row} prompts in a row, the last with "
+                f"{said}: correct what it names, for example rollout.max_tokens, --temperature, or the number of "
+                "images that its server allows (agent.history_screenshots)"
             )
+        if not self._answered:
+            raise InfrastructureError(f"--endpoint {self._address.url} refused a prompt: {said}")
         log.warning("--endpoint %s refused a prompt, which counts as an empty answer: %s", self._address.url, said)
         return Words("")
 

@@ -92,14 +92,14 @@ class Evaluation:
                 await self._database.open_group(group, task, planned, time.time(), kind=GroupKind.EVALUATION)
                 self._open.append(group)
                 continue
-            lacks = len(stored.trajectories) < self._planned[group]
+            # Not those of a config with other seeds, or more episodes.
+            ours = [one for one in stored.trajectories if one.trajectory.id in planned_ids]
+            lacks = len(ours) < self._planned[group]
             if lacks and stored.state is not GroupState.OPEN:
                 # A restart closes what it finds open (`DataManager.prepare`), but this is not over.
                 await self._database.reopen_evaluation(group)
             if lacks or stored.state is GroupState.OPEN:
                 self._open.append(group)
-            # Not those of a config with other seeds, or more episodes.
-            ours = (one for one in stored.trajectories if one.trajectory.id in planned_ids)
             self.outcomes += [Outcome.of(one.trajectory, one.attempt) for one in ours]
         for outcome in self.outcomes:
             self._failures.finished(outcome.task.name)
@@ -189,7 +189,7 @@ class Evaluation:
         instances: dict[str, list[bool]] = defaultdict(list)
         for one in outcomes:
             instances[one.task.id].append(success(one))
-        return clustered_rate(list(instances.values()))
+        return clustered_rate([instances[name] for name in sorted(instances)])  # resampling depends on the order
 
     def _not_evaluated(self) -> list[NotEvaluated]:
         """The instances of the episodes that could not be run, with the last reason of each."""
@@ -239,8 +239,8 @@ class Evaluation:
 
 
 def settings_of(written: Mapping[str, Any]) -> dict[str, JSON]:
-    """What success depends on besides tasks, seeds, step limits and temperature, from the config as JSON: of two
-    evaluations that are compared, it should be the same."""
+    """The main settings that success depends on besides tasks, seeds, step limits and temperature, from the config as
+    JSON: two evaluations that are compared should have them in common."""
     environment = {name: written["environment"][name] for name in ("kind", "options", "viewport")}
     rollout = {name: written["rollout"][name] for name in ("max_tokens", "max_model_len", "quantization")}
     curation = {"success_threshold": written["curation"]["success_threshold"]}

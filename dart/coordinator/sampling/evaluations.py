@@ -3,6 +3,7 @@ eval` a single one."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from dart.config import Config
@@ -50,7 +51,7 @@ class Evaluations:
                 continue
             # The name has the version, so an evaluation that was cut off continues only with the same weights.
             source = await self._evaluate(f"{label}-{decoding}-v{version}", self._temperature(decoding))
-            results[decoding] = success = source.result()
+            results[decoding] = success = await asyncio.to_thread(source.result)
             self._journal.event("evaluation", label=label, decoding=decoding, **success)
 
     async def alone(self, endpoint: Address | None) -> Evaluation:
@@ -63,7 +64,7 @@ class Evaluations:
                 source = await self._evaluate(
                     "eval", temperature, samples, lambda _: EndpointAlone(client, self._policy.screenshots)
                 )
-        self._journal.event("evaluation", label="eval", **source.result())
+        self._journal.event("evaluation", label="eval", **await asyncio.to_thread(source.result))
         return source
 
     def _temperature(self, decoding: Decoding) -> float:

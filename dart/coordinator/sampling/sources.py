@@ -27,7 +27,7 @@ async def check_sources(config: Config, field: str) -> None:
     """Check that every folder of that field exists and fits this run. Raises UserError."""
     for directory in _folders(config) if field == POOL else config.sft.sources:
         async with await open_source(directory, field) as source:
-            first, *_ = await fitting_successes(source, directory, config, field, per_task=1)
+            first, *_ = await fitting_successes(source, directory, config, field, per_task=None)
             try:
                 await source.trajectory(first.trajectory_id, with_images=True)
             except BlobError as error:
@@ -95,12 +95,13 @@ async def fitting_successes(
     names, (first, last) = tasks.training, tasks.eval_seeds
     found = await source.newest_successes(per_task)
     wanted = [success for success in found if success.task.name in names]
-    held_out = [one for one in wanted if one.task.name not in tasks.single_instance and first <= one.task.seed < last]
-    if held_out:
+    evaluated = {name for name in tasks.evaluation if name not in tasks.single_instance}
+    held_out = [one for one in wanted if one.task.name in evaluated and first <= one.task.seed < last]
+    if held_out and config.evaluation.episodes:
         raise UserError(
-            f"{field}: {directory} holds {held_out[0].task.id} and {len(held_out) - 1} more successes whose seeds are "
-            f"in environment.tasks.eval_seeds [{first}, {last}), so that the evaluation would not be held out: move "
-            "eval_seeds, or leave the folder out"
+            f"{field}: {directory} has {len(held_out)} successes on seeds in environment.tasks.eval_seeds [{first}, "
+            f"{last}), for example {held_out[0].task.id}, so the evaluation would not be held out: move eval_seeds, or "
+            "leave the folder out"
         )
     if not wanted:
         there = ", ".join(sorted({success.task.name for success in found})) or "none at all"

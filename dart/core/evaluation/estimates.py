@@ -14,7 +14,7 @@ from statistics import fmean
 RESAMPLES = 5000
 
 
-def wilson(successes: int, episodes: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, episodes: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a success rate (E. B. Wilson 1927, eq. in JASA 22, 209-212).
 
     It assumes independent episodes. Samples of one instance are not: use `bootstrap` over instances for those.

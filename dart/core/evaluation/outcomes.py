@@ -106,10 +106,17 @@ def success_rate(successes: Sequence[bool]) -> Estimate:
 
 def clustered_rate(instances: Sequence[Sequence[bool]]) -> Estimate:
     """The mean over the episodes of instances of which some have several, with an interval that is bootstrapped over
-    instances: episodes of one instance are more alike than others."""
+    instances: episodes of one instance are more alike than others.
+
+    Where the instances are all alike, or there is one alone, resampling them shows nothing, and the interval is
+    Wilson's of as many episodes as there are instances.
+    """
     values = [fmean(samples) for samples in instances if samples]
     every = [success for samples in instances for success in samples]
-    return Estimate(fmean(every) if every else 0.0, *bootstrap(values))
+    mean = fmean(every) if every else 0.0
+    if len(set(values)) < 2:
+        return Estimate(mean, *wilson(mean * len(values), len(values)))
+    return Estimate(mean, *bootstrap(values))
 
 
 def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:

@@ -151,8 +151,11 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
     async with Endpoint(chat, 1.0, 40) as endpoint:
         with pytest.raises(InfrastructureError, match="failed 5 times, the last with 500"):
             await endpoint.write([])
-        Chat.answers = [400]
-        with pytest.raises(UserError, match=r"refuses the first request \(400 .*correct what it names"):
+        Chat.answers = [400] * endpoint_module.MOST_REFUSED_FIRST
+        for _ in range(endpoint_module.MOST_REFUSED_FIRST - 1):
+            with pytest.raises(InfrastructureError, match="refused a prompt: 400"):
+                await endpoint.write([])
+        with pytest.raises(UserError, match=r"has refused 16 prompts in a row, the last with 400 .*correct what it"):
             await endpoint.write([])
     async with Endpoint(replace(chat, key="sk-wrong"), 1.0, 40) as endpoint:
         Chat.answers = ["?"]
@@ -165,11 +168,23 @@ async def test_an_endpoint_that_stays_busy_fails_the_attempt_and_one_that_refuse
 async def test_once_it_has_answered_a_refused_prompt_is_an_empty_turn_and_a_gateway_is_asked_again(
     chat: Address,
 ) -> None:
-    Chat.answers = ["fine", 400, 404, 401, "fine again"]
+    Chat.answers = ["fine", 400, 404, 402, "fine again", *[422] * endpoint_module.MOST_REFUSED]
     async with Endpoint(chat, 1.0, 40) as endpoint:
         said = [(await endpoint.write([])).text for _ in range(3)]
-    assert said == ["fine", "", "fine again"]
-    assert all(asked["top_p"] == 1.0 for asked in Chat.asked)
+        assert said == ["fine", "", "fine again"]
+        assert all(asked["top_p"] == 1.0 for asked in Chat.asked)
+        said = [(await endpoint.write([])).text for _ in range(endpoint_module.MOST_REFUSED - 1)]
+        assert not any(said)
+        with pytest.raises(UserError, match="has refused 100 prompts in a row, the last with 422"):
+            await endpoint.write([])
+
+
+async def test_top_p_is_left_out_where_it_is_refused(chat: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chat, "error", "`temperature` and `top_p` cannot both be specified", raising=False)
+    Chat.answers = [400, "fine"]
+    async with Endpoint(chat, 0.0, 40) as endpoint:
+        assert (await endpoint.write([])).text == "fine"
+    assert ["top_p" in asked for asked in Chat.asked] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dart.commands.plot import read_metrics
 from dart.commands.running import JobRun
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.fleet.sessions import InfrastructureError
+from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
@@ -87,17 +87,34 @@ async def test_samples_of_an_instance_are_kept_together_and_rewards_reported(tmp
 
 async def test_episodes_of_other_seeds_are_not_counted_when_it_goes_on(tmp_path: Path) -> None:
     """A run may be resumed with another config: what is stored of the old one is not of this evaluation."""
-    tasks = ["environment.tasks.names=[a]", "environment.tasks.eval_seeds=[1000000, 1010000]"]
+    tasks = ["environment.tasks.names=[a]"]
     async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
         await database.start_run("run-1", "e", {}, started=1.0)
-        for episodes, expected in ((3, 0), (2, 2)):
-            config = load(MINIWOB, [*tasks, f"evaluation.episodes={episodes}"])
+        for first, episodes, expected in ((1000000, 3, 0), (1000000, 2, 2), (1000001, 3, 2)):
+            seeds = f"environment.tasks.eval_seeds=[{first}, 1010000]"
+            config = load(MINIWOB, [*tasks, seeds, f"evaluation.episodes={episodes}"])
             source = Evaluation("after", config, database, environments(), Failures(), 1.0)
             await source.open()
             assert len(source.outcomes) == expected
             while (order := await source.next()) is not None:
                 await source.finished(order, episode(order, True))
             assert source.ended == source.total == episodes
+            await source.close()
+            group = await database.group("eval-after-a")
+            assert group is not None and group.state is GroupState.EVALUATED
+
+
+async def test_an_evaluation_of_which_nothing_could_be_run_has_a_result_too(tmp_path: Path) -> None:
+    config = load(MINIWOB, ["evaluation.episodes=2", "evaluation.samples=2", "environment.tasks.names=[a]"])
+    async with await Database.open(sqlite_url(tmp_path / "run.db"), tmp_path / "blobs") as database:
+        await database.start_run("run-1", "e", {}, started=1.0)
+        source = Evaluation("eval", config, database, environments(), Failures(), 1.0, 2)
+        await source.open()
+        while (order := await source.next()) is not None:
+            source.failed(order, SetUpFailed("no such page", "env-0", certain=True))
+    found = source.result()
+    assert (found["episodes"], found["low"], found["high"]) == (0, 0.0, 1.0)
+    assert sum(one["episodes"] for one in found["not_evaluated"]) == 4
 
 
 async def test_the_last_episode_is_made_again_too(tmp_path: Path) -> None:
