@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_ACTION = re.compile(r"(?:^|\n)\s*(?:Action:|<tool_call>)")
+_ACTION = re.compile(r"(?:^|\n)[^\S\n]*(?:Action:|<tool_call>)")
 """What the action begins with in the grammars' texts: UI-TARS's and Qwen's."""
 _THOUGHT = re.compile(r"^\s*(?:Thought:\s*|<think>)|</think>\s*$")
 

@@ -24,7 +24,11 @@ from dart.store import tables as t
 from dart.store.records import RunKind, RunRecord, RunState
 
 SECRET = "(not shown)"
-_SECRET_WORDS = ("token", "key", "password", "secret")
+_SECRET_WORDS = (
+    "token", "key", "password", "passwords", "secret", "secrets", "authorization", "credential", "credentials",
+)  # fmt: skip
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+"""The user and password of a URL."""
 _REFERENCES = ("env:", "file:")
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*=).+")
 """A variable and what a line of a shell assigns to it, with what follows."""
@@ -190,8 +194,8 @@ async def _lost_screenshots(files: RunFiles) -> tuple[int, int]:
 
 def masked(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     """The config, or a summary with it, without secrets. Replaced are all environment variables, what the lines of
-    `cluster.slurm.setup` assign, and whatever has a name that sounds like a secret's, unless it is a reference
-    ("env:NAME", "file:PATH")."""
+    `cluster.slurm.setup` assign, whatever has a name that sounds like a secret's, unless it is a reference ("env:NAME",
+    "file:PATH"), and users and passwords in URLs."""
     return {name: _masked((name,), value) for name, value in config.items()}
 
 
@@ -206,4 +210,4 @@ def _masked(path: tuple[str, ...], value: JsonValue) -> JsonValue:
         return _ASSIGNED.sub(rf"\1{SECRET}", value)
     is_variable = len(path) > 2 and path[-3] in _PARTS and path[-2] == "environment"
     sounds_secret = path[-1].lower().endswith(_SECRET_WORDS) and not value.startswith(_REFERENCES)
-    return SECRET if is_variable or sounds_secret else value
+    return SECRET if is_variable or sounds_secret else _IN_ADDRESS.sub(SECRET, value)

@@ -140,7 +140,10 @@ def _neighbour(connection: Connection, row: RowMapping, *, older: bool) -> str:
 def _evidence(text: str | None) -> Mapping[str, JsonValue] | None:
     if not text:
         return None
-    evidence = json.loads(text)
+    try:
+        evidence = json.loads(text)
+    except (ValueError, RecursionError):  # a worker may send anything
+        return {"evidence": text}
     return evidence if isinstance(evidence, dict) else {"evidence": evidence}
 
 

@@ -11,6 +11,8 @@ from dart.core.types import Image
 from dart.screenshots import header
 from dart.screenshots.lookup import BadScreenshot
 
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""Of the media types that screenshots may have. Pillow would try all that it knows, some with programs of their own."""
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow's decoders raise for bytes that are not a picture."""
 
@@ -24,7 +26,7 @@ def opened(image: Image) -> Picture:
     from PIL import Image as pillow
 
     try:
-        picture = pillow.open(io.BytesIO(image.data))
+        picture = pillow.open(io.BytesIO(image.data), formats=FORMATS)
         header.check_pixels(*picture.size)
     except header.BadHeader as error:
         raise BadScreenshot(image, str(error)) from None

@@ -11,7 +11,7 @@ import pytest
 from dart import config
 from dart.agent.parsing import screenshot_tokens
 from dart.coordinator.fleet.sessions import Rejected
-from dart.coordinator.fleet.welcome import welcome
+from dart.coordinator.fleet.welcome import NEWER, welcome
 from dart.coordinator.job import Train
 from dart.coordinator.start import Start
 from dart.v1 import session_pb2 as pb
@@ -32,6 +32,25 @@ def test_a_worker_of_an_earlier_version_is_told_nothing_new() -> None:
     old = told([])
     assert not old.keys() & {"screenshot_tokens", "packed_token_ids"}
     assert not old["rollout"].keys() & {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
+
+
+FIRST = {
+    "rollout": {
+        "enforce_eager", "environment", "image_cache_entries", "kv_cache_bytes", "max_model_len", "max_tokens",
+        "processor_cache_bytes", "replicas", "slots", "startup_timeout_seconds", "temperature", "tensor_parallel",
+    },
+    "trainer": {
+        "adam_betas", "adam_epsilon", "advantage", "final_learning_rate_fraction", "gradient_checkpointing",
+        "gradient_clip", "learning_rate", "loss", "microbatch_tokens", "minibatches", "ranks", "threads",
+        "trajectories_per_update", "warmup_updates", "weight_decay",
+    },
+}  # fmt: skip
+"""What workers have always known."""
+
+
+def test_a_new_field_is_noted_as_one_that_older_workers_do_not_know() -> None:
+    fields = {"rollout": set(config.Rollout.model_fields), "trainer": set(config.Trainer.model_fields)}
+    assert fields == {section: FIRST[section] | NEWER[section] for section in FIRST}
 
 
 def test_what_is_set_is_told() -> None:

@@ -16,12 +16,14 @@ import pytest
 from dashboards.made import SMALL, evaluate, event, execute, in_postgresql, opened, small_run
 
 from benchmarks.stores.servers import PostgreSQL
+from dart.agent.thought import split_thought
 from dart.dashboard.library import Library
 from dart.errors import UserError
 from dart.inspection import opening
 from dart.inspection.inspector import Inspector, compare
 from dart.inspection.opening import NotFound
 from dart.inspection.runs import SECRET, list_runs, masked
+from dart.inspection.trajectories import _evidence
 from dart.rundir import RunDirectory
 
 OLD = Path(__file__).parents[1] / "store" / "schema_0002.sql"
@@ -254,6 +256,8 @@ async def test_bytes_of_an_endpoint_are_no_tokens_of_the_model(run: RunDirectory
 
 def test_a_config_is_masked_whatever_its_secrets_are_called_and_look_like() -> None:
     environment = {"kind": "webapps", "options": {"api_key": "abc/def==", "apiToken": "x", "keys": ["ENTER"]}}
+    options = environment["options"] | {"url": "https://me:pw@host/x?a=b@c", "headers": {"Authorization": "Bearer x"}}
+    environment = environment | {"options": options}
     config = {
         "environment": environment,
         "rollout": {"environment": {"HF_TOKEN": "hf_1", "HTTPS_PROXY": "http://me:pw@proxy"}, "max_tokens": 512},
@@ -261,7 +265,16 @@ def test_a_config_is_masked_whatever_its_secrets_are_called_and_look_like() -> N
         "cluster": {"k8s": {"values": {"coordinator": {"environment": {"PGPASSWORD": "pw"}}}}},
     }
     hidden = {
-        "environment": environment | {"options": {"api_key": SECRET, "apiToken": SECRET, "keys": ["ENTER"]}},
+        "environment": environment
+        | {
+            "options": {
+                "api_key": SECRET,
+                "apiToken": SECRET,
+                "keys": ["ENTER"],
+                "url": f"https://{SECRET}@host/x?a=b@c",
+                "headers": {"Authorization": SECRET},
+            }
+        },
         "rollout": {"environment": {"HF_TOKEN": SECRET, "HTTPS_PROXY": SECRET}, "max_tokens": 512},
         "server": config["server"] | {"tls_key": SECRET},
         "cluster": {"k8s": {"values": {"coordinator": {"environment": {"PGPASSWORD": SECRET}}}}},
@@ -419,3 +432,13 @@ async def test_too_many_episodes_are_counted_and_not_shown(run: RunDirectory, mo
     async with opened(run) as it:
         found = await it.episodes(0.0, float("inf"))
     assert (found.count, found.lanes) == (SMALL.trajectories, ())
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[" * 65_536, "NaN{"])
+def test_evidence_that_is_not_json_is_shown_as_it_is(text: str) -> None:
+    assert _evidence(text) == {"evidence": text}
+
+
+def test_dividing_a_text_takes_time_in_proportion_to_it() -> None:
+    assert split_thought("\n" * 1_000_000 + "  Action: wait()") == ("", "Action: wait()")
+    assert split_thought("Thought: here\n\n\tAction: wait()") == ("here", "Action: wait()")

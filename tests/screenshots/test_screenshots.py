@@ -240,3 +240,11 @@ def test_a_picture_of_endless_parts_is_refused_without_walking_through_them() ->
         header.size_of(png[:end] + (bytes(4) + b"tEXt" + bytes(4)) * 70_000 + png[end:])
     with pytest.raises(header.BadHeader, match="JPEG without a frame"):
         header.size_of(b"\xff\xd8" + b"\xff" * 70_000 + encoded("JPEG")[2:])
+
+
+def test_only_formats_that_screenshots_may_have_are_decoded() -> None:
+    """Pillow's other decoders, some of which start programs, are for nobody who may send a screenshot."""
+    made = io.BytesIO()
+    Pillow.new("RGB", (4, 3)).save(made, "TIFF")
+    with pytest.raises(BadScreenshot, match="cannot be read"):
+        opened(Image.of(made.getvalue(), "image/png", 4, 3))

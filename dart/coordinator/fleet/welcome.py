@@ -27,8 +27,16 @@ from dart.wire.capabilities import PACKED_TOKEN_IDS, RESCORE, SCREENSHOT_TOKENS,
 from dart.wire.role import ROLE_NAMES
 
 NEWER: Mapping[str, set[str]] = {
-    "rollout": {"encoder_cache_tokens", "engine_args", "pipeline_parallel"},
-    "trainer": {"sharding", "freeze_vision", "lora", "encoded_cache_bytes", "image_threads", "image_cache_bytes"},
+    "rollout": {"encoder_cache_tokens", "engine_args", "pipeline_parallel", "quantization", "wait_for_all_seconds"},
+    "trainer": {
+        "sharding",
+        "freeze_vision",
+        "lora",
+        "encoded_cache_bytes",
+        "image_threads",
+        "image_cache_bytes",
+        "fused_kernels",
+    },
 }
 """Fields, by section, that some workers do not know; a run that sets one needs workers that do."""
 

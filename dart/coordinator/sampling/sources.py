@@ -86,7 +86,12 @@ async def fitting_successes(
                 f"{field}: {directory} was made with agent.{name} {other}, and this run has {ours}: "
                 f"set agent.{name} to {other}, or collect again with this config"
             )
-    if theirs.get("vocabulary") is None or theirs["vocabulary"] != vocabulary_digest(config.model.folder):
+    if "vocabulary" not in theirs:
+        raise UserError(
+            f"{field}: {directory} was made by an older dart, which did not record the model's vocabulary, so nobody "
+            "knows what its tokens mean: collect again"
+        )
+    if theirs["vocabulary"] is None or theirs["vocabulary"] != vocabulary_digest(config.model.folder):
         raise UserError(
             f"{field}: {directory} was made with the vocabulary of {theirs.get('model', {}).get('path')}, and "
             f"model.path {config.model.path} has another, where its tokens mean something else: collect again with it"

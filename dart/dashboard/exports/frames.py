@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from dart.errors import UserError
 from dart.inspection.records import StepDetail, TrajectoryDetail
 from dart.inspection.wording import plain
+from dart.screenshots.picture import FORMATS
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -37,7 +38,7 @@ def frames(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]
     for number, step in enumerate(detail.steps):
         canvas = Image.new("RGB", (width, height + CAPTION_PIXELS), BACKGROUND)
         if step.image is not None and step.image.sha256 in screenshots:
-            with Image.open(io.BytesIO(screenshots[step.image.sha256][0])) as opened:
+            with Image.open(io.BytesIO(screenshots[step.image.sha256][0]), formats=FORMATS) as opened:
                 picture = opened.convert("RGB")
             way = Image.Resampling.NEAREST if width > picture.width else Image.Resampling.LANCZOS
             canvas.paste(picture.resize((width, height), way), (0, 0))
