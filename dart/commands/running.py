@@ -175,12 +175,11 @@ async def _continued(wanted: JobRun, database: Database) -> Start:
     return Start(first_event=await database.last_sequence() + 1)
 
 
-def _with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of fields that the release which recorded it did not have."""
     beside = ("vocabulary", "endpoint")
     fields = parse({name: value for name, value in recorded.items() if name not in beside}, "the run's config")
-    whole: dict[str, Any] = json.loads(fields.model_dump_json())
-    return whole | {name: recorded.get(name) for name in beside}
+    return {**json.loads(fields.model_dump_json()), **{name: recorded.get(name) for name in beside}}
 
 
 def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:

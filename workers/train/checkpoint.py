@@ -15,10 +15,12 @@ saves it. The trainer's state then has the adapter's weights and nothing of the 
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from transformers import PreTrainedModel
 
@@ -41,6 +44,14 @@ from dart.workers.train.passes import parts
 STATE = "trainer_state.pt"
 PARTS = "trainer_state"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", manifest.NAME)
+DCP = "torch.distributed.checkpoint."
+DESCRIBED_BY = (f"{DCP}metadata", f"{DCP}filesystem", "torch", "torch.serialization", "pathlib")
+OTHERS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of a weight, beside its number of steps."""
 
@@ -190,6 +201,7 @@ def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
 
 
 def _resume_from_parts(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    _check_parts(folder)
     state = _state(Saved(folder, model, torch.float32, optimizer, updates=0, version=0))
     try:
         # Into the tensors that are there already.
@@ -198,6 +210,39 @@ def _resume_from_parts(folder: Path, model: PreTrainedModel, optimizer: torch.op
         raise _does_not_fit(folder, error) from None
     counters = state["counters"]
     return int(counters["updates"]), int(counters["version"])
+
+
+class _Described(pickle.Unpickler):
+    """Reads what describes a checkpoint's tensors, and makes nothing that is not for that."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if module in DESCRIBED_BY and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, torch.dtype) or (module, name) in OTHERS:
+                return found
+            if module.startswith(DCP) and isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
+
+
+def _check_parts(folder: Path) -> None:
+    """Raises UserError unless the folder holds tensors alone: torch.distributed.checkpoint unpickles the description,
+    and whatever is no tensor."""
+    try:
+        with (folder / ".metadata").open("rb") as file:
+            described = _Described(file).load().state_dict_metadata
+        strange = [name for name, one in described.items() if not isinstance(one, TensorStorageMetadata)]
+    except OSError as error:
+        raise _does_not_fit(folder, error) from None
+    except Exception as error:  # noqa: BLE001 - whatever such bytes make pickle raise
+        raise UserError(
+            f"resume_from: {folder / '.metadata'} is not what dart writes ({error}): use another checkpoint"
+        ) from None
+    if strange:
+        raise UserError(
+            f"resume_from: {folder} has {strange[0]}, which is no tensor, and dart writes tensors alone: use another "
+            "checkpoint"
+        )
 
 
 def _state(saved: Saved) -> Nested:
