@@ -56,7 +56,7 @@ class Dashboard:
 def make_dashboard(library: Library, token: str | None) -> Dashboard:
     """`token` None: only this machine may ask (`access`)."""
     streams = Streams(library)
-    handlers = _Handlers(library, streams)
+    handlers = _Handlers(library, streams, open_here=token is None)
     app = Starlette(
         routes=handlers.routes(),
         middleware=[Middleware(Access, token=token), Middleware(GZipMiddleware, minimum_size=SMALLEST_ZIPPED)],
@@ -81,8 +81,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Handlers:
-    def __init__(self, library: Library, streams: Streams) -> None:
-        self._library, self._streams = library, streams
+    def __init__(self, library: Library, streams: Streams, *, open_here: bool) -> None:
+        """`open_here`: every user of this machine may ask."""
+        self._library, self._streams, self._open_here = library, streams, open_here
 
     def routes(self) -> list[Route]:
         run = "/api/runs/{run}"
@@ -180,7 +181,13 @@ class _Handlers:
         if lever not in LEVERS:
             raise NotFound(f"{lever} is not a lever of a run: use {', '.join(LEVERS)}")
         async with self._library.run(request.path_params["run"]) as inspector:
-            return JSONResponse({"done": await pull(await dial_of(inspector.files), lever)})
+            dial = await dial_of(inspector.files)
+            if dial.token and self._open_here:
+                raise UserError(
+                    "this run asks for a control token, and this dashboard lets every user of the machine in: start "
+                    "`dart view` with DART_VIEW_TOKEN set, or use `dart control`"
+                )
+            return JSONResponse({"done": await pull(dial, lever)})
 
 
 async def _until_closed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -382,7 +382,10 @@ async def test_each_run_is_asked_with_its_own_token(
     execute(run, ("update runs set state = 'running', control_address = ?, config_json = ?", (address, config)))
     try:
         with run.lock():
-            async with client_of(run) as client:
+            async with client_of(run, token="view") as client, client_of(run) as stranger:
+                client.headers["authorization"] = "Bearer view"
+                refused = await stranger.post(f"/api/runs/{run.name}/pause")
+                assert refused.status_code == 400 and "lets every user of the machine in" in refused.json()["error"]
                 for own, sent in ((None, "another-run's"), ("own", "own")):
                     if own:
                         token.write_text(own)
