@@ -61,7 +61,8 @@ def test_a_replica_is_measured_on_a_cpu(tmp_path: Path) -> None:
     assert results["memory, eager"]["kv_cache_tokens"] > 0
     blocks, sliding = (results[f"episodes, stride {stride}, eager"] for stride in (3, 1))
     # Of seven steps, with at most five screenshots in a prompt, the window slides at two, or drops a block at one.
-    assert 0.9 > blocks["cached_share"] > sliding["cached_share"] + 0.1 > 0.3
+    # A thousand tokens of system text are cached in every step but the first.
+    assert 0.95 > blocks["cached_share"] > sliding["cached_share"] + 0.01 > 0.5
     assert blocks["steps_per_second"] > 0
 
 
