@@ -112,6 +112,7 @@ class RunDirectory:
         return self.path / "address"
 
     def told_address(self) -> str:
+        """Raises OSError if no coordinator has told one."""
         return self.address.read_text(encoding="ascii").strip()
 
     def tell_address(self, address: str) -> None:

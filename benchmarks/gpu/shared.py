@@ -77,8 +77,8 @@ def findings(set_up: SetUp, trial: Trial, updates: int) -> list[str]:
     before, after = trial.summary.get("success_before"), trial.summary.get("success_after")
     if not before or not after:
         return [*wrong, "success was not measured before and after"]
-    readings = ("greedy", "sampled")
-    return wrong + [f"{one} success did not rise" for one in readings if after[one]["low"] <= before[one]["high"]]
+    decodings = ("greedy", "sampled")
+    return wrong + [f"{one} success did not rise" for one in decodings if after[one]["low"] <= before[one]["high"]]
 
 
 def run(set_up: SetUp, updates: int, episodes: int) -> dict[str, object]:

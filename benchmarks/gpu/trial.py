@@ -172,6 +172,6 @@ def _told(trial: Trial) -> dict[str, object]:
 
 
 def _rates(success: Mapping[str, Mapping[str, object]] | None) -> dict[str, dict[str, object]]:
-    """By reading (greedy, sampled): the rate with its 95 % interval."""
+    """By decoding (greedy, sampled): the rate with its 95 % interval."""
     kept = ("mean", "low", "high", "episodes", "temperature")
-    return {reading: {name: one[name] for name in kept} for reading, one in (success or {}).items()}
+    return {decoding: {name: one[name] for name in kept} for decoding, one in (success or {}).items()}

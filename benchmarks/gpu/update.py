@@ -92,10 +92,6 @@ def _copies(trainer: Trainer) -> Result:
     return result
 
 
-def _patch(scale: Scale) -> int:
-    return int(scale.document["vision_config"]["patch_size"])
-
-
 def _config(bench: Bench, folder: Path) -> TrainWorkerConfig:
     return TrainWorkerConfig.model_validate(
         {

@@ -9,6 +9,7 @@ from two of those, so that an evaluation that finished long ago serves as well a
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,6 @@ EPISODES = 200
 """Instances when neither the config nor the command line says how many."""
 SHOWN = 10
 """Instances that were not evaluated and are printed; all are in evaluation.json."""
-SLIGHT = 1e-9
 NO_EPISODE: Rate = {"mean": 0.0, "low": 0.0, "high": 1.0, "episodes": 0}
 
 
@@ -286,7 +286,7 @@ def report(document: Document) -> None:
             f"retried after infrastructure failures: {success['infrastructure_attempts']}".strip()
         )
         reward = success.get("reward", success["mean"])
-        if abs(reward - success["mean"]) > SLIGHT:
+        if not math.isclose(reward, success["mean"]):
             click.echo(f"{name} mean reward {reward:.4f}, with partial credit".strip())
         if (by_state := success.get("by_state")) and by_state["mean"] != success["mean"]:
             rate = f"{by_state['mean']:.1%} ({by_state['low']:.1%} to {by_state['high']:.1%})"
@@ -308,19 +308,19 @@ def report(document: Document) -> None:
 
 def undone(success: Success) -> list[str]:
     """What was not evaluated, and why."""
-    undone = success.get("not_evaluated", [])
-    if not undone:
+    lacking = success.get("not_evaluated", [])
+    if not lacking:
         return []
-    count = sum(one["episodes"] for one in undone)
-    lines = [f"not evaluated, and not in any mean: {count} episodes of {len(undone)} instances"]
-    lines += [f"  {one['id']}: {one['why']}" for one in undone[:SHOWN]]
-    return lines + ([f"  and {len(undone) - SHOWN} more"] if len(undone) > SHOWN else [])
+    count = sum(one["episodes"] for one in lacking)
+    lines = [f"not evaluated, and not in any mean: {count} episodes of {len(lacking)} instances"]
+    lines += [f"  {one['id']}: {one['why']}" for one in lacking[:SHOWN]]
+    return lines + ([f"  and {len(lacking) - SHOWN} more"] if len(lacking) > SHOWN else [])
 
 
 def _unlike(ours: Protocol, theirs: Protocol) -> Iterator[str]:
     """Settings recorded by both that differ."""
     a, b = _settings(ours), _settings(theirs)
-    for name in a.keys() & b.keys():
+    for name in sorted(a.keys() & b.keys()):
         if a[name] != b[name]:
             yield f"{name} is {_short(a[name])} in A and {_short(b[name])} in B"
 

@@ -208,7 +208,7 @@ class Engine:
             raise EngineDiedError(str(error)) from None
         except Exception as error:  # noqa: BLE001  as in `_receive`
             if not self._alone:
-                raise EngineDiedError(f"weights {version} cannot be received: {error}") from None
+                raise EngineDiedError(f"weights {version} were not received: {error}") from None
             raise TransferError(str(error)) from None
 
     async def update(
@@ -397,8 +397,10 @@ class Engine:
         except EngineDeadError:
             raise
         except Exception as error:  # noqa: BLE001  vLLM re-raises any worker's error as a plain Exception.
-            if touched or not self._alone:
+            if touched:
                 raise EngineDiedError(f"weights {version} are only partly loaded: {error}") from None
+            if not self._alone:
+                raise EngineDiedError(f"weights {version} were not received: {error}") from None
             raise TransferError(f"weights {version}: {error}") from None
 
     async def _join(self, group: wpb.TransferGroup) -> None:

@@ -71,7 +71,7 @@ class Protocol(TypedDict):
     not_held_out: NotRequired[list[str]]
     """Tasks whose only instance is also trained on."""
     settings: NotRequired[dict[str, JSON]]
-    """Everything else in the config that success depends on, by the field's name."""
+    """The other main settings that success depends on, by the field's name."""
 
 
 class Sample(TypedDict):
