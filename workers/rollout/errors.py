@@ -6,8 +6,8 @@ from dart.errors import UserError
 
 
 class EngineDiedError(UserError):
-    """The engine process is gone, its weights are neither the old nor the new ones, or its GPUs' answers belong to other
-    questions. The worker ends with it."""
+    """The engine process is gone, its weights are neither the old nor the new ones, or its GPUs' answers belong to
+    other questions. The worker ends with it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
