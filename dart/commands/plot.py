@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -23,7 +24,8 @@ class Update(TypedDict):
     """The fields of an `update` event that are drawn."""
 
     train_seconds: float
-    success_rate: float
+    success_rate: float | None
+    """None where nothing was sampled."""
     success_by_task: dict[str, float]
     env_utilisation: float
     rollout_utilisation: float
@@ -43,13 +45,14 @@ def learning_curve(directory: RunDirectory) -> Path | None:
         return None
     figure, (success, tasks, speed) = plt.subplots(1, 3, figsize=(15, 4.2), constrained_layout=True)
     minutes = [update["train_seconds"] / 60 for update in updates]
-    success.plot(minutes, [update["success_rate"] for update in updates], color="tab:blue", label="training, recent")
+    rates = [math.nan if (rate := update["success_rate"]) is None else rate for update in updates]
+    success.plot(minutes, rates, color="tab:blue", label="training, recent")
     for number, (decoding, results) in enumerate(evaluations.items(), 1):
         _held_out(success, decoding, f"C{number}", {"before": 0.0, "after": minutes[-1]}, results)
     _axes(success, "minutes of training", "success rate", "Success")
     success.set_ylim(0, 1.02)
     for name in updates[-1]["success_by_task"]:
-        rates = [update["success_by_task"].get(name, float("nan")) for update in updates]
+        rates = [update["success_by_task"].get(name, math.nan) for update in updates]
         tasks.plot(minutes, rates, label=_plain(name))
     _axes(tasks, "minutes of training", "recent success rate", "By task")
     tasks.set_ylim(0, 1.02)

@@ -117,7 +117,6 @@ class Run:
             self.envs, self.policy, self.ranks, self.sync, self.data, self.accounting, Meter(config, trainer_peak),
             Uploads(directory.uploads(config), config.checkpoint.keep, self.journal, start.version),
         )  # fmt: skip
-        self._paused = False
         self._watch = self._make_watch()
         self._board = StatusBoard(
             directory.name, config.stop, self.progress, self.accounting, self.fleet, self.envs, self.replicas,
@@ -172,7 +171,7 @@ class Run:
     def pause(self, paused: bool) -> None:
         """Raises UserError while the run is not training; so do the methods below."""
         self._while_training("pause" if paused else "resume")
-        self._paused = paused
+        self.progress.paused = paused
         self.data.pause(paused)
         self.journal.event("paused" if paused else "resumed")
 
@@ -207,7 +206,7 @@ class Run:
         evaluated = self.evaluations.finished_episodes
         collected = self.collection.finished_attempts if self.collection else 0
         beside = self.evaluations.current is not None or self.collection is not None
-        return Sampled(beside or self._training.sampling, evaluated + collected, self._paused)
+        return Sampled(beside or self._training.sampling, evaluated + collected, self.progress.paused)
 
     def _activity(self) -> Activity:
         if self.progress.phase == "starting":

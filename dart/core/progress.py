@@ -117,6 +117,8 @@ class Progress:
 
     def __init__(self, window: int) -> None:
         self._phase = "starting"
+        self.paused = False
+        """A person has paused sampling."""
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = 0
         self._new_fates: Counter[str] = Counter()
@@ -244,9 +246,9 @@ class Progress:
     # ---- recent trajectories and updates ----
 
     @property
-    def success_rate(self) -> float:
-        """Success rate of the last `window` training trajectories; 0 before the first."""
-        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+    def success_rate(self) -> float | None:
+        """Success rate of the last `window` training trajectories; None before the first."""
+        return sum(self._recent) / len(self._recent) if self._recent else None
 
     @property
     def window_full(self) -> bool:

@@ -32,8 +32,8 @@ class Figures:
 
     counts: Counts = field(default_factory=Counts)
     usage: Usage = field(default_factory=Usage)
-    success_rate: float = 0.0
-    """Success rate of the last `stop.window` training trajectories."""
+    success_rate: float | None = None
+    """Success rate of the last `stop.window` training trajectories; None before the first, and for imitation."""
     success_by_task: Mapping[str, float] = field(default_factory=dict)
     train_seconds: float = 0.0
 
@@ -41,19 +41,20 @@ class Figures:
         return {
             **self.counts.to_json(),
             "train_seconds": round(self.train_seconds, 2),
-            "success_rate": round(self.success_rate, 4),
+            "success_rate": None if self.success_rate is None else round(self.success_rate, 4),
             "success_by_task": dict(self.success_by_task),
             **asdict(self.usage),
         }
 
     @classmethod
     def from_json(cls, told: Mapping[str, JSON]) -> Figures:
-        """Reads what `to_json` made; missing numbers become 0."""
-        by_task = told.get("success_by_task")
+        """Reads what `to_json` made; missing numbers become 0. Earlier versions of dart wrote a success rate of 0 where
+        nothing had been sampled."""
+        by_task, counts, success = told.get("success_by_task"), Counts.from_json(told), told.get("success_rate")
         return cls(
-            Counts.from_json(told),
+            counts,
             Usage(**{name: _number(told.get(name)) for name in asdict(Usage())}),
-            _number(told.get("success_rate")),
+            float(success) if isinstance(success, int | float) and (success or counts.trajectories) else None,
             {task: _number(rate) for task, rate in by_task.items()} if isinstance(by_task, Mapping) else {},
             _number(told.get("train_seconds")),
         )
@@ -160,6 +161,8 @@ class Status:
     """Seconds since each kind of progress: "worker" (one became ready), "step", "episode", "update"."""
     stalls: tuple[Stall, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    paused: bool = False
+    """A person has paused sampling; the phase goes on."""
 
 
 def _number(told: JSON) -> float:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -143,7 +143,8 @@ class _Handlers:
                 found = await inspector.status()
         except UserError:
             return None
-        return found.status if found.live else None
+        # The id of its page: two runs that are watched may have one name.
+        return replace(found.status, run_id=run) if found.live else None
 
     async def _compare(self, request: Request) -> Response:
         asked = [_required(request, name) for name in ("first", "first_evaluation", "second", "second_evaluation")]

@@ -61,6 +61,9 @@ class _Live(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("info", "A live run; always 1.", ("phase",), lambda it: [((it.phase,), 1.0)])
+        yield self._gauge(
+            "paused", "1 while a person has paused sampling, else 0.", (), lambda it: [((), float(it.paused))]
+        )
         for name, told in _COUNTERS.items():
             yield self._counter(name, told, (), _counted(name))
         for name, told in _TAKEN_BACK.items():
@@ -80,7 +83,7 @@ class _Live(Collector):
     def _gauges(self) -> Iterator[Metric]:
         yield self._gauge(
             "success_ratio", "Success rate of the last training trajectories.", (),
-            lambda it: [((), it.figures.success_rate)],
+            lambda it: [] if it.figures.success_rate is None else [((), it.figures.success_rate)],
         )  # fmt: skip
         yield self._gauge(
             "task_success_ratio", "Recent success rate by task; none with over 200 tasks.", ("task",),

@@ -193,32 +193,36 @@ async def read_ended(directory: RunDirectory) -> Ended:
 
 
 async def how_it_ended(files: RunFiles) -> Ended:
+    """What the run's last process left; stalls and failures of the processes before it say nothing about its end."""
     record = await files.record()
-    phases = [str(json.loads(event.json)["phase"]) for event in await newest_events(files, "phase", 2)]
+    entered = await newest_events(files, "phase", MOST_EVENTS)
+    phases = [str(json.loads(event.json)["phase"]) for event in entered[:2]]
+    began = next((event.sequence for event in entered if json.loads(event.json).get("begins")), 0)
     state = files.directory.state(record)
     ended = await newest_events(files, "failed") if state == RunState.FAILED else []
-    stalled = await newest_events(files, "stalled", MOST_EVENTS)
-    moving = await newest_events(files, "moving", MOST_EVENTS)
-    failed = [] if state == RunState.FINISHED else await newest_events(files, "attempt_failed", MOST_FAILURES)
+    stalled = await newest_events(files, "stalled", MOST_EVENTS, after=began)
+    moving = await newest_events(files, "moving", MOST_EVENTS, after=began)
+    unfinished = state != RunState.FINISHED
+    failed = await newest_events(files, "attempt_failed", MOST_FAILURES, after=began) if unfinished else []
     updates, final = await newest_events(files, "update"), await newest_events(files)
     worked = [phase for phase in phases if phase not in set(RunState)]
     return Ended(
         files.directory.path,
         record,
         state,
-        worked[0] if worked and state != RunState.FINISHED else "",
+        worked[0] if worked and unfinished else "",
         str(json.loads(ended[0].json)["why"]) if ended else "",
-        () if state == RunState.FINISHED else _still(stalled, moving),
+        _still(stalled, moving) if unfinished else (),
         tuple((event.unix_seconds, str(json.loads(event.json).get("why", ""))) for event in failed),
         final[0] if final else None,
         updates[0] if updates else None,
     )
 
 
-async def newest_events(files: RunFiles, kind: str = "", limit: int = 1) -> list[Event]:
-    """The last events of a kind, or of all kinds, newest first."""
+async def newest_events(files: RunFiles, kind: str = "", limit: int = 1, after: int = 0) -> list[Event]:
+    """The last events of a kind, or of all kinds, newest first. `after`: only those with a higher sequence number."""
     c = t.events.c
-    wanted = select(t.events).where(c.run_id == files.run_id)
+    wanted = select(t.events).where(c.run_id == files.run_id, c.sequence > after)
     if kind:
         wanted = wanted.where(c.kind == kind)
     rows = await files.rows(wanted.order_by(c.sequence.desc()).limit(limit))

@@ -258,6 +258,11 @@ class RunFiles:
             raise NotFound(f"screenshot {sha256[:64]} in {self.directory.screenshots} is damaged")
         return data, media_type
 
+    @property
+    def are_local(self) -> bool:
+        """Whether screenshots are files here, and not objects of a store."""
+        return isinstance(self.directory.screenshots, Path)
+
     def holds(self, sha256: str) -> bool:
         """Whether the directory has the screenshot's bytes. Blocks for a file call."""
         try:

@@ -171,7 +171,7 @@ async def _missing(files: RunFiles, record: RunRecord, state: str) -> list[str]:
     where = files.directory.screenshots
     if isinstance(where, Path) and not where.is_dir():
         notes.append(f"{where} is not there, so no screenshot can be shown.")
-    else:
+    elif files.are_local:  # a store would be asked for each of them
         lost, looked_for = await _lost_screenshots(files)
         if lost:
             notes.append(f"{lost} of {looked_for} screenshots that were looked for are not in {where}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
@@ -104,13 +104,14 @@ async def trajectory(files: RunFiles, trajectory_id: str) -> TrajectoryDetail:
         e = t.step_entropies.c
         seen = connection.execute(select(t.step_entropies).where(e.trajectory_id == trajectory_id)).mappings()
         entropies = {one["step_index"]: one for one in seen}
-        details = [_step(files, step, advantages, tokenizer, entropies.get(step["index"])) for step in steps]
+        held = _held(files, row)
+        details = [_step(held, step, advantages, tokenizer, entropies.get(step["index"])) for step in steps]
         first = connection.execute(
             select(_s.images_json).where(_s.trajectory_id == trajectory_id, _s["index"] == 0)
         ).scalar_one_or_none()
         return TrajectoryDetail(
             row=trajectory_row(row),
-            goal_images=tuple(_image(files, one) for one in json.loads(first or "[]")[:goals]),
+            goal_images=tuple(_image(held, one) for one in json.loads(first or "[]")[:goals]),
             evidence=_evidence(row["evidence_json"]),
             state_reward=float(more["state_reward"]) if more.get("state_judged") else None,
             steps=tuple(details),
@@ -147,13 +148,23 @@ def _evidence(text: str | None) -> Mapping[str, JsonValue] | None:
     return evidence if isinstance(evidence, dict) else {"evidence": evidence}
 
 
-def _image(files: RunFiles, one: Sequence[Any]) -> ImageRef:
+def _held(files: RunFiles, trajectory: RowMapping) -> Callable[[str], bool]:
+    """Tells whether a screenshot of the trajectory can be shown. An object store is not asked, because that takes a
+    request for each screenshot; retention, which removes them, has marked the trajectory."""
+    return files.holds if files.are_local else lambda _: bool(trajectory["screenshots_kept"])
+
+
+def _image(held: Callable[[str], bool], one: Sequence[Any]) -> ImageRef:
     sha256, _, width, height = one
-    return ImageRef(sha256, width, height, files.holds(sha256))
+    return ImageRef(sha256, width, height, held(sha256))
 
 
 def _step(
-    files: RunFiles, row: RowMapping, advantages: Sequence[float], tokenizer: Decoder | None, seen: RowMapping | None
+    held: Callable[[str], bool],
+    row: RowMapping,
+    advantages: Sequence[float],
+    tokenizer: Decoder | None,
+    seen: RowMapping | None,
 ) -> StepDetail:
     """`seen`: what high-entropy step selection saw of it."""
     step = step_from_row(row)
@@ -162,7 +173,7 @@ def _step(
     ids = tuple(generation.token_ids)
     return StepDetail(
         index=step.index,
-        image=_image(files, images[-1]) if images else None,
+        image=_image(held, images[-1]) if images else None,
         text=generation.text,
         thought=split_thought(generation.text)[0],
         action=json.loads(row["action_json"]) if row["action_json"] else None,
@@ -222,16 +233,17 @@ def _member(files: RunFiles, connection: Connection, row: RowMapping) -> Member:
     advantages = tuple(json.loads(row["advantages_json"] or "[]"))
     columns = (_s["index"], _s.action_json, _s.parse_error, _s.images_json)
     steps = connection.execute(select(*columns).where(_s.trajectory_id == row["id"]).order_by(_s["index"])).mappings()
-    return Member(trajectory_row(row), advantages, tuple(_glance(files, step, advantages) for step in steps))
+    held = _held(files, row)
+    return Member(trajectory_row(row), advantages, tuple(_glance(held, step, advantages) for step in steps))
 
 
-def _glance(files: RunFiles, row: RowMapping, advantages: Sequence[float]) -> StepGlance:
+def _glance(held: Callable[[str], bool], row: RowMapping, advantages: Sequence[float]) -> StepGlance:
     action = json.loads(row["action_json"]) if row["action_json"] else None
     images = json.loads(row["images_json"])
     index = row["index"]
     return StepGlance(
         index=index,
-        image=_image(files, images[-1]) if images else None,
+        image=_image(held, images[-1]) if images else None,
         action=action,
         label=action_label(action_from_json(action) if action else None, row["parse_error"]),
         advantage=advantages[index] if index < len(advantages) else None,

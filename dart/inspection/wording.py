@@ -45,9 +45,11 @@ def headline(status: Status) -> str:
     versions = [worker.weight_version for worker in status.workers if worker.role == "rollout"]
     if not figures.train_seconds and not counts.trajectories:
         return status.phase  # nothing has been trained (yet)
+    success = "" if figures.success_rate is None else f"success {figures.success_rate:.0%}, "
+    phase = f"{status.phase} (paused)" if status.paused else status.phase
     line = (
-        f"{status.phase}: update {counts.updates}, success {figures.success_rate:.0%}, "
-        f"{counts.trajectories} trajectories ({per_minute:.0f}/min), environments {usage.env_utilisation:.0%}, "
+        f"{phase}: update {counts.updates}, {success}{counts.trajectories} trajectories ({per_minute:.0f}/min), "
+        f"environments {usage.env_utilisation:.0%}, "
         f"replicas {usage.rollout_utilisation:.0%}, staleness {counts.staleness.mean:.1f}"
     )
     return f"{line}, version {span(versions)}" if versions else line

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import posixpath
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +21,23 @@ MOST_METRICS = 500
 """A request takes at most a thousand."""
 
 _ENDED: Mapping[str, str] = {RunState.FAILED: "FAILED", RunState.INTERRUPTED: "KILLED"}
+LONGEST_NAME = 250
+"""Characters of a metric's name."""
+
+
+def allowed(name: str) -> str:
+    """A metric's name as MLflow takes it: some characters only, not too long, and no path that means another ("a//b").
+
+    A name that must change also gets a digest, so that two tasks do not become one.
+    """
+    section, slash, rest = name.partition("/")
+    kept = re.sub(r"[^\w.\- :/]", "_", rest)
+    if posixpath.normpath(f"/{kept}") != f"/{kept}":
+        kept = re.sub(r"[/.]", "_", kept)
+    changed = f"{section}{slash}{kept}"
+    if changed == name and len(name) <= LONGEST_NAME:
+        return name
+    return f"{changed[: LONGEST_NAME - 7]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 class MLflow:
@@ -43,7 +63,7 @@ class MLflow:
 
     def numbers(self, update: int, values: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, update) for name, value in values.items()]
+        metrics = [Metric(allowed(name), value, now, update) for name, value in values.items()]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._run, metrics[first : first + MOST_METRICS])
 

@@ -187,7 +187,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time", "figures", "activity", "share_done", "doing", "control_address", "quiet", "stalls", "quarantined")
+    __slots__ = ("run_id", "phase", "update", "weight_version", "trajectories", "env_steps", "success_rate", "env_utilisation", "rollout_utilisation", "fates", "workers", "elapsed_seconds", "trainer_utilisation", "trained_actions_per_minute", "env_time", "rollout_time", "trainer_time", "figures", "activity", "share_done", "doing", "control_address", "quiet", "stalls", "quarantined", "paused")
     class FatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class GetStatusResponse(_message.Message):
     QUIET_FIELD_NUMBER: _ClassVar[int]
     STALLS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     update: int
@@ -259,7 +260,8 @@ class GetStatusResponse(_message.Message):
     quiet: _containers.ScalarMap[str, float]
     stalls: _containers.RepeatedCompositeFieldContainer[Stall]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., activity: _Optional[str] = ..., share_done: _Optional[float] = ..., doing: _Optional[_Mapping[str, str]] = ..., control_address: _Optional[str] = ..., quiet: _Optional[_Mapping[str, float]] = ..., stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ...) -> None: ...
+    paused: bool
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., update: _Optional[int] = ..., weight_version: _Optional[int] = ..., trajectories: _Optional[int] = ..., env_steps: _Optional[int] = ..., success_rate: _Optional[float] = ..., env_utilisation: _Optional[float] = ..., rollout_utilisation: _Optional[float] = ..., fates: _Optional[_Mapping[str, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., elapsed_seconds: _Optional[float] = ..., trainer_utilisation: _Optional[float] = ..., trained_actions_per_minute: _Optional[float] = ..., env_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., rollout_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., trainer_time: _Optional[_Union[TimeSpent, _Mapping]] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ..., activity: _Optional[str] = ..., share_done: _Optional[float] = ..., doing: _Optional[_Mapping[str, str]] = ..., control_address: _Optional[str] = ..., quiet: _Optional[_Mapping[str, float]] = ..., stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., paused: bool = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("from_sequence",)

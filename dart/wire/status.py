@@ -25,7 +25,7 @@ def status_to_proto(status: Status) -> cpb.GetStatusResponse:
     counts, usage = status.figures.counts, status.figures.usage
     message.update, message.weight_version = counts.updates, counts.version
     message.trajectories, message.env_steps = counts.trajectories, counts.env_steps
-    message.success_rate = status.figures.success_rate
+    message.success_rate = status.figures.success_rate or 0.0
     message.fates.update(counts.fates)
     message.env_utilisation, message.rollout_utilisation = usage.env_utilisation, usage.rollout_utilisation
     message.trainer_utilisation = usage.trainer_utilisation
@@ -40,6 +40,8 @@ def status_from_proto(message: cpb.GetStatusResponse) -> Status:
 def _fill(message: Message, record: object) -> None:
     for name in _types(type(record)):
         value = getattr(record, name)
+        if value is None:
+            continue
         if isinstance(value, Mapping):
             getattr(message, name).update(value)
         elif isinstance(value, tuple):
@@ -58,7 +60,9 @@ def _record(record: type[Record], message: Message) -> Record:
     fields: dict[str, object] = {}
     for name, kind in _types(record).items():
         value = getattr(message, name)
-        if typing.get_origin(kind) is Mapping:
+        if type(None) in typing.get_args(kind) and not message.HasField(name):
+            fields[name] = None
+        elif typing.get_origin(kind) is Mapping:
             fields[name] = dict(value)
         elif typing.get_origin(kind) is tuple:
             fields[name] = tuple([_record(typing.get_args(kind)[0], item) for item in value])

@@ -46,7 +46,7 @@ def told(folder: Path) -> Status:
 
 def test_all_three_show_what_is_quarantined_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = status_to_proto(told(tmp_path))
-    status._print_live(seen, as_json=False)
+    status._print_live(status_from_proto(seen), as_json=False)
     why._print_live(status_from_proto(seen), as_json=False)
     with (tmp_path / "out").open("w") as file:
         console = Console(width=150, record=True, file=file)
@@ -63,7 +63,7 @@ def test_all_three_show_what_is_quarantined_and_why(tmp_path: Path, capsys: pyte
 
 def test_programs_read_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = status_to_proto(told(tmp_path))
-    status._print_live(seen, as_json=True)
+    status._print_live(status_from_proto(seen), as_json=True)
     why._print_live(status_from_proto(seen), as_json=True)
     for line in capsys.readouterr().out.splitlines():
         tasks, environments = json.loads(line)["quarantined"]

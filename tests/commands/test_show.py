@@ -11,6 +11,9 @@ from dashboards.made import execute, small_run
 
 from benchmarks.dashboard.made_run import Shape
 from dart.cli import main
+from dart.commands.look.status import _document
+from dart.core.progress import Counts
+from dart.core.status import Figures, Status
 from dart.rundir import RunDirectory
 
 HOSTILE = "\x1b[31m[bold]evil[/bold]\x07"
@@ -82,6 +85,29 @@ def test_runs_are_listed_with_their_state_and_success(run: RunDirectory) -> None
     (row,) = json.loads(dart("runs", run.path.parent, "--json").output)
     shown = dart("runs", run.path.parent).output
     assert row["state"] in shown and f"{row['success_rate']:.1%}" in shown and str(run.path) in shown
+
+
+def test_a_narrow_terminal_shows_the_whole_name_of_a_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dart.commands.look.status.WIDEST", 80)
+    lines = dart("runs", run.path.parent).output.splitlines()
+    column = lines[0].index("run ")
+    width = lines[0].index("updates") - column
+    assert str(run.path) in "".join(line[column : column + width].strip() for line in lines[1:])
+
+
+def test_a_long_answer_is_cut_with_a_word(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dart("show", "g000001-1", "--run", run.path).output
+    monkeypatch.setattr("dart.commands.look.show.MOST_TEXT", 10)
+    assert "more characters: `dart view` shows all" in dart("show", "g000001-1", "--run", run.path).output
+    assert "more characters" not in whole
+
+
+def test_programs_read_one_document_of_a_live_run_and_of_a_past_one(run: RunDirectory) -> None:
+    past = json.loads(dart("status", run.path, "--json").output)
+    live = _document(Status(run.name, "training", Figures(Counts(updates=0))))
+    assert live.keys() <= past.keys()
+    assert (live["state"], live["updates"], live["success_rate"]) == ("training", 0, None), "zeros are not left out"
+    assert past["state"] == "interrupted" and past["updates"] > 0 and past["figures"]["counts"]["env_steps"] > 0
 
 
 def test_a_run_that_is_over_is_not_watched(run: RunDirectory) -> None:

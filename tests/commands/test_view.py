@@ -21,7 +21,7 @@ from dart.core.usage import EnvState
 from dart.rundir import RunDirectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb
-from dart.wire.status import status_to_proto
+from dart.wire.status import status_from_proto
 
 
 def screen(folder: Path, env_workers: int, tasks: int, replicas: int = 2) -> list[str]:
@@ -89,7 +89,7 @@ def test_status_of_hundreds_fits_a_screen(capsys: pytest.CaptureFixture[str]) ->
             for index in range(number)
         ]
 
-    _print_live(cpb.GetStatusResponse(run_id="r", workers=workers(200)), as_json=False)
+    _print_live(status_from_proto(cpb.GetStatusResponse(run_id="r", workers=workers(200))), as_json=False)
     said = capsys.readouterr().out.splitlines()
     assert len(said) < 10 and said[-1].split() == [
         "200",
@@ -102,7 +102,7 @@ def test_status_of_hundreds_fits_a_screen(capsys: pytest.CaptureFixture[str]) ->
         "s",
         "ago",
     ]
-    _print_live(cpb.GetStatusResponse(run_id="r", workers=workers(2)), as_json=False)
+    _print_live(status_from_proto(cpb.GetStatusResponse(run_id="r", workers=workers(2))), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["env-1", "env", "ready", "1/4"]
 
 
@@ -117,7 +117,7 @@ def test_markup_and_control_characters_in_a_name_are_only_text(
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(picture(status))
     shown = console.export_text()
-    _print_live(status_to_proto(status), as_json=False)
+    _print_live(status, as_json=False)
     for text in (shown, capsys.readouterr().out):
         assert "[red][2Jenv[/] [/nothing] second line" in text, "whatever it is called, it is shown"
         assert not set("\x1b\x07\u202e") & set(text)
@@ -125,5 +125,5 @@ def test_markup_and_control_characters_in_a_name_are_only_text(
 
 def test_what_a_worker_says_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     worker = WorkerStatus("n" * 15_000_000, "env", "ready", 4, 1, 0, 0.1, "")
-    _print_live(status_to_proto(Status("run", "training", workers=(worker,))), as_json=False)
+    _print_live(Status("run", "training", workers=(worker,)), as_json=False)
     assert len(capsys.readouterr().out) < 1000

@@ -106,6 +106,19 @@ async def test_a_run_that_failed_says_what_it_said_itself(tmp_path: Path, capsys
     assert [stall["culprit"] for stall in document["stalls"]] == ["env-0"]
 
 
+async def test_what_stopped_an_earlier_process_of_the_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[tuple[str, dict[str, JSON]]] = [
+        ("phase", {"phase": "training"}), ("stalled", HUNG), ("attempt_failed", {"why": "no disk"}),
+        ("phase", {"phase": "interrupted"}), ("phase", {"phase": "starting", "begins": True}),
+        ("phase", {"phase": "training"}), ("update", {"update": 3}),
+    ]  # fmt: skip
+    said = await in_thread(await left_behind(tmp_path, events, RunState.INTERRUPTED), capsys)
+    assert said.startswith("run-1: interrupted while it was training")
+    assert "stalled for" not in said and "an attempt failed" not in said
+
+
 async def test_a_finished_run_has_nothing_to_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events: list[tuple[str, dict[str, JSON]]] = [("stalled", HUNG), ("phase", {"phase": "finished"})]
     said = await in_thread(await left_behind(tmp_path, events, RunState.FINISHED), capsys)

@@ -283,7 +283,7 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
             with pytest.raises(UserError, match="may be two runs: leave one of them out"):
                 await find(StatusOptions(tmp_path, scene.address))
             await asyncio.to_thread(control, "pause", tmp_path, None, None)
-            assert scene.run._paused
+            assert scene.run.status().paused, "at once, before the watchdog reports it"
             task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))
             with pytest.raises(NotWanted, match="is held out"):
                 scene.run.submit([task, held_out])
@@ -291,7 +291,7 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
             scene.run.submit([task])
             assert scene.run.data.submitted_tasks == 1
             await asyncio.to_thread(control, "resume", None, scene.address, None)
-            assert not scene.run._paused
+            assert not scene.run.status().paused
             await asyncio.to_thread(control, "drain", tmp_path, None, None)
             async with asyncio.timeout(60):
                 while scene.run.progress.phase != "finished":

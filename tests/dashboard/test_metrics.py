@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from dashboards.made import small_run
@@ -18,6 +21,8 @@ from dart.core.status import Figures, Quarantined, Stall, Status, TimeSpent, Usa
 from dart.dashboard.app import make_dashboard
 from dart.dashboard.library import Library
 from dart.dashboard.metrics import MOST_TASKS, exposition
+from dart.inspection.inspector import Inspector
+from dart.inspection.records import RunStatus
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +66,29 @@ def test_prometheus_reads_what_the_status_says() -> None:
     assert found["dart_replica_weight_version", "rollout-1", "r1"] == 7
     assert found["dart_stalled_seconds", "train", "update", "r1"] == 700
     assert found["dart_quarantined", "task", "r1"] == 1
+
+
+def test_what_is_not_known_makes_no_series() -> None:
+    found = values(exposition([status(figures=Figures(Counts(updates=7)), paused=True), status("r2")]))
+    assert ("dart_success_ratio", "r1") not in found and found["dart_success_ratio", "r2"] == 0.4
+    assert (found["dart_paused", "r1"], found["dart_paused", "r2"]) == (1, 0)
+
+
+async def test_two_runs_of_one_name_have_series_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for parent in ("a", "b"):
+        await asyncio.to_thread(small_run, tmp_path / parent)
+    library = Library([tmp_path / "a", tmp_path / "b"])
+    rows = await library.rows()
+    assert len({row.name for row in rows}) == 1 and len({row.id for row in rows}) == 2
+
+    async def live(self: Inspector) -> RunStatus:
+        return RunStatus(True, status(self.files.run_id), ())
+
+    monkeypatch.setattr(Inspector, "status", live)
+    monkeypatch.setattr(Library, "rows", AsyncMock(return_value=[replace(row, state="running") for row in rows]))
+    with TestClient(make_dashboard(library, None).app, base_url="http://127.0.0.1") as client:
+        found = values(client.get("/metrics").content)
+    assert {run for name, *labels in found if name == "dart_updates" for run in labels} == {row.id for row in rows}
 
 
 def test_thousands_of_tasks_make_no_series() -> None:

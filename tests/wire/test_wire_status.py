@@ -30,11 +30,11 @@ counts = st.builds(
     staleness=st.builds(StalenessCounts, number, number, number),
     reading_rules=st.dictionaries(text, number, max_size=3),
 )
-figures = st.builds(Figures, counts, st.builds(Usage, *[real] * 6), real, by_name, real)
+figures = st.builds(Figures, counts, st.builds(Usage, *[real] * 6), st.none() | real, by_name, real)
 spent = st.builds(TimeSpent, by_name, by_name, by_name)
 statuses = st.builds(
     Status, text, text, figures, real, text, real, spent, spent, spent, st.lists(workers, max_size=3).map(tuple),
-    st.dictionaries(text, text, max_size=3), text,
+    st.dictionaries(text, text, max_size=3), text, paused=st.booleans(),
 )  # fmt: skip
 
 
@@ -63,6 +63,16 @@ def test_figures_survive_an_update_event() -> None:
     told = Figures(Counts(updates=3, staleness=StalenessCounts(2, 1, 8)), usage, 0.875, {"click": 0.5}, 61.25)
     assert Figures.from_json(json.loads(to_json(told.to_json()))) == told
     assert Figures.from_json({}) == Figures()
+
+
+def test_a_run_that_samples_nothing_has_no_success_rate() -> None:
+    imitation = Figures(Counts(updates=3))
+    assert imitation.success_rate is None and status_to_proto(Status("run", "training", imitation)).success_rate == 0
+    assert Figures.from_json(imitation.to_json()) == imitation
+    older = imitation.to_json() | {"success_rate": 0.0}
+    assert Figures.from_json(older).success_rate is None, "earlier versions of dart wrote 0"
+    failed = Figures(Counts(updates=3, trajectories=8), success_rate=0.0)
+    assert Figures.from_json(failed.to_json()).success_rate == 0.0
 
 
 def test_a_rate_that_is_no_number_is_valid_json() -> None:

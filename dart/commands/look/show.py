@@ -119,8 +119,11 @@ def _step(step: StepDetail, count: int) -> Iterator[RenderableType]:
         facts.append("cut off at the most tokens")
     yield Text(f"step {step.index + 1} of {count}: ", style="bold") + Text(plain(step.label), style="bold cyan")
     yield Text("  " + ", ".join(facts), style="dim")
-    for line in step.text.strip()[:MOST_TEXT].splitlines():
+    text = step.text.strip()
+    for line in text[:MOST_TEXT].splitlines():
         yield Text(f"  {plain(line, MOST_TEXT)}")
+    if len(text) > MOST_TEXT:
+        yield Text(f"  … and {len(text) - MOST_TEXT:,} more characters: `dart view` shows all", style="dim")
     if step.parse_error:
         yield Text(f"  cannot be read: {plain(step.parse_error)}", style="red")
     if step.last_action_error:

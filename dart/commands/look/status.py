@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import cast
 
 import click
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dart.commands.look.view import picture
+from dart.commands.look.view import PLAIN_SECONDS, picture, plain_lines
 from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.json_text import JSON, to_json
 from dart.core.status import Figures, Status
@@ -83,7 +82,7 @@ def status(options: StatusOptions) -> None:
     """Print a run's state. Raises UserError when there is nothing to ask."""
     found = asyncio.run(find(options))
     if found.live is not None:
-        _print_live(found.live, options.as_json)
+        _print_live(status_from_proto(found.live), options.as_json)
         return
     assert found.directory is not None, "without --address there is a directory"
     record, figures = asyncio.run(_read(found.directory))
@@ -107,11 +106,15 @@ async def _watch(options: StatusOptions) -> None:
     pace = Pace()
     if (found := await find(options)).live is None:
         return
-    with Live(auto_refresh=False) as live:
+    with Live(auto_refresh=False) if sys.stdout.isatty() else contextlib.nullcontext() as live:
         while found.live is not None:
             told = status_from_proto(found.live)
-            live.update(picture(told, "Ctrl-C ends this view", pace.left(told, time.monotonic())), refresh=True)
-            await asyncio.sleep(WATCH_SECONDS)
+            left = pace.left(told, time.monotonic())
+            if live is not None:
+                live.update(picture(told, "Ctrl-C ends this view", left), refresh=True)
+            else:
+                click.echo(plain_lines(told, left))
+            await asyncio.sleep(PLAIN_SECONDS if live is None else WATCH_SECONDS)
             try:
                 found = await find(options)
             except UserError:
@@ -127,11 +130,23 @@ async def _read(directory: RunDirectory) -> tuple[RunRecord, Figures | None]:
         return await database.run(), Figures.from_json(json.loads(last[0].json)) if last else None
 
 
-def _print_live(answer: cpb.GetStatusResponse, as_json: bool) -> None:
+def _document(status: Status) -> dict[str, JSON]:
+    """What --json prints for every run, live or past; `state` is a live run's phase."""
+    counts = status.figures.counts
+    return {
+        "run": status.run_id,
+        "state": status.phase,
+        "updates": counts.updates,
+        "trajectories": counts.trajectories,
+        "success_rate": status.figures.success_rate,
+        **{name: told for name, told in asdict(status).items() if name not in ("run_id", "phase")},
+    }
+
+
+def _print_live(told: Status, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
+        click.echo(to_json(_document(told)))
         return
-    told = status_from_proto(answer)
     click.echo(f"{plain(told.run_id)}, {elapsed(told.elapsed_seconds)}: {headline(told)}")
     for stall in told.stalls:
         for line in stall_lines(stall):
@@ -156,18 +171,14 @@ class Past:
 
     @property
     def status(self) -> Status:
-        return Status(self.record.id, self.state, self.figures or Figures())
+        return Status(self.record.id, str(self.state), self.figures or Figures())
 
     def to_json(self) -> dict[str, JSON]:
-        figures, record = self.figures, self.record
+        record = self.record
         return {
-            "run": record.id,
-            "state": str(self.state),
+            **_document(self.status),
             "started": record.started,
             "finished": record.finished,
-            "updates": figures.counts.updates if figures else 0,
-            "trajectories": figures.counts.trajectories if figures else 0,
-            "success_rate": figures.success_rate if figures else None,
             "summary": dict(record.summary) if record.summary else None,
             "silent_coordinator": self.silent,
         }
@@ -175,7 +186,7 @@ class Past:
 
 def _print_past(past: Past, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(past.to_json()))
+        click.echo(to_json(past.to_json()))
         return
     record = past.record
     click.echo(f"{record.id}: {headline(past.status)}")
@@ -218,8 +229,9 @@ def list_runs(directory: Path, as_json: bool, *, below: bool = False) -> None:
         click.echo(to_json([asdict(row) for row in rows]))
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("started", "state", "run"):
+    for name in ("started", "state"):
         table.add_column(name, no_wrap=True)
+    table.add_column("run", overflow="fold")  # a name that is cut short could not be told from the next
     for name in ("updates", "trajectories", "success"):
         table.add_column(name, justify="right", no_wrap=True)
     if below:

@@ -68,9 +68,9 @@ class View:
             last = ""
             while True:
                 status = self._status()
-                if (line := _line(status, self._pace.left(status, time.monotonic()))) != last:
-                    click.echo("\n".join([line, *(line for stall in status.stalls for line in stall_lines(stall))]))
-                    last = line
+                if (now := plain_lines(status, self._pace.left(status, time.monotonic()))) != last:
+                    click.echo(now)
+                    last = now
                 await asyncio.sleep(PLAIN_SECONDS)
         with Live(picture(self._status()), refresh_per_second=4, transient=False) as live:
             try:
@@ -105,6 +105,11 @@ def picture(status: Status, hint: str = STOPS, left: float | None = None) -> Pan
     body.append(_workers(status))
     subtitle = Text(f"dart status --address {status.control_address}  {hint}")
     return Panel(Group(*body), title=title, subtitle=subtitle)
+
+
+def plain_lines(status: Status, left: float | None) -> str:
+    """The view where there is no terminal: the run's state, and what is stalled."""
+    return "\n".join([_line(status, left), *(line for stall in status.stalls for line in stall_lines(stall))])
 
 
 def _line(status: Status, left: float | None) -> str:

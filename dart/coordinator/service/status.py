@@ -60,6 +60,7 @@ class StatusBoard:
             run_id=self._run_id,
             phase=self._progress.phase,
             figures=figures,
+            paused=self._progress.paused,
             elapsed_seconds=now - self._began,
             activity=activity.text,
             share_done=self._way(figures) if activity.share is None else activity.share,

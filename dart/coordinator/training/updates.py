@@ -299,12 +299,13 @@ class Training:
 
     def _done(self) -> bool:
         stop, progress, counts = self._config.stop, self._progress, self._progress.counts
+        success = progress.success_rate if progress.window_full else None
         return bool(
             self._drained
             or (stop.updates and counts.updates >= stop.updates)
             or (stop.train_seconds and self.seconds >= stop.train_seconds)
             or (stop.env_steps and counts.env_steps >= stop.env_steps)
-            or (stop.success_rate and progress.window_full and progress.success_rate >= stop.success_rate)
+            or (stop.success_rate and success is not None and success >= stop.success_rate)
         )
 
     def figures(self) -> Figures:
