@@ -46,6 +46,15 @@ class Config(Section):
         """True if the run needs environments and replicas."""
         return self.algorithm != "sft" or self.evaluation.episodes > 0
 
+    @property
+    def effective_trainer(self) -> Trainer:
+        """`trainer` as its ranks get it: imitation has the likelihood as its loss, whatever `trainer.loss` says."""
+        if self.algorithm != "sft":
+            return self.trainer
+        alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0,
+                 "entropy_coefficient": 0.0}  # fmt: skip
+        return self.trainer.model_copy(update={"loss": self.trainer.loss.model_copy(update=alone)})
+
     def step_limit(self, task: str) -> int:
         """The most steps of a trajectory of the task with this name."""
         limit = self.environment.tasks.step_limits.get(task, self.curation.step_limit)

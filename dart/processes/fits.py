@@ -155,7 +155,7 @@ def expected_prompts(config: Config) -> Prompts:
 
 
 def trainer_set_up(config: Config, *, gpus: bool) -> TrainerSetUp:
-    trainer = config.trainer
+    trainer = config.effective_trainer
     return TrainerSetUp(
         ranks=trainer.ranks,
         sharded=trainer.sharded,

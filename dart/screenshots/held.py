@@ -80,6 +80,12 @@ class Held(Generic[Value]):
             replay.note(digest, True)
         return lacking
 
+    def drop(self, digest: bytes) -> None:
+        """Forget one value, if it is held."""
+        if digest in self._values:
+            value = self._values.pop(digest)
+            self._weight -= self._weigh(value) if self._weigh else 0
+
     def forget(self) -> None:
         self._values.clear()
         self._weight = 0

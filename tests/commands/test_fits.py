@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
 from dart.config import Config, Lora, load, parse
 from dart.coordinator.job import Collect, Evaluate, Train
+from dart.coordinator.training.meter import passes_of
 from dart.core.capacity import devices, memory
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
@@ -203,6 +205,13 @@ def test_set_ups_follow_the_config(tmp_path: Path) -> None:
     assert (replica.pipeline_parallel, replica.batched_tokens) == (2, 16_384)
     adapted = fits.trainer_set_up(_config(tmp_path, trainer={"lora": {"target_modules": ["q_proj"]}}), gpus=True)
     assert (adapted.lora_rank, adapted.lora_targets) == (16, ("q_proj",))
+
+
+def test_imitation_needs_no_reference_and_no_score(tmp_path: Path) -> None:
+    imitation = _config(tmp_path, algorithm="sft", sft={"sources": ["x"]})
+    set_up = fits.trainer_set_up(imitation, gpus=True)
+    assert not set_up.reference and fits.trainer_set_up(_config(tmp_path), gpus=True).reference
+    assert passes_of(imitation) == replace(passes_of(_config(tmp_path)), score=False, reference=False, trained_share=1)
 
 
 def test_the_weights_in_the_files_are_counted(tmp_path: Path) -> None:

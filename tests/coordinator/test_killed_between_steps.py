@@ -155,5 +155,5 @@ def check(run: RunDirectory, lines: list[dict[str, Any]], trained: int) -> None:
                 "WHERE NOT t.screenshots_kept") == [(0,)]  # fmt: skip
     for (path,) in rows("SELECT path FROM checkpoints WHERE kept"):
         assert manifest.problem(run.checkpoint(path)) is None
-    folders = [folder.name for folder in run.checkpoints.iterdir()]
-    assert not [name for name in folders if name.startswith(".")], "nothing unfinished is left"
+    kept_folders = {Path(path).name for (path,) in rows("SELECT path FROM checkpoints WHERE kept")}
+    assert {folder.name for folder in run.checkpoints.iterdir()} == kept_folders, "nothing else is left"

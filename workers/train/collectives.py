@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(minutes=30)
 """Of a collective, before the rank ends: one rank may load a large model from a slow file system while others wait."""
+LONGEST_WRITE = timedelta(days=1)
+"""Of a collective of a group that writes checkpoints."""
 BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
 
@@ -35,14 +37,28 @@ def largest(values: Sequence[float], device: torch.device) -> list[float]:
     return _reduce(values, device, dist.ReduceOp.MAX)
 
 
+def take(device: torch.device) -> torch.device:
+    """Make a rank's GPU that of the calling thread, whose collectives then go through it; gives the device.
+
+    Accelerate chooses it once for a process, in one thread, and a worker that is prepared anew has another.
+    """
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
 def rank() -> int:
     """This rank's number."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def group_of_all() -> dist.ProcessGroup:
-    """All ranks once more, in host memory: for a thread whose collectives must not mix with those of the others."""
-    return dist.new_group(backend="gloo")
+    """All ranks once more, in host memory: for a thread whose collectives must not mix with those of the others.
+
+    They wait as long as the slowest of them works: one rank writes and reads a whole checkpoint while the others wait,
+    and a group that has given up once is of no use any more. A rank that dies ends the wait.
+    """
+    return dist.new_group(backend="gloo", timeout=LONGEST_WRITE)
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

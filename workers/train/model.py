@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,8 +38,13 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"model.path: {folder} has no *.safetensors weights: {remedy}")
 
 
-def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """The checkpoint in float32 (master weights), no dropout. Raises UserError if weights and config disagree."""
+def load_model(
+    folder: Path, device: torch.device, prepare: Callable[[PreTrainedModel], None] = lambda _: None
+) -> PreTrainedModel:
+    """The checkpoint in float32 (master weights), no dropout. Raises UserError if weights and config disagree.
+
+    prepare: what is done to it in host memory, before it moves to the device.
+    """
     check_folder(folder)
     remedy = "the checkpoint is damaged or has another architecture: download or export it again"
     try:
@@ -55,6 +61,7 @@ def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
             raise UserError(f"model.path: weights in {folder} do not fit its config.json ({what}): {remedy}")
     _check_takes_encoded(model)
     _speed_up(model, device)
+    prepare(model)
     return model.to(device).eval()
 
 

@@ -56,17 +56,17 @@ class Policy(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.model = model
         self._temperature, self._banned, self._entropy_gradient = temperature, banned, entropy_gradient
-        self._blank, self._kept = blank, kept
+        self._blank, self.kept = blank, kept
 
     def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """log π(a_t) and entropy H_t of every response token, each float32 [T].
 
         Gradients flow through the first; through the second only if asked for.
         """
-        runs = self._kept.runs if self._kept else 0
-        images = vision.features(self.model, batch, self._kept)
+        runs = self.kept.runs if self.kept else 0
+        images = vision.features(self.model, batch, self.kept)
         nothing: torch.Tensor | None = None
-        if self._blank is not None and (images is None if self._kept is None else self._kept.runs == runs):
+        if self._blank is not None and (images is None if self.kept is None else self.kept.runs == runs):
             nothing = self._blank_encoded(self._blank)
         inputs = {"input_ids": batch.input_ids} | ({} if images is None else {ENCODED: {"image": images}})
         if nothing is not None and nothing.requires_grad:
@@ -89,7 +89,7 @@ class Policy(nn.Module):  # type: ignore[misc]
 
     def _blank_encoded(self, blank: Blank) -> torch.Tensor:
         """0, computed with the whole vision tower; with a gradient of 0 unless it is frozen."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._kept is None):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.kept is None):
             images = self.model.model.get_image_features(blank.pixel_values, blank.grid, return_dict=True)
             levels = getattr(images, "deepstack_features", None) or []
             ends = [one[0].flatten()[0].float() for one in (images.pooler_output, *levels)]

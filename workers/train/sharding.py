@@ -66,7 +66,7 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
     own = sharded(config.model.folder, dtype, False) if referred and lora is None else None
     reference = adapters.SwitchedOff(policy) if referred and lora is not None else own
     idle = idle_batch(blank, layout_of(policy.model, folder)).to(device)
-    return Ready(policy, reference, InStep(script, policy, own, idle, device))
+    return Ready(policy, reference, InStep(script, policy, own, idle, device, policy.kept))
 
 
 def _blank(folder: Path, device: torch.device) -> Blank:

@@ -67,7 +67,7 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.state = PartialState(cpu=not torch.cuda.is_available(), timeout=collectives.LONGEST_WAIT)
-        self.device: torch.device = self.state.device
+        self.device = collectives.take(self.state.device)
         # An adapter belongs to the weights that the run began with; those of its checkpoints have it merged into them.
         self.folder = (None if settings.lora else config.resume_from) or config.model.folder
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)

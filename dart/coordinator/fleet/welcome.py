@@ -15,7 +15,6 @@ from dart.config import (
     ServedAdapter,
     SharedBlobs,
     TaskSet,
-    Trainer,
     TrainWorkerConfig,
 )
 from dart.coordinator.fleet.sessions import Rejected
@@ -88,7 +87,7 @@ def welcome(config: Config, start: Start, hello: pb.Hello, job: Job, shared: Sha
         )
     trainer = TrainWorkerConfig(
         model=config.model,
-        trainer=_trainer(config),
+        trainer=config.effective_trainer,
         sync=config.sync,
         temperature=config.rollout.temperature,
         seed=config.run.seed,
@@ -129,14 +128,6 @@ def _json(told: EnvWorkerConfig | RolloutWorkerConfig | TrainWorkerConfig) -> st
         tasks = TaskSet.model_fields.keys() - {"names", "train_seeds", "eval_seeds"}
         unknown["environment"] = {"tasks": tasks} | ({} if told.environment.timeouts.chosen else {"timeouts": True})
     return told.model_dump_json(exclude=unknown)
-
-
-def _trainer(config: Config) -> Trainer:
-    if config.algorithm != "sft":
-        return config.trainer
-    alone = {"kind": "likelihood", "importance": "none", "kl_coefficient": 0.0, "entropy_quantile": 0.0,
-             "entropy_coefficient": 0.0}  # fmt: skip
-    return config.trainer.model_copy(update={"loss": config.trainer.loss.model_copy(update=alone)})
 
 
 def _not_set(section: Section, fields: set[str]) -> dict[str, bool]:

@@ -23,7 +23,7 @@ from dart.errors import UserError
 
 def passes_of(config: Config) -> Passes:
     """What the config's updates do with a batch."""
-    trainer = config.trainer
+    trainer = config.effective_trainer
     return Passes(
         score=trainer.loss.entropy_quantile > 0 or trainer.minibatches > 1,
         reference=trainer.loss.kl_coefficient > 0,

@@ -178,12 +178,18 @@ class Training:
     async def _remove_old(self) -> None:
         """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody reads, or is about to."""
         loaded = self._start.checkpoint and self._start.checkpoint.name  # by replicas that restart
-        for old in (await self._database.checkpoints())[self._config.checkpoint.keep :]:
+        kept = await self._database.checkpoints()
+        for old in kept[self._config.checkpoint.keep :]:
             if (name := Path(old.path).name) == loaded or self._uploads.needs(name):
                 continue
             await self._database.drop_checkpoint(old.path)
             failpoint("checkpoint-dropped")
             await asyncio.to_thread(_remove, self._checkpoints / name)
+        # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
+        recorded = {Path(one.path).name for one in kept} | {loaded}
+        for folder in sorted(self._checkpoints.glob("v??????")):
+            if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
+                await asyncio.to_thread(_remove, folder)
 
     async def _take_up(self) -> None:
         """Load counters, statistics and groups of the earlier process that this one resumes."""

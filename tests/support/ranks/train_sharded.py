@@ -279,6 +279,19 @@ class Cases:
             "again": resumed.snapshot(),
         }  # fmt: skip
 
+    def memory_in_a_frozen_tower(self) -> dict[str, Any]:
+        """The last rank's memory runs out once, while the others encode screenshots that they keep."""
+        trainer = self.trainer(loss=BOTH, freeze_vision=True, microbatch_tokens=400)
+
+        def once(*_: Any) -> None:
+            hook.remove()
+            raise torch.OutOfMemoryError("injected")
+
+        if self.rank == self.ranks - 1:
+            hook = trainer.model.model.visual.blocks[0].register_forward_pre_hook(once, prepend=True)
+        metrics = [self.update(trainer, batch()) for _ in range(2)]
+        return {"weights": trainer.snapshot(), "metrics": metrics[-1], "remarks": trainer.remarks}
+
     def another_family(self) -> dict[str, Any]:
         trainer = self.trainer(folder=self._windowed)
         metrics = [self.update(trainer, batch()) for _ in range(2)]

@@ -258,3 +258,18 @@ def test_slabs_of_a_large_model_waste_a_tenth() -> None:
             slabs.reserve(2 * torch.Size(shape).numel())
     needed = sum(2 * torch.Size(shape).numel() for shape in shapes)
     assert needed > 16e9 and slabs.allocated_bytes < 1.12 * needed
+
+
+def test_frozen_weights_are_narrow_before_they_move_to_the_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[set[torch.dtype]] = []
+    to = torch.nn.Module.to
+
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        moved.append({weight.dtype for weight in self.parameters() if not weight.requires_grad})
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr("transformers.PreTrainedModel.to", told)
+    Trainer(settings(folder, dtype="bfloat16", lora={}))
+    assert moved and all(dtypes == {torch.bfloat16} for dtypes in moved), "a GPU may have no room for float32"

@@ -203,6 +203,14 @@ def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches(alone: Any, r
     assert second["limit"] <= 200
 
 
+def test_what_a_frozen_tower_made_while_a_rank_lacked_memory_is_not_kept(alone: Any, ranks: Any) -> None:
+    weights, metrics = alone["frozen vision"]
+    first, second, _ = ranks("memory_in_a_frozen_tower")
+    assert first["remarks"] == second["remarks"] == [], "of the second update"
+    assert first["metrics"]["entropy"] == pytest.approx(metrics["entropy"], abs=1e-5)
+    assert furthest(first["weights"], weights) <= CLOSE
+
+
 def test_checkpoint_of_sharded_weights_resumes_bit_for_bit_on_two_ranks_and_on_one(
     folder: Path, alone: Any, ranks: Any
 ) -> None:

@@ -423,3 +423,11 @@ def test_all_ranks_say_that_a_screenshot_is_missing(folder: Path, monkeypatch: p
         collectives.raise_together(None, "read its samples", trainer.device)
     with pytest.raises(UnknownScreenshotError, match="mine"):
         collectives.raise_together(UnknownScreenshotError("mine"), "read its samples", trainer.device)
+
+
+def test_a_thread_takes_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    for name in ("cpu", "cuda", "cuda:3"):
+        assert collectives.take(torch.device(name)) == torch.device(name)
+    assert taken == [torch.device("cuda:3")]

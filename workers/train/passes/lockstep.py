@@ -25,6 +25,7 @@ from dart.workers.train.errors import TrainError
 from dart.workers.train.passes.faults import NotFinite
 from dart.workers.train.passes.pace import Pace, Passed, Trouble, out_of_memory, release_memory
 from dart.workers.train.policy import Blank
+from dart.workers.train.vision import EncodedScreenshots
 
 T = TypeVar("T")
 NEVER = 1 << 40
@@ -37,10 +38,17 @@ class InStep(Pace):
     """Weights are sharded: all ranks make the same passes at the same time."""
 
     def __init__(
-        self, script: Script, policy: FSDPModule, reference: FSDPModule | None, idle: MicroBatch, device: torch.device
+        self,
+        script: Script,
+        policy: FSDPModule,
+        reference: FSDPModule | None,
+        idle: MicroBatch,
+        device: torch.device,
+        encoded: EncodedScreenshots | None,
     ) -> None:
+        """`encoded`: what the policy's frozen vision tower keeps."""
         self._script, self._device, self.idle = script, device, idle
-        self._policy, self._reference = policy, reference
+        self._policy, self._reference, self._encoded = policy, reference, encoded
 
     def agree(self, left: bool, problem: TrainError | None) -> bool:
         any_left, problems = collectives.add([float(left), float(problem is not None)], self._device)
@@ -52,6 +60,8 @@ class InStep(Pace):
         result: T | None = None
         trouble: Trouble | None = None
         self._script.begin(name)
+        if self._encoded is not None:
+            self._encoded.begin_pass()
         try:
             result = work()
         except (NotFinite, TrainError, ValueError) as error:
@@ -69,6 +79,8 @@ class InStep(Pace):
         troubled, first = collectives.largest(numbers, self._device)
         if troubled:
             result = None
+            if self._encoded is not None:
+                self._encoded.take_back()
         self._reset(keep_graph=keep_graph and not troubled)
         return Passed(result, trouble, all_passed=not troubled, disturbed=stopped > -first)
 

@@ -38,11 +38,14 @@ def load(config: TrainWorkerConfig, folder: Path, device: torch.device, make_pol
     start. With an adapter, it is the policy without it.
     """
     lora, referred = config.trainer.lora, config.trainer.loss.kl_coefficient > 0
-    model = load_model(folder, device)
-    if lora is not None:
-        adapters.attach(model, lora, config.seed)
-        adapters.hold_narrow(model, getattr(torch, config.model.dtype))
-    policy = make_policy(model, None)
+
+    def prepare(model: PreTrainedModel) -> None:
+        if lora is not None:
+            adapters.attach(model, lora, config.seed)
+            # Before it moves to a GPU, which may have no room for all of it in float32.
+            adapters.hold_narrow(model, getattr(torch, config.model.dtype))
+
+    policy = make_policy(load_model(folder, device, prepare), None)
     if not referred:
         return Ready(policy, None, Alone())
     if lora is not None:
