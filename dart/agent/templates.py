@@ -78,7 +78,7 @@ finished(content='xxx') # Use escape characters \', \", and \n in content part t
 - Write a small plan and finally summarize your next action (with its target element) in one sentence in `Thought` part.
 
 ## User Instruction
-""".replace("{space}", " ")  # noqa: E501
+""".replace("{space}", " ")  # noqa: E501 - the published prompt has it, and editors strip it
 
 _QWEN3_VL_SCREEN = """Use a mouse and keyboard to interact with a computer, and take screenshots.
 * This is an interface to a desktop GUI. You do not have access to a terminal or applications menu. You must click on desktop icons to start applications.

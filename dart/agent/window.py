@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """Of the turns so far, by index: those from `first` on are in the prompt, those from `pictured` on with their
-    screenshots. 0 ≤ first ≤ pictured ≤ the number of turns. This step's own screenshot is always shown."""
+    """Which of the turns so far are in the prompt, by index: those from `first` on, and those from `pictured` on with
+    their screenshots. 0 ≤ first ≤ pictured ≤ the number of turns. This step's own screenshot is always shown."""
 
     first: int
     pictured: int

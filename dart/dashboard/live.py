@@ -1,6 +1,8 @@
 """Server-sent events: the status of a run and how far it has come, while somebody looks.
 
-All who look at one run share one poll of it, once a second. For a run that is over everything is sent once.
+All who look at one run share one poll of it, once a second. For a run that is over everything is sent once. A stream
+that has nothing to tell still says so every few seconds, in an event of its own: a page takes one that is silent for
+half a minute for broken (`SILENT_MILLISECONDS` in `web/src/lib/stream.svelte.ts`), and comments never reach it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dart.inspection.records import RunStatus
 from dart.store.records import RunState
 
 POLL_SECONDS = 1.0
-HEARTBEAT_SECONDS = 15.0
+HEARTBEAT_SECONDS = 10.0
 RETRY_MILLISECONDS = 2000
 _STATUS = TypeAdapter(RunStatus)
 
@@ -86,7 +88,7 @@ class Streams:
                     try:
                         message = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
                     except TimeoutError:
-                        yield b": still here\n\n"
+                        yield _message("heartbeat", "{}")
                         continue
                     if message is None:
                         return

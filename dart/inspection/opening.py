@@ -56,7 +56,7 @@ def state_of(directory: RunDirectory) -> object:
 
 
 def _identity(directory: RunDirectory) -> object:
-    """Of the database's file: another one has another; None if it is not there."""
+    """Device and inode of the database's file, which change when it is replaced; None if it is not there."""
     with suppress(OSError):
         status = directory.database.stat()
         return status.st_dev, status.st_ino

@@ -34,7 +34,7 @@ class RunRow:
     updates: int
     trajectories: int
     success_rate: float | None
-    """Of the last training trajectories; for an evaluation its mean. None before there is any."""
+    """That of the last training trajectories; an evaluation's mean. None before there is any."""
     problem: str = ""
     """Why the run cannot be opened, in a sentence; the numbers are then 0. Empty if it can."""
 
@@ -246,7 +246,7 @@ class StepDetail:
     token_texts: tuple[str, ...] | None
     """One per token; None if no tokenizer is at hand."""
     logprobs: tuple[float, ...]
-    """Of the behaviour policy, one per token; empty where nothing was sampled."""
+    """One per token, of the policy that sampled it; empty where nothing was sampled."""
     versions: tuple[tuple[int, int, int], ...]
     """(weight version, first token, one past the last)."""
     advantage: float | None
@@ -323,7 +323,7 @@ class TaskRow:
     trajectories: int
     successes: int
     recent_success: float | None
-    """Of its last 32 trajectories."""
+    """The success rate of its last 32 trajectories."""
     mean_steps: float | None
     rollouts: int | None
     """The number of roll-outs that its last group was planned with."""

@@ -33,7 +33,7 @@ _REFERENCES = ("env:", "file:")
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*=).+")
 """A variable and what a line of a shell assigns to it, with what follows."""
 _PARTS = ("coordinator", "env", "rollout", "train")
-"""Of the config, or of the chart's values in it, whose `environment` holds variables."""
+"""Sections of the config, or of the chart's values in it, whose `environment` holds variables."""
 
 
 def run_directories(paths: Sequence[Path]) -> list[RunDirectory]:
@@ -184,7 +184,7 @@ _SAMPLED = 200
 
 
 async def _lost_screenshots(files: RunFiles) -> tuple[int, int]:
-    """Of up to `_SAMPLED` screenshots that should be there: how many have no bytes, and how many were looked for."""
+    """How many of up to `_SAMPLED` screenshots that should be there have no bytes, and how many were looked for."""
     s, c = t.screenshots.c, t.trajectories.c
     newest = select(c.id).where(c.run_id == files.run_id, c.screenshots_kept).order_by(c.finished.desc()).limit(50)
     rows = await files.rows(select(s.sha256).where(s.trajectory_id.in_(newest)).limit(_SAMPLED))

@@ -62,7 +62,7 @@ class Fit:
 
     @property
     def host_needs(self) -> Needs:
-        """Of all ranks, if they are on one machine."""
+        """Host memory of all ranks, if they are on one machine."""
         return memory.of_trainer_host(self.shape, self.trainer, self.ranks, caches=self.caches)
 
     @property
@@ -71,7 +71,7 @@ class Fit:
 
     @property
     def replica_needs(self) -> Needs:
-        """Of each of its GPUs."""
+        """Memory of each of a replica's GPUs."""
         return memory.of_replica_gpu(self.shape, self.replica, self.kv_tokens)
 
     @property
@@ -305,7 +305,7 @@ def _there(found: Fit, who: str) -> str:
 
 
 def _time(config: Config, found: Fit) -> str:
-    """Of an update whose trajectories all go to the step limit with the longest prompt, which is an upper bound."""
+    """The time of an update whose trajectories all go to the step limit with the longest prompt: an upper bound."""
     steps = config.trainer.trajectories_per_update * config.curation.step_limit
     tokens = found.prompts.tokens
     step = work.Load(

@@ -31,7 +31,8 @@ from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 log = logging.getLogger(__name__)
 
 UNREACHED_EXIT = 3
-"""Of a worker that has worked and whose coordinator is gone: what supervises it knows that its input is right."""
+"""Exit code of a worker that was connected once and cannot reach its coordinator any more. Its supervisor may try it
+again: the command line was right."""
 _FIRST_DELAY_SECONDS = 0.2
 
 

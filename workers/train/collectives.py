@@ -20,9 +20,9 @@ from dart.workers.train.errors import CancelledUpdateError, SampleError, TrainEr
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(minutes=30)
-"""Of a collective, before the rank ends: one rank may load a large model from a slow file system while others wait."""
+"""How long a rank waits in a collective before it ends: another may load a large model from a slow file system."""
 LONGEST_WRITE = timedelta(days=1)
-"""Of a collective of a group that writes checkpoints."""
+"""How long a rank waits for the others while a checkpoint is written."""
 BUCKET_ELEMENTS = 1 << 26
 """Gradients are added in flat buckets of at most this many elements (one tensor may be larger)."""
 

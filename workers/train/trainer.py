@@ -100,11 +100,11 @@ class Trainer:
             adapters.check_resumed(config.resume_from, settings.lora, self._digest)
             self.updates, self.version = checkpoint.resume(config.resume_from, self.model, self.optimizer)
         self.token_limit = settings.microbatch_tokens
-        """The most tokens of a micro-batch: half of what has ever not fitted."""
+        """The most tokens of a micro-batch; lowered to half of the smallest one that ran out of memory."""
         self.remarks: list[str] = []
         """What was left out of the last update or skipped, and why."""
         self.step_entropies: list[StepEntropy] = []
-        """Of the last update's steps on this rank; empty where every step trains."""
+        """Entropies of the last update's steps on this rank; empty where every step trains."""
         self._skipped_in_a_row = 0
         self._phases = Phases(self.device)
         self._cancelled = threading.Event()

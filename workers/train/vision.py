@@ -170,7 +170,7 @@ class _Group:
 
 
 _GROUPS = WeakTensorKeyDictionary()
-"""Of the boundaries that are in use: every block of a pass has the same ones, and reading them waits for the GPU."""
+"""By the boundaries in use: every block of a pass has the same ones, and reading them waits for the GPU."""
 
 
 def _by_length(boundaries: torch.Tensor) -> list[_Group]:

@@ -20,7 +20,7 @@ SINGLE, HALF = 4, 2
 HEAD_ELEMENTS = 1 << 26
 """Logits that the trainer holds at once (`HEAD_ELEMENTS` in workers/train)."""
 LOGIT_COPIES = 6
-"""Of a chunk: logits, log-probabilities, their exponentials, the entropy's products, and two gradients."""
+"""What a chunk holds: logits, log-probabilities, their exponentials, the entropy's products, two gradients."""
 RUNTIME = 2 << 30
 """A GPU's: CUDA context, NCCL's buffers, fragments."""
 RUNTIME_CPU = 1 << 30
@@ -87,11 +87,11 @@ class TrainerSetUp:
     microbatch_tokens: int = 16_384
     runtime: int = RUNTIME
     lora_rank: int = 0
-    """Of an adapter, which alone trains, and without which the policy is the reference; 0: there is none."""
+    """The adapter's rank, if an adapter alone trains: the policy without it is the reference. 0: there is none."""
     lora_targets: tuple[str, ...] = ()
-    """The matrices of a decoder layer that have one."""
+    """The matrices of a decoder layer that have an adapter."""
     lora_tower: bool = False
-    """Those of the vision tower have one, too."""
+    """The vision tower's layers have an adapter, too."""
     fused: bool = False
     """`trainer.fused_kernels`, on a GPU."""
     nccl: bool = False
@@ -218,7 +218,7 @@ class ReplicaSetUp:
     batched_tokens: int = 8_192
     """vLLM's max_num_batched_tokens: of one pass."""
     encoder_tokens: int = 0
-    """Of screenshots whose encodings are kept, if they are more than those of one pass."""
+    """Tokens of the screenshots whose encodings are kept, if they are more than those of one pass."""
     nccl: bool = False
     """Weights arrive over NCCL."""
     runtime: int = RUNTIME
@@ -259,7 +259,7 @@ def of_replica_gpu(shape: Shape, set_up: ReplicaSetUp, tokens: int) -> Needs:
 
 
 def _packs(shape: Shape, size: int) -> int:
-    """Of a transfer over NCCL: two packs, of which one ends with the embedding and the other with a layer's matrix."""
+    """What a transfer over NCCL holds: two packs, one ending with the embedding, the other with a layer's matrix."""
     largest = shape.text.embedding + shape.text.hidden * shape.text.intermediate
     return min(size * shape.weights, 2 * PACK + size * largest)
 

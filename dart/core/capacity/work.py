@@ -22,7 +22,7 @@ class Load:
     """Tokens at which the head runs."""
     screenshots: int
     patches: int
-    """Of each screenshot, before merging."""
+    """Patches of each screenshot, before merging."""
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -135,7 +135,7 @@ PEAKS = {
 
 
 def peak_of(card: str) -> float | None:
-    """Of the card with this name, as nvidia-smi gives it; None if it is not in the list."""
+    """The peak of the card that nvidia-smi calls by this name; None if it is not in the list."""
     words = card.split()
     for name, peak in PEAKS.items():
         if set(name.split()) <= set(words):

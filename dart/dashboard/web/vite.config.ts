@@ -13,5 +13,14 @@ export default defineConfig({
   server: {
     proxy: { '/api': { target: process.env.DART_VIEW ?? 'http://127.0.0.1:8700', changeOrigin: true } },
   },
-  test: { include: ['src/**/*.test.ts'] },
+  test: {
+    projects: [
+      { extends: true, test: { name: 'server', include: ['src/**/*.test.ts'], exclude: ['src/**/*.svelte.test.ts'] } },
+      // Effects run only in code that is compiled for a browser.
+      {
+        extends: true,
+        test: { name: 'browser', include: ['src/**/*.svelte.test.ts'], environment: './scripts/in-browser.mjs' },
+      },
+    ],
+  },
 })

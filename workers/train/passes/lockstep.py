@@ -85,7 +85,7 @@ class InStep(Pace):
         return Passed(result, trouble, all_passed=not troubled, disturbed=stopped > -first)
 
     def _forget_partial_gradients(self) -> None:
-        """Of weights that a failed backward pass had gathered: the next one would add to them."""
+        """Drop partial gradients of gathered weights after a failed backward pass: the next one would add to them."""
         for parameter in self._policy.parameters():
             if not isinstance(parameter, DTensor):
                 parameter.grad = None

@@ -47,6 +47,11 @@ export const api = {
   lever: (run: string, lever: 'pause' | 'resume' | 'checkpoint' | 'drain'): string => of(run, `/${lever}`),
 }
 
+/** Within which a page has its data; a connection that is only half open would never answer. */
+const ANSWER_SECONDS = 60
+/** The coordinator has a minute for most levers. */
+const LEVER_SECONDS = 90
+
 /** The message is a sentence for the reader. */
 export class ApiError extends Error {
   constructor(
@@ -58,24 +63,28 @@ export class ApiError extends Error {
 }
 
 /** Raises ApiError, or an AbortError if `signal` says so. */
-export async function get<T>(address: Address<T>, signal?: AbortSignal): Promise<T> {
-  return ask(address, { signal }) as Promise<T>
+export async function get<T>(address: Address<T>, signal?: AbortSignal, seconds = ANSWER_SECONDS): Promise<T> {
+  return ask(address, { signal }, seconds) as Promise<T>
 }
 
 /** For requests with an effect; answers what was done, in a few words. */
-export async function post(address: string): Promise<string> {
-  return ((await ask(address, { method: 'POST' })) as { done: string }).done
+export async function post(address: string, seconds = LEVER_SECONDS): Promise<string> {
+  return ((await ask(address, { method: 'POST' }, seconds)) as { done: string }).done
 }
 
-async function ask(address: string, options: RequestInit): Promise<unknown> {
+async function ask(address: string, options: RequestInit, seconds: number): Promise<unknown> {
+  const late = AbortSignal.timeout(seconds * 1000)
+  const signal = options.signal ? AbortSignal.any([options.signal, late]) : late
   let response: Response
+  let text: string
   try {
-    response = await fetch(address, { ...options, headers: { accept: 'application/json' } })
+    response = await fetch(address, { ...options, signal, headers: { accept: 'application/json' } })
+    text = await response.text()
   } catch (error) {
     if (options.signal?.aborted) throw error
-    throw new ApiError('The server does not answer. Is `dart view` still running?', 0)
+    const said = late.aborted ? `has not answered within ${seconds} s` : 'does not answer'
+    throw new ApiError(`The server ${said}. Is \`dart view\` still running, and the connection to it still there?`, 0)
   }
-  const text = await response.text()
   if (response.ok) return JSON.parse(text)
   throw new ApiError(sentence(text) || `The server answered with status ${response.status}.`, response.status)
 }

@@ -40,6 +40,40 @@ describe('curves', () => {
     expect(plots([run('r')]).get('Trajectories per minute')?.lines[0]?.y).toEqual([null, 20, 30])
   })
 
+  it('leave out the night in which no process of the run worked', () => {
+    // It was down for nearly a day between its first update and its second.
+    const down: Told = {
+      id: 'r',
+      started: 1000,
+      curves: {
+        ...curves,
+        unix_seconds: [1060, 86_120, 86_180],
+        series: { ...curves.series, train_seconds: [50, 110, 170] },
+      },
+    }
+    expect(xs(down, 'time')).toEqual([50, 110, 170])
+    expect(xs(down, 'updates')).toEqual([1, 2, 3])
+    expect(plots([down]).get('Trajectories per minute')?.lines[0]?.y).toEqual([12, 20, 30])
+    // The evaluation before training is where that begins, and the one after it where it ends.
+    expect(plots([down], 'time').get('Held-out success')?.lines[0]?.x).toEqual([0, 170])
+    expect(extent([down], 'time')).toEqual([0, 170])
+  })
+
+  it('do not mix two clocks in a run that an older dart began', () => {
+    const begun = { ...curves, series: { ...curves.series, train_seconds: [null, 110, 170] } }
+    expect(xs({ id: 'r', started: 1000, curves: begun }, 'time')).toEqual([60, 120, 180])
+  })
+
+  it('show no success of a run that samples nothing', () => {
+    const of = (rates: (number | null)[]) => {
+      const imitation = { ...curves, trajectories: [0, 0, 0], series: { ...curves.series, success_rate: rates } }
+      return plots([{ id: 'r', started: 1000, curves: imitation }]).has('Training success')
+    }
+    expect(of([null, null, null])).toBe(false)
+    expect(of([0, 0, 0])).toBe(false)
+    expect(plots([run('r')]).has('Training success')).toBe(true)
+  })
+
   it('show every number once, and none without values', () => {
     const titles = sections([run('r')], 'updates').flatMap((section) => section.plots.map((plot) => plot.title))
     expect(new Set(titles).size).toBe(titles.length)

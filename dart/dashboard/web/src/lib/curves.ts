@@ -76,9 +76,25 @@ function fate(name: string): (curves: Curves) => Values | null {
 
 const newTrajectories = (curves: Curves) => increments(curves.trajectories)
 
+/** Seconds of training until each update. They stand still while no process of the run works, and go on when it is
+    resumed. Null for runs of an older dart, which did not say them with every update. */
+export function trainSeconds(curves: Curves): readonly number[] | null {
+  const told = curves.series['train_seconds'] ?? []
+  const known = told.filter((seconds) => seconds !== null)
+  return known.length === curves.updates.length ? known : null
+}
+
 function perMinute(curves: Curves): Values | null {
-  const seconds = curves.unix_seconds.map((at, i) => (i ? at - (curves.unix_seconds[i - 1] as number) : null))
+  const trained = trainSeconds(curves)
+  const seconds = trained
+    ? increments(trained)
+    : curves.unix_seconds.map((at, i) => (i ? at - (curves.unix_seconds[i - 1] as number) : null))
   return ratio(newTrajectories(curves), seconds).map((value) => value && value * 60)
+}
+
+/** Earlier versions of dart wrote 0 where nothing had been sampled, as in imitation. */
+function success(curves: Curves): Values | null {
+  return of('success_rate')(curves)?.map((rate, i) => (rate || curves.trajectories[i] ? rate : null)) ?? null
 }
 
 const RECIPES: Record<string, { title: string; recipes: readonly Recipe[] }> = {
@@ -204,15 +220,16 @@ const REPEATED = /^(fates|replica_versions)\./
 
 /** Values on the x axis, one for each update. */
 export function xs(run: Told, along: Along): readonly number[] {
-  if (along === 'time') return run.curves.unix_seconds.map((at) => at - run.started)
+  if (along === 'time') return trainSeconds(run.curves) ?? run.curves.unix_seconds.map((at) => at - run.started)
   return along === 'trajectories' ? run.curves.trajectories : run.curves.updates
 }
 
 function evaluationX(run: Told, point: EvaluationPoint, along: Along): number {
-  if (along === 'time') return point.unix_seconds - run.started
   if (along === 'updates') return point.update
+  const trained = trainSeconds(run.curves)
+  if (along === 'time' && !trained) return point.unix_seconds - run.started
   const at = run.curves.updates.findLastIndex((update) => update <= point.update)
-  return at < 0 ? 0 : (run.curves.trajectories[at] as number)
+  return (along === 'time' ? trained : run.curves.trajectories)?.[at] ?? 0
 }
 
 /** Several runs are told apart by colour, so that each part of a chart then gets a chart of its own. */
@@ -305,7 +322,7 @@ export function sections(runs: readonly Told[], along: Along): Section[] {
       hint: 'Of the last training trajectories (stop.window)',
       unit: 'percent',
       fromZero: true,
-      sources: [['success', of('success_rate')]],
+      sources: [['success', success]],
     },
     runs,
     along,

@@ -4,10 +4,12 @@ class Now {
   seconds = $state(Date.now() / 1000)
 
   constructor() {
-    setInterval(() => {
+    // What is fetched again as time goes on is not fetched for a page that nobody sees.
+    const tick = () => {
       if (!document.hidden) this.seconds = Date.now() / 1000
-    }, 1000)
-    document.addEventListener('visibilitychange', () => (this.seconds = Date.now() / 1000))
+    }
+    setInterval(tick, 1000)
+    document.addEventListener('visibilitychange', tick)
   }
 }
 

@@ -227,7 +227,7 @@ export interface EventRow {
 export interface Figures {
   counts: Counts
   usage: Usage
-  success_rate: number
+  success_rate: number | null
   success_by_task: {
     [k: string]: number
   }
@@ -365,6 +365,7 @@ export interface Status {
   }
   stalls: Stall[]
   quarantined: Quarantined[]
+  paused: boolean
 }
 /**
  * Slot-seconds of one kind of worker since training began, by state.

@@ -12,6 +12,16 @@ function keep(address: string, value: unknown): void {
   if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value as string)
 }
 
+/** For an answer that only grows: after the first time, no more is asked for than what is new. */
+export interface Growth<T> {
+  since: (before: T) => Address<T>
+  /** Null if the two do not fit together: then everything is fetched again. */
+  join: (before: T, newer: T) => T | null
+}
+
+/** What `when` says while it is of no use to ask again. */
+export const RESTS = Symbol('rests')
+
 export class Resource<T> {
   /** The last answer; it stays while a newer one is fetched. */
   data = $state.raw<T>()
@@ -21,6 +31,22 @@ export class Resource<T> {
   #address: Address<T> | null = null
   #abort: AbortController | null = null
   #again = false
+  #moment: unknown = RESTS
+
+  constructor(readonly growth?: Growth<T>) {}
+
+  /** What is wanted now; fetched again whenever the moment is another. */
+  want(address: Address<T> | null, moment: unknown): void {
+    if (address !== this.#address) {
+      this.open(address)
+      this.#moment = moment
+    } else if (moment !== RESTS && moment !== this.#moment) {
+      // It rested because of the answer at the address before: what was asked for since then is of this moment.
+      const asked = this.#moment === RESTS
+      this.#moment = moment
+      if (!asked) this.refresh()
+    }
+  }
 
   /** Fetch the answer again; what is shown stays until it comes. */
   refresh(): void {
@@ -49,7 +75,7 @@ export class Resource<T> {
     const abort = (this.#abort = new AbortController())
     this.loading = true
     try {
-      const value = await get(address, abort.signal)
+      const value = await this.#newer(address, abort.signal)
       if (abort.signal.aborted) return
       keep(address, value)
       this.data = value
@@ -65,24 +91,27 @@ export class Resource<T> {
       void this.#fetch()
     }
   }
+
+  async #newer(address: Address<T>, signal: AbortSignal): Promise<T> {
+    const before = this.data
+    if (!this.growth || before === undefined) return get(address, signal)
+    return this.growth.join(before, await get(this.growth.since(before), signal)) ?? get(address, signal)
+  }
 }
 
 /** Call while a component is set up. Fetches `address()` again whenever it changes; null: nothing is asked.
-    `when()`: fetched again whenever it changes, for example a run's pulse. */
-export function resource<T>(address: () => Address<T> | null, when?: () => unknown): Resource<T> {
-  const it = new Resource<T>()
+    `when(last)`, with the last answer: fetched again whenever it changes, for example a run's pulse, except while it is
+    RESTS. */
+export function resource<T>(
+  address: () => Address<T> | null,
+  when?: (last: T | undefined) => unknown,
+  growth?: Growth<T>,
+): Resource<T> {
+  const it = new Resource<T>(growth)
   $effect.pre(() => {
-    const wanted = address()
-    untrack(() => it.open(wanted))
+    const [wanted, moment] = [address(), when?.(it.data)]
+    untrack(() => it.want(wanted, moment))
   })
-  if (when) {
-    let before = when()
-    $effect(() => {
-      const now = when()
-      if (now !== before) untrack(() => it.refresh())
-      before = now
-    })
-  }
   $effect(() => () => it.close())
   return it
 }

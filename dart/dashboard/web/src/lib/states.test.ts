@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { culpritWorker, restingTasks, whyTitle } from './states'
+import { culpritWorker, isPaused, restingTasks, whyTitle } from './states'
 
 describe('what is wrong', () => {
   it('has a heading that is true', () => {
@@ -16,6 +16,15 @@ describe('what is wrong', () => {
     expect(culpritWorker('gpu 3', workers)).toBe('gpu 3')
     expect(culpritWorker('env-12', workers)).toBe('')
     expect(culpritWorker('', workers)).toBe('')
+  })
+
+  it('is that somebody paused the run, before the watchdog says so and after', () => {
+    const stalls = [{ kind: 'paused' }]
+    expect(isPaused({ paused: true, stalls: [] })).toBe(true)
+    expect(isPaused({ paused: false, stalls })).toBe(false)
+    // A coordinator of an older dart does not say it.
+    expect(isPaused({ stalls })).toBe(true)
+    expect(isPaused({ stalls: [{ kind: 'update' }] })).toBe(false)
   })
 
   it('says why a task rests', () => {

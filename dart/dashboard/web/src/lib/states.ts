@@ -1,5 +1,5 @@
 /** States and fates with their words and colours, defined once. A tone names the tokens `--TONE` and `--TONE-soft`. */
-import type { Quarantined } from './records'
+import type { Quarantined, Stall } from './records'
 
 export type Tone = 'good' | 'bad' | 'warn' | 'info' | 'neutral'
 
@@ -76,6 +76,11 @@ export function byWork(a: string, b: string): number {
   }
   return at(a) - at(b) || a.localeCompare(b)
 }
+
+/** Whether a person has paused sampling. The watchdog's stall comes minutes later: it only stands in for a status of an
+    older dart, which does not say `paused`. */
+export const isPaused = (status: { paused?: boolean | null; stalls: readonly Pick<Stall, 'kind'>[] }): boolean =>
+  status.paused ?? status.stalls.some((stall) => stall.kind === 'paused')
 
 /** What stands above the lines that say what is wrong. `calm`: it only waits for what somebody asked for. */
 export function whyTitle(live: boolean, calm: boolean, phase: string): string {

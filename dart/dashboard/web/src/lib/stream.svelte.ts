@@ -1,4 +1,7 @@
-/** What a live run tells while somebody looks: one EventSource per run, shared by all that watch it. */
+/** What a live run tells while somebody looks: one EventSource per run, shared by all that watch it in this tab.
+
+    A browser has six connections to a server, for all tabs together: a tab that is hidden lets go of its own, and asks
+    for nothing. */
 import { untrack } from 'svelte'
 import { api, get } from './api'
 import type { RunStatus } from './records'
@@ -13,9 +16,17 @@ export interface Pulse {
 }
 
 const POLL_MILLISECONDS = 5000
+/** Less than for a page, because it is asked again. */
+const POLL_SECONDS = 10
 const PULSE_MILLISECONDS = 2000
 const FAILURES_UNTIL_POLLING = 3
 const RESUMED_MILLISECONDS = 15_000
+/** The server sends something every ten seconds at the latest (`HEARTBEAT_SECONDS` in live.py). */
+const SILENT_MILLISECONDS = 30_000
+/** For a reader who only glances at another tab, nothing is connected anew. */
+const HIDDEN_MILLISECONDS = 5000
+const KINDS = ['status', 'events', 'problem', 'ended'] as const
+type Kind = (typeof KINDS)[number]
 
 export class Live {
   status = $state.raw<RunStatus>()
@@ -30,64 +41,113 @@ export class Live {
   #poll: ReturnType<typeof setInterval> | undefined
   #later: ReturnType<typeof setTimeout> | undefined
   #resumed: ReturnType<typeof setInterval> | undefined
+  #silent: ReturnType<typeof setTimeout> | undefined
+  #hidden: ReturnType<typeof setTimeout> | undefined
+  /** What came while the tab was hidden, the newest of each kind: whatever it changed would be fetched. */
+  #withheld = new Map<Kind, unknown>()
   #waiting: Pulse | null = null
   #pulsed = 0
   #failures = 0
+  #asking = false
+  /** Nothing more comes: the run is over, and will not be resumed. */
+  #finished = false
 
   constructor(readonly run: string) {}
 
+  /** Somebody looks. */
   start(): void {
-    this.connection = 'connecting'
+    document.addEventListener('visibilitychange', this.#turned)
+    if (!document.hidden) this.#open()
+  }
+
+  /** Nobody looks any more. */
+  stop(): void {
+    document.removeEventListener('visibilitychange', this.#turned)
+    this.#close()
+  }
+
+  /** The reader has turned to another tab, or back to this one. */
+  readonly #turned = (): void => {
+    clearTimeout(this.#hidden)
+    if (this.#finished) return
+    if (document.hidden) {
+      this.#hidden = setTimeout(() => this.#close(), HIDDEN_MILLISECONDS)
+      return
+    }
+    const came = [...this.#withheld]
+    this.#withheld.clear()
+    for (const [kind, data] of came) this.#take(kind, data)
+    // The first that a stream tells is how everything is now.
+    if (!this.#source) this.#open()
+  }
+
+  #open(): void {
+    this.#close()
+    this.#finished = false
     const source = (this.#source = new EventSource(api.stream(this.run)))
+    this.#heard()
     source.onopen = () => {
       this.#failures = 0
       this.connection = 'open'
       clearInterval(this.#poll)
+      this.#heard()
     }
     source.onerror = () => this.#failed()
-    const on = (kind: string, take: (data: unknown) => void) =>
-      source.addEventListener(kind, (event) => take(JSON.parse((event as MessageEvent<string>).data)))
-    on('status', (data) => {
-      this.status = data as RunStatus
-      this.problem = ''
-    })
-    on('events', (data) => {
-      this.#pulse(data as Pulse)
-      if ((data as Pulse).state === 'running') this.ended = false // it was resumed
-    })
-    on('problem', (data) => (this.problem = (data as { error: string }).error))
-    on('ended', (data) => {
-      if (this.#waiting) this.pulse = this.#waiting // no other comes
-      this.ended = true
-      this.stop()
-      this.connection = 'open'
-      // One that was interrupted may be resumed, by a person or by a cluster that puts it in its queue again.
-      if ((data as { state: string }).state !== 'finished')
-        this.#resumed = setInterval(() => void this.#look(), RESUMED_MILLISECONDS)
-    })
+    source.addEventListener('heartbeat', () => this.#heard())
+    for (const kind of KINDS)
+      source.addEventListener(kind, (event) => {
+        this.#heard()
+        const data: unknown = JSON.parse((event as MessageEvent<string>).data)
+        if (document.hidden) this.#withhold(kind, data)
+        else this.#take(kind, data)
+      })
   }
 
-  stop(): void {
+  #close(): void {
     this.#source?.close()
     this.#source = null
-    clearInterval(this.#poll)
-    clearTimeout(this.#later)
-    clearInterval(this.#resumed)
+    this.connection = 'connecting'
+    for (const timer of [this.#poll, this.#later, this.#resumed, this.#silent, this.#hidden]) clearTimeout(timer)
+    this.#withheld.clear()
     this.#waiting = null
+  }
+
+  #withhold(kind: Kind, data: unknown): void {
+    this.#withheld.delete(kind) // its place is that of the newest
+    this.#withheld.set(kind, data)
+  }
+
+  #take(kind: Kind, data: unknown): void {
+    if (kind === 'status') {
+      this.status = data as RunStatus
+      this.problem = ''
+    } else if (kind === 'events') {
+      this.#pulse(data as Pulse)
+      if ((data as Pulse).state === 'running') this.ended = false // it was resumed
+    } else if (kind === 'problem') {
+      this.problem = (data as { error: string }).error
+    } else {
+      if (this.#waiting) this.pulse = this.#waiting // no other comes
+      this.ended = true
+      this.#finished = (data as { state: string }).state === 'finished'
+      this.#close()
+      this.connection = 'open'
+      // One that was interrupted may be resumed, by a person or by a cluster that puts it in its queue again.
+      if (!this.#finished) this.#resumed = setInterval(() => void this.#look(), RESUMED_MILLISECONDS)
+    }
   }
 
   /** Whether a run that was interrupted goes on. */
   async #look(): Promise<void> {
     if (document.hidden) return
     const overview = await get(api.run(this.run)).catch(() => null)
-    if (overview?.run.state !== 'running' || !this.watchers || this.#source) return
-    clearInterval(this.#resumed)
-    this.start()
+    if (overview?.run.state === 'running' && this.watchers && !this.#source && !document.hidden) this.#open()
   }
 
   /** At most one pulse in two seconds, so that pages do not ask all the time. */
   #pulse(pulse: Pulse): void {
     clearTimeout(this.#later)
+    if (document.hidden) return this.#withhold('events', pulse) // one that has waited
     const wait = this.#pulsed + PULSE_MILLISECONDS - Date.now()
     if (wait > 0) {
       this.#waiting = pulse
@@ -99,36 +159,60 @@ export class Live {
     this.pulse = pulse
   }
 
+  /** A connection that is only half open, after the computer has slept or a tunnel has died, never fails by itself. */
+  #heard(): void {
+    clearTimeout(this.#silent)
+    this.#silent = setTimeout(() => {
+      this.#source?.close()
+      this.#source = null
+      this.#fallBack()
+    }, SILENT_MILLISECONDS)
+  }
+
   /** A browser connects again on its own; until it has, the status is asked for as any other page. */
   #failed(): void {
+    if (document.hidden) return this.#close() // it is opened again when somebody looks
     this.connection = 'connecting'
-    if (++this.#failures < FAILURES_UNTIL_POLLING && this.#source?.readyState !== EventSource.CLOSED) return
+    const closed = this.#source?.readyState === EventSource.CLOSED
+    if (++this.#failures < FAILURES_UNTIL_POLLING && !closed) return
+    if (closed) {
+      this.#source = null
+      clearTimeout(this.#silent)
+    }
+    this.#fallBack()
+  }
+
+  #fallBack(): void {
     this.connection = 'polling'
-    if (this.#source?.readyState === EventSource.CLOSED) this.#source = null
     clearInterval(this.#poll)
     this.#poll = setInterval(() => void this.#ask(), POLL_MILLISECONDS)
     void this.#ask()
   }
 
   async #ask(): Promise<void> {
+    if (this.#asking || document.hidden) return
+    this.#asking = true
     try {
       const [status, overview, newest] = await Promise.all([
-        get(api.status(this.run)),
-        get(api.run(this.run)),
-        get(api.events(this.run, { limit: 1 })),
+        get(api.status(this.run), undefined, POLL_SECONDS),
+        get(api.run(this.run), undefined, POLL_SECONDS),
+        get(api.events(this.run, { limit: 1 }), undefined, POLL_SECONDS),
       ])
-      if (!this.watchers || this.connection === 'open') return // the stream is back, and newer
+      if (!this.#polls()) return // the stream is back, and newer
       this.status = status
       this.problem = ''
       const { updates, trajectories } = overview.run
       this.#pulse({ last: newest.rows[0]?.sequence ?? 0, updates, trajectories })
+      if (!this.#source) this.#open()
     } catch (error) {
-      if (this.watchers && this.connection !== 'open') this.problem = error instanceof Error ? error.message : String(error)
-      return
+      if (this.#polls()) this.problem = error instanceof Error ? error.message : String(error)
+    } finally {
+      this.#asking = false
     }
-    if (this.#source) return
-    clearInterval(this.#poll)
-    this.start()
+  }
+
+  #polls(): boolean {
+    return this.watchers > 0 && this.connection === 'polling' && !document.hidden
   }
 }
 

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { tickText } from './paint'
-import type { Lane, Span } from './records'
-import { markAt, moved, rowsOf, spanAt, spansIn, ticks, timeAt, within, x, zoomed } from './timeline'
+import type { Lane, Mark, Span, Timeline } from './records'
+import { joined, markAt, moved, rowsOf, sinceWhen, sizeOf, spanAt, spansIn, ticks, timeAt, within, x, zoomed } from './timeline'
 
 const span = (start: number, end: number | null, state = 'ready'): Span => ({ start, end, state, detail: '' })
 const lane = (worker: string, role: string, spans: Span[] = []): Lane => ({ worker, role, spans, marks: [] })
@@ -69,6 +69,55 @@ describe('lanes', () => {
       'Others',
       'x',
     ])
+  })
+})
+
+describe('a timeline that goes on', () => {
+  const mark = (at: number): Mark => ({ at, kind: 'version', text: '', sequence: at })
+  const replica = (spans: Span[], marks: Mark[] = []): Lane => ({ ...lane('rollout-0', 'rollout', spans), marks })
+  const before: Timeline = {
+    start: 0,
+    end: 100,
+    lanes: [replica([span(1, 90), span(90, 97, 'syncing'), span(97, null)], [mark(90), mark(97)])],
+  }
+
+  it('is asked for from the end of the last answer, and a little before', () => {
+    expect(sinceWhen(before)).toBe(95)
+    expect(sinceWhen({ ...before, start: 98 })).toBe(98)
+  })
+
+  it('ends what was open and adds what is new, each once', () => {
+    const newer: Timeline = {
+      start: 95,
+      end: 130,
+      lanes: [
+        lane('env-0', 'env', [span(120, null)]),
+        replica([span(90, 97, 'syncing'), span(97, 110), span(110, null, 'syncing')], [mark(97), mark(112)]),
+      ],
+    }
+    expect(joined(before, newer)).toEqual({
+      start: 0,
+      end: 130,
+      lanes: [
+        lane('env-0', 'env', [span(120, null)]),
+        replica(
+          [span(1, 90), span(90, 97, 'syncing'), span(97, 110), span(110, null, 'syncing')],
+          [mark(90), mark(97), mark(112)],
+        ),
+      ],
+    })
+    expect(before.lanes[0]?.spans.at(-1)?.end).toBeNull()
+  })
+
+  it('is the same when nothing has happened', () => {
+    const newer = { start: 95, end: 100, lanes: [replica([span(90, 97, 'syncing'), span(97, null)], [mark(97)])] }
+    expect(joined(before, newer)).toEqual(before)
+    expect(sizeOf(before)).toBe(5)
+  })
+
+  it('does not fit what has forgotten a state or a worker', () => {
+    expect(joined(before, { start: 95, end: 130, lanes: [replica([span(120, null)])] })).toBeNull()
+    expect(joined(before, { start: 95, end: 130, lanes: [lane('env-0', 'env')] })).toBeNull()
   })
 })
 

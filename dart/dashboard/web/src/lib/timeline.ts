@@ -1,6 +1,6 @@
 /** The timeline's arithmetic: windows of time, ticks, and what lies under the pointer. Nothing here draws. */
 import { groupBy } from './group'
-import type { Lane, Mark, Span } from './records'
+import type { Lane, Mark, Span, Timeline } from './records'
 
 /** A stretch of time, in Unix seconds. */
 export interface Window {
@@ -85,6 +85,34 @@ export function markAt(lane: Lane, px: number, window: Window, width: number, re
 export function spanAt(lane: Lane, at: number): Span | null {
   return lane.spans.findLast((span) => span.start <= at && (span.end === null || span.end >= at)) ?? null
 }
+
+/** The clock of the run's machine may have been put back a little since its last event. */
+const OVERLAP_SECONDS = 5
+
+/** From when on the server is asked for what has been since. */
+export const sinceWhen = (before: Timeline): number => Math.max(before.start, before.end - OVERLAP_SECONDS)
+
+/** A timeline with what has been since `newer.start`. Null if they do not fit together, because a state that lasted is
+    gone: a process of the run was killed, and its states ended earlier; or the run was begun anew. */
+export function joined(before: Timeline, newer: Timeline): Timeline | null {
+  const known = new Map(before.lanes.map((lane) => [lane.worker, lane]))
+  const lanes: Lane[] = []
+  for (const lane of newer.lanes) {
+    const old = known.get(lane.worker)
+    known.delete(lane.worker)
+    const told = (span: Span) => lane.spans.some((one) => one.start === span.start && one.state === span.state)
+    if (old?.spans.some((span) => span.end === null && !told(span))) return null
+    // Whatever touches the time since then is told again as it is now.
+    const spans = old?.spans.filter((span) => span.end !== null && span.end < newer.start) ?? []
+    const marks = old?.marks.filter((mark) => mark.at < newer.start) ?? []
+    lanes.push({ ...lane, spans: [...spans, ...lane.spans], marks: [...marks, ...lane.marks] })
+  }
+  return known.size ? null : { start: before.start, end: newer.end, lanes } // each answer has every lane
+}
+
+/** How many spans and marks there are, which are copied and drawn whenever there are more. */
+export const sizeOf = (timeline: Timeline): number =>
+  timeline.lanes.reduce((sum, lane) => sum + lane.spans.length + lane.marks.length, 0)
 
 /** A row of the drawing: a lane, or the heading of a role. */
 export type Row = { heading: string; role: string } | { lane: Lane }

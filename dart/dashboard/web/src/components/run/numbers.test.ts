@@ -3,18 +3,25 @@ import { expect, it } from 'vitest'
 import type { RunStatus } from '../../lib/records'
 import KeyNumbers from './KeyNumbers.svelte'
 
-const status = (live: boolean): RunStatus =>
+const status = (live: boolean, updates = 0, success_rate?: number | null): RunStatus =>
   ({
     live,
     status: {
       elapsed_seconds: 600,
-      figures: { train_seconds: 7200, counts: { updates: 0, trajectories: 0, staleness: { trajectories: 0 } }, usage: {} },
+      figures: { train_seconds: 7200, success_rate, counts: { updates, trajectories: 0, staleness: { trajectories: 0 } }, usage: {} },
     },
     why: [],
   }) as unknown as RunStatus
+const shown = (of: RunStatus) => render(KeyNumbers, { props: { status: of, curves: undefined } }).body.replace(/<[^>]*>/g, '|')
 
 it('does not give the time of a resumed process as that of the run', () => {
-  const shown = (live: boolean) => render(KeyNumbers, { props: { status: status(live), curves: undefined } }).body.replace(/<[^>]*>/g, '|')
-  expect(shown(true)).toMatch(/Elapsed since its last start[| ]+10 min[| ]+2 h of training in all/)
-  expect(shown(false)).toMatch(/Elapsed[| ]+10 min/)
+  expect(shown(status(true))).toMatch(/Elapsed since its last start[| ]+10 min[| ]+2 h of training in all/)
+  expect(shown(status(false))).toMatch(/Elapsed[| ]+10 min/)
+})
+
+it('gives no success of a run that samples nothing, as in imitation', () => {
+  expect(shown(status(true, 3, 0))).toMatch(/Training success[| ]+0.0 %/)
+  expect(shown(status(true, 3, null))).toMatch(/Updates[| ]+3/)
+  expect(shown(status(true, 3, null))).not.toContain('Training success')
+  expect(shown(status(true, 3))).not.toContain('Training success')
 })
