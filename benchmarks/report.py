@@ -55,8 +55,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def headline() -> str | None:
-    """Coupled against decoupled: in the paper, in simulated time, and with every part real."""
+def headline(short: bool = False) -> str | None:
+    """Coupled against decoupled: in the paper, in simulated time, and with every part real. `short`: for the README."""
     rows = [_compared("the paper", *({name: PAPER[name][side] for name in PAPER} for side in (0, 1)))]
     if (found := results("efficiency")) is not None:
         rows += [
@@ -69,6 +69,9 @@ def headline() -> str | None:
             _compared("real, on two cores", *pair)
             for _, pair in _pairs([row | {"set_up": ""} for row in found["runs"]], "set_up")
         ]
+    if short:
+        shown = full_hd.in_words("180 environments, 8 training GPUs, honest-sliding")
+        rows = [row for row in rows if row[0] in ("the paper", f"simulated, {shown}", "real, on two cores")]
     return table(("", "environments busy", "replicas busy", "actions trained on per minute"), rows)
 
 
@@ -289,14 +292,6 @@ def desktops() -> str | None:
     return table(head, [[f"{row[name]:g}" for name in names] for row in found])
 
 
-def ablation() -> str | None:
-    return _settings("ablation")
-
-
-def sensitivity() -> str | None:
-    return _settings("sensitivity")
-
-
 def _settings(name: str) -> str | None:
     if (found := results(name)) is None:
         return None
@@ -392,6 +387,7 @@ def learning(name: str, rows: Callable[[pages.Results], pages.Table]) -> str | N
 EXPERIMENTS = ("ablation", "alignment", "controls", "stride")
 TABLES: dict[str, Callable[[], str | None]] = {
     "headline": headline,
+    "headline_short": partial(headline, short=True),
     "ladder": ladder,
     "pool": pool,
     "real": real,
@@ -407,8 +403,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "soak": soak,
     "faults": faults,
     "fuzzed": fuzzed,
-    "ablation": ablation,
-    "sensitivity": sensitivity,
+    **{name: partial(_settings, name) for name in ("ablation", "sensitivity")},
     **{f"learning_{name}": partial(learning, name, pages.arms) for name in EXPERIMENTS},
     **{f"learning_{name}_compared": partial(learning, name, pages.comparisons) for name in EXPERIMENTS},
     "learning_pieces": partial(learning, "ablation", partial(pages.below, reference="full")),

@@ -136,7 +136,8 @@ def worker(
 ) -> None:
     """Run one worker. The coordinator sends it all other settings; its token is read from DART_TOKEN.
 
-    For more than one training rank: accelerate launch --num_processes N -m dart worker --role train ...
+    For more than one training rank: accelerate launch --gpu_ids all --num_processes N -m dart worker
+    --role train ...
     """
     from dart.commands.worker import run_worker
 

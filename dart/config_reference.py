@@ -18,7 +18,8 @@ _HEAD = """# Configuration
 
 One YAML file, checked whole before anything starts. This page is made from the fields themselves
 (`python -m dart.config_reference`); `configs/` holds worked examples. Any field can be changed on the command line:
-`--set section.field=value`. Defaults are those of the paper where it gives one.
+`--set section.field=value`. Defaults are those of the paper where it gives one, except `curation.task_preference`: the
+paper's is 0, which visits all tasks equally often.
 """
 
 
@@ -30,25 +31,38 @@ def reference() -> str:
     return "\n".join(sections) + "\n"
 
 
-def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
+def _sections(
+    model: type[BaseModel], prefix: str, default: BaseModel | None = None, description: str = ""
+) -> Iterator[str]:
+    """The section that `model` is, and those within it. `default`: what stands there where the config says nothing, if
+    that is not what the class says; `description`: of the field that holds the section."""
     rows: list[str] = []
-    nested: list[tuple[str, type[BaseModel]]] = []
+    nested: list[tuple[str, type[BaseModel], BaseModel | None, str]] = []
     for name, field in model.model_fields.items():
         if _is_section(field.annotation):
-            nested.append((f"{prefix}{name}", field.annotation))
+            nested.append((f"{prefix}{name}", field.annotation, _section_default(field), field.description or ""))
             continue
         choices = typing.get_args(field.annotation)
         if types.NoneType in choices:
-            nested += [(f"{prefix}{name}", one) for one in choices if _is_section(one)]
-        rows.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
+            nested += [(f"{prefix}{name}", one, None, "") for one in choices if _is_section(one)]
+        told = _default(field) if default is None else _written(getattr(default, name))
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {told} | {field.description or ''} |")
     if rows:
         yield f"## {prefix.rstrip('.: ') or '(top level)'}\n"
         if model.__doc__ and not model.__doc__.startswith("A run, whole"):
             yield f"{inspect.cleandoc(model.__doc__)}\n"
+        if default is not None and description:
+            yield f"{description}\n"
         yield "| field | type | default | what it is |\n|---|---|---|---|"
         yield "\n".join(rows) + "\n"
-    for name, inner in nested:
-        yield from _sections(inner, f"{name}.")
+    for name, inner, own, said in nested:
+        yield from _sections(inner, f"{name}.", own, said)
+
+
+def _section_default(field: FieldInfo) -> BaseModel | None:
+    """The section that a config without this field has, if its fields differ from the defaults of its class."""
+    value = None if field.is_required() or field.default_factory is not None else field.default
+    return value if isinstance(value, BaseModel) else None
 
 
 def _is_section(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
@@ -74,7 +88,10 @@ def _type(annotation: object) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    return _written(field.get_default(call_default_factory=True))
+
+
+def _written(value: object) -> str:
     return "none" if value is None else f"`{value}`"
 
 

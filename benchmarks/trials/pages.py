@@ -111,7 +111,7 @@ def comparisons(found: Results) -> Table:
 
 
 def below(found: Results, reference: str, levels: str = "medium and hard") -> Table:
-    """Arms on some levels, best first, and by how much `reference` is above them: the tables of the README.
+    """Arms on some levels, best first, and by how much `reference` is above them: the generated tables.
 
     Only arms that are compared with it; p with the correction, where there is one.
     """
