@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 import uvloop
 
 from benchmarks import decisions, efficiency, step_path
+from benchmarks.results import write
 from benchmarks.simulation.cluster import simulate
 from benchmarks.simulation.timings import Timings
-from dart.coordinator.summary import machine, software, write_json
 
 RECORD = Path(__file__).parent / "results" / "check.json"
 SIMULATED_HOURS = 1.0
@@ -84,16 +83,11 @@ def main() -> None:
 
 def _record(checks: list[Check]) -> None:
     results: dict[str, Any] = {check.name: check.value for check in checks}
-    write_json(
+    write(
         RECORD,
-        {
-            "name": "check",
-            "real_or_simulated": "ratios of short runs of other benchmarks, which say what of them is real",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": results,
-        },
+        "check",
+        "ratios of short runs of other benchmarks, which say what of them is real",
+        results,
     )
     print(json.dumps(results, indent=1))
 

@@ -23,13 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import write
 from benchmarks.simulation.store import NoDatabase
 from dart import config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.curation.orders import Order
 from dart.core.fleet.replica import Request
 from dart.core.fleet.replicas import Replicas
@@ -146,16 +146,11 @@ def main() -> None:
     ]
     smallest, largest = rows[0], rows[-1]
     growth = {name: round(largest[name]["p50"] / smallest[name]["p50"], 2) for name in ("begin", "finish", "route")}
-    write_json(
+    write(
         options.out,
-        {
-            "name": "decisions",
-            "real_or_simulated": "the real data manager and owner of the replicas; no database, no workers",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {"unit": "microseconds", "sizes": rows, "largest_over_smallest": growth},
-        },
+        "decisions",
+        "the real data manager and owner of the replicas; no database, no workers",
+        {"unit": "microseconds", "sizes": rows, "largest_over_smallest": growth},
     )
     show(rows)
     print(options.out)

@@ -17,17 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.results import write
 from benchmarks.simulation.cluster import COUPLED, DECOUPLED, Schedule, SetUp, simulate
 from benchmarks.simulation.full_hd.derived import NAMED
 from benchmarks.simulation.timings import Timings
-from dart.coordinator.summary import machine, software, write_json
 from dart.errors import UserError
 
 RESULT = Path(__file__).parent / "results" / "efficiency.json"
@@ -198,16 +197,11 @@ def _write(results: list[dict[str, Any]]) -> None:
         like = "coupled, with curation" if row["rung"].endswith("with curation") else "coupled"
         if base := next((one for one in results if one["set_up"] == row["set_up"] and one["rung"] == like), None):
             row["over_coupled"] = {name: round(row[name] / base[name], 2) for name in RATIOS if base[name]}
-    write_json(
+    write(
         RESULT,
-        {
-            "name": "efficiency",
-            "real_or_simulated": "simulated time: the real coordinator; environments, replicas, trainer are models",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": _assumed() | {"runs": results},
-        },
+        "efficiency",
+        "simulated time: the real coordinator; environments, replicas, trainer are models",
+        _assumed() | {"runs": results},
     )
 
 

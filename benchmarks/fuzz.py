@@ -20,10 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TypedDict
 
+from benchmarks.results import write
 from benchmarks.simulation.fuzzing import RUNS_OF_A_SEED, Outcome, fuzz
 from benchmarks.simulation.memory import resident_mb
 from benchmarks.simulation.mutants import EXEMPT, SAYS, missing
-from dart.coordinator.summary import machine, write_json
 
 RESULT = Path(__file__).parent / "results" / "fuzz.json"
 MUTATIONS_OF_A_RUN = 2_000
@@ -82,16 +82,12 @@ def main() -> None:
     choices = parser.parse_args()
     logging.disable(logging.CRITICAL)  # every broken rule would be told
     results = measure(choices.seed, choices.mutations)
-    write_json(
+    write(
         choices.out,
-        {
-            "name": "fuzz",
-            "real_or_simulated": "real coordinator, store, boundary and session machines; simulated time, workers and "
-            "streams; a hold is the processor's time that one message took",
-            "machine": machine(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": results,
-        },
+        "fuzz",
+        "real coordinator, store, boundary and session machines; simulated time, workers and "
+        "streams; a hold is the processor's time that one message took",
+        results,
     )
     for name, value in results.items():
         print(f"{name}: {value}")

@@ -69,7 +69,8 @@ class InstantEnv:
     async def handle(self, command: Command) -> Reply | None:
         if isinstance(command, pb.Release):
             return pb.Released()
-        return pb.Observed(image=self._image, instruction=INSTRUCTION)
+        last = isinstance(command, pb.Act) and command.last
+        return pb.Observed(image=self._image, instruction=INSTRUCTION, done=last)
 
     async def close(self) -> None:
         pass

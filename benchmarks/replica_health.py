@@ -23,18 +23,17 @@ import argparse
 import asyncio
 import math
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import write
 from benchmarks.simulation.cluster import DECOUPLED, SetUp, simulate
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedReplica
 from dart.config import Sync
 from dart.coordinator.fleet.sessions import Fleet
-from dart.coordinator.summary import machine, software, write_json
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.workers.rollout.engine import GRACE_SECONDS
@@ -257,16 +256,11 @@ def main() -> None:
         if name.endswith("third of the time"):
             rows[name] |= recovery(requests, 2 * third)
         print(name, rows[name])
-    write_json(
+    write(
         options.out,
-        {
-            "name": "replica_health",
-            "real_or_simulated": "the real coordinator; simulated environments, replicas, trainer and time",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {"set_up": SET_UP.name, "hours": options.hours, "cases": rows, "hung_transfer": hung},
-        },
+        "replica_health",
+        "the real coordinator; simulated environments, replicas, trainer and time",
+        {"set_up": SET_UP.name, "hours": options.hours, "cases": rows, "hung_transfer": hung},
     )
     print(options.out)
 

@@ -27,6 +27,7 @@ import grpc
 import uvloop
 
 from benchmarks.instant import InstantPolicy, settings
+from benchmarks.results import write
 from benchmarks.simulation.memory import resident_mb
 from benchmarks.step_path import Source
 from dart.coordinator.fleet.environments import EnvPool
@@ -34,7 +35,6 @@ from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Image
 from dart.processes.settings import collect_seldom
 from dart.screenshots.stored import StoredScreenshots
@@ -86,7 +86,8 @@ class SlowEnv:
             self._delays.append(1000 * (time.perf_counter() - self._answered))
         await asyncio.sleep(random.uniform(*STEP_SECONDS))
         self._answered = time.perf_counter()
-        return pb.Observed(image=self._image, instruction="Click the button.")
+        last = isinstance(command, pb.Act) and command.last
+        return pb.Observed(image=self._image, instruction="Click the button.", done=last)
 
     async def close(self) -> None:
         pass
@@ -214,16 +215,11 @@ def main() -> None:
         return
     _open_files()
     results = uvloop.run(measure(options.sessions, options.seconds, options.image_bytes))
-    write_json(
+    write(
         options.out,
-        {
-            "name": "sessions",
-            "real_or_simulated": "real coordinator and gRPC connections; environments sleep; no database",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": results,
-        },
+        "sessions",
+        "real coordinator and gRPC connections; environments sleep; no database",
+        results,
     )
     print(json.dumps(results, indent=1))
     print(options.out)

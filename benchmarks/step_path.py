@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -28,9 +27,9 @@ import grpc
 import uvloop
 
 from benchmarks.instant import coordinator, settings
+from benchmarks.results import write
 from dart.coordinator.fleet.sessions import InfrastructureError
 from dart.coordinator.sampling.episodes import sample
-from dart.coordinator.summary import machine, software
 from dart.core.curation.orders import Order
 from dart.core.types import Task, Trajectory
 from dart.malloc import keep_memory
@@ -153,15 +152,7 @@ def main() -> None:
     collect_seldom()
     keep_memory()
     results = uvloop.run(measure(given.seconds, given.slots))
-    record = {
-        "name": "step_path",
-        "real_or_simulated": "real coordinator, protocol and gRPC; workers answer at once; no store",
-        "machine": machine(),
-        "versions": software(),
-        "date": time.strftime("%Y-%m-%d"),
-        "results": results,
-    }
-    given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write(given.out, "step_path", "real coordinator, protocol and gRPC; workers answer at once; no store", results)
     for name, row in results.items():
         print(f"{name:14s} " + ", ".join(f"{key} {value}" for key, value in row.items()))
 

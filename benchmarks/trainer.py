@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,9 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.results import write
 from dart import config
 from dart.config import TrainWorkerConfig
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.types import Sample
 from dart.store.database import Database, sqlite_url
@@ -68,23 +67,17 @@ def main() -> None:
         print(json.dumps(row), flush=True)
     counted = rows[1:] or rows
     ratio = statistics.median(row["packed"]["tokens_per_second"] / row["plain"]["tokens_per_second"] for row in counted)
-    result = {
-        "name": "trainer",
-        "real_or_simulated": "real: the trainer on batches of a real run",
-        "machine": machine(),
-        "versions": software() | {"torch": torch.__version__},
-        "date": time.strftime("%Y-%m-%d"),
-        "results": {
-            "packed_over_plain_tokens_per_second": ratio,
-            "padding_share": {way: max(row[way]["padding_share"] for row in counted) for way in ("plain", "packed")},
-            "largest_difference": {
-                name: max(abs(row["packed"][name] - row["plain"][name]) for row in counted)
-                for name in ("loss", "gradient_norm")
-            },
-            "batches": rows,
+    results = {
+        "packed_over_plain_tokens_per_second": ratio,
+        "padding_share": {way: max(row[way]["padding_share"] for row in counted) for way in ("plain", "packed")},
+        "largest_difference": {
+            name: max(abs(row["packed"][name] - row["plain"][name]) for row in counted)
+            for name in ("loss", "gradient_norm")
         },
+        "batches": rows,
     }
-    write_json(RESULT, result)
+    what, versions = "real: the trainer on batches of a real run", {"torch": str(torch.__version__)}
+    write(RESULT, "trainer", what, results, versions=versions)
     print(f"packed / plain {ratio:.2f} in tokens per second; {RESULT}")
 
 

@@ -32,14 +32,13 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import shared
 from benchmarks.peers.processes import ContenderFailed, run
-from dart.coordinator.summary import machine, software, write_json
+from benchmarks.results import write
 
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "transport.json"
@@ -141,25 +140,15 @@ def main() -> None:
         compare(rows)
     show(results)
     if out := options.out or (None if options.only else RESULT):
-        record = {
-            "name": "transport",
-            "real_or_simulated": "real transports and coordinator; random bytes as screenshots, and workers that take "
-            "no time",
-            "machine": machine(),
-            "versions": software() | installed,
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {
-                "settings": {
-                    "seconds": options.seconds,
-                    "steps_per_trajectory": shared.STEPS,
-                    "screenshot_bytes": shared.SCREENSHOT_BYTES,
-                    "environments": shared.ENVIRONMENTS,
-                    "trajectories_under_way": shared.AHEAD,
-                },
-                **results,
-            },
+        settings = {
+            "seconds": options.seconds,
+            "steps_per_trajectory": shared.STEPS,
+            "screenshot_bytes": shared.SCREENSHOT_BYTES,
+            "environments": shared.ENVIRONMENTS,
+            "trajectories_under_way": shared.AHEAD,
         }
-        write_json(out, record)
+        what = "real transports and coordinator; random bytes as screenshots, and workers that take no time"
+        write(out, "transport", what, {"settings": settings, **results}, versions=installed)
         print(out)
 
 

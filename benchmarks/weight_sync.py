@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import time
 from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.results import record
 from benchmarks.syncing import cell, relay
 from benchmarks.syncing.cell import CellError, How, Setting
 from benchmarks.syncing.crew import Crew, CrewError
 from benchmarks.syncing.plan import TENSORS, tensor_list
-from dart.coordinator.summary import machine, software, write_json
+from dart.coordinator.summary import write_json
 
 RESULT = Path(__file__).parent / "results" / "weight_sync.json"
 TARGETS = {"pause_over_link_at_most": 1.3, "others_throughput_at_least": 0.98}
@@ -155,15 +155,11 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(options: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": "weight_sync",
-        "real_or_simulated": "real coordinator, gRPC, database and transfers between processes; "
+    return record(
+        "weight_sync",
+        "real coordinator, gRPC, database and transfers between processes; "
         "replicas sleep in the place of vLLM, weights are random",
-        "machine": machine(),
-        "versions": software() | {"torch": there["torch"]},
-        "date": time.strftime("%Y-%m-%d"),
-        "load_average": {"before": _load_average(), "after": _load_average()},
-        "results": {
+        {
             "targets": TARGETS,
             "settings": {
                 "transport": options.transport,
@@ -178,7 +174,9 @@ def _report(options: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any
             "relay": [],
             "not_measured": [],
         },
-    }
+        versions={"torch": there["torch"]},
+        load_average={"before": _load_average(), "after": _load_average()},
+    )
 
 
 def _with_gpus(options: argparse.Namespace, there: dict[str, Any]) -> int:

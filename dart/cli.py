@@ -22,7 +22,7 @@ from dart.cli_options import (
     take,
 )
 from dart.errors import UserError
-from dart.launch.command import health, launch
+from dart.launch.command import launch
 
 # Child processes call exec at once, so gRPC has nothing to prepare for a fork; it would log every one of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -146,7 +146,19 @@ def worker(
 
 
 main.add_command(launch)
-main.add_command(health)
+
+
+@main.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
+def health(address: str, tls_ca: Path | None) -> None:
+    """Ask the coordinator at HOST:PORT whether it is there, as a cluster's probe. It prints what the coordinator says.
+
+    SERVING, or NOT_SERVING while the run makes no progress: the exit code is 0 for both, and 2 if nothing answers.
+    """
+    from dart.commands.look.health import health as check
+
+    check(address, tls_ca)
 
 
 @main.command("eval")

@@ -34,7 +34,7 @@ import yaml
 from benchmarks.dashboard.made_run import Shape, drawn
 from benchmarks.dashboard.scripted import scripted_workers
 from benchmarks.dashboard.served import serving
-from dart.coordinator.summary import machine, software, write_json
+from benchmarks.results import write
 from dart.core.types import Image, Observation
 from dart.v1 import session_pb2 as pb
 from dart.wire.channel import Dial
@@ -245,16 +245,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured = uvloop.run(measure(load, options.pairs, options.seconds, Path(folder)))
     told = {name: getattr(options, name) for name in ("environments", "step_seconds", "image_bytes", "seconds")}
-    write_json(
+    write(
         options.out,
-        {
-            "name": "dashboard_live",
-            "real_or_simulated": "real coordinator, store, dashboard and protocol; simulated workers and readers",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {**told, **measured},
-        },
+        "dashboard_live",
+        "real coordinator, store, dashboard and protocol; simulated workers and readers",
+        {**told, **measured},
     )
     print(measured)
     print(options.out)

@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.dashboard.made_run import Shape, made_run
 from benchmarks.dashboard.served import Served, browsing, serving
-from dart.coordinator.summary import machine, software, write_json
+from benchmarks.results import write
 from dart.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -186,16 +186,11 @@ def main() -> None:
     options = parser.parse_args()
     with the_run(options.run, Shape(trajectories=options.trajectories)) as run, serving(run.path.parent) as served:
         results = {**size(run), **measure(run, served, options.repeats)}
-    write_json(
+    write(
         options.out,
-        {
-            "name": "dashboard_pages",
-            "real_or_simulated": "the real server, database, pages and Chromium, on the same machine; the run was made",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": results,
-        },
+        "dashboard_pages",
+        "the real server, database, pages and Chromium, on the same machine; the run was made",
+        results,
     )
     for page, times in results["pages"].items():
         print(f"{page:14s} first paint {times['first_paint_ms']}, complete {times['complete_ms']}")

@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 import uvloop
 
+from benchmarks.results import write
 from dart.config import Environment, EnvWorkerConfig, TaskSet
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.action import Finish
 from dart.core.types import Task
 from dart.v1 import session_pb2 as pb
@@ -189,19 +189,14 @@ def main() -> None:
         left = left_over(Path(folder), sockets, threads, files)
     print("left over:", left)
     print("\n".join(failed))
-    write_json(
+    write(
         given.out,
-        {
-            "name": "desktops",
-            "real_or_simulated": "real env worker, desktops and applications; no coordinator, no gRPC",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "load_average": round(psutil.getloadavg()[0], 1),
-            "results": rows,
-            "left_over": left,
-            "failed": failed,
-        },
+        "desktops",
+        "real env worker, desktops and applications; no coordinator, no gRPC",
+        rows,
+        load_average=round(psutil.getloadavg()[0], 1),
+        left_over=left,
+        failed=failed,
     )
     sys.exit(1 if failed or any(left.values()) else 0)
 

@@ -30,10 +30,10 @@ from benchmarks.simulation import virtual_time
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.coordinator.summary import machine, write_json
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 

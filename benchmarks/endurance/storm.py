@@ -15,7 +15,6 @@ import contextlib
 import json
 import random
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from benchmarks.endurance.proxy import Proxy
 from benchmarks.endurance.rubbish import talk_rubbish
 from benchmarks.endurance.witness import Witness
 from dart.coordinator.summary import machine, write_json
+from dart.wire.channel import free_port
 
 RESULT = Path(__file__).parents[1] / "results" / "storm.json"
 END_SECONDS = 30.0
@@ -147,16 +147,9 @@ class Storm:
             await asyncio.sleep(0.5)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def storm(minutes: float, seed: int, gap_seconds: float, folder: Path) -> dict[str, object]:
     """Run it; returns the results as JSON."""
-    port, runs, logs = _free_port(), folder / "runs", folder / "logs"
+    port, runs, logs = free_port(), folder / "runs", folder / "logs"
     logs.mkdir(parents=True)
     proxy = Proxy(port)
     await proxy.start()

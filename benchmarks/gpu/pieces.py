@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from benchmarks.gpu import subject as subjects
 from benchmarks.gpu.bench import Bench, Result
 from benchmarks.gpu.subject import Subject
 from dart.core.capacity.work import peak_of
+from dart.wire.channel import free_port
 
 
 def matmul(bench: Bench) -> Result:
@@ -95,9 +95,7 @@ def sharded(bench: Bench) -> Result:
 
 
 def _start_group(bench: Bench) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     dist.init_process_group("nccl" if bench.on_gpu else "gloo", rank=0, world_size=1)
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from benchmarks.learning.miniwob_attempts import ATTEMPTS, attempt
 from benchmarks.learning.miniwob_pages import RESULT, Results, Row, read
-from dart.coordinator.summary import machine, software, write_json
+from benchmarks.results import write
 from dart.core.action import Action, Click, Drag, Finish, Keys, Point, Scroll, TypeText
 from dart.core.types import Task
 from dart.workers.env.browser import Browser, EnvironmentFailure
@@ -183,20 +183,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     measured = uvloop.run(measure(given.tasks, given.pages, given.seeds, given.idle_seconds, given.repeats))
-    write_json(
+    write(
         given.out,
-        {
-            "name": "miniwob_tasks",
-            "real_or_simulated": "real pages, Chromium, input and screenshots; scripts instead of a policy",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "load_average": round(psutil.getloadavg()[0], 1),
-            "seeds": given.seeds,
-            "repeats": given.repeats,
-            "idle_seconds": given.idle_seconds,
-            "results": added(read(given.out), measured).model_dump(),
-        },
+        "miniwob_tasks",
+        "real pages, Chromium, input and screenshots; scripts instead of a policy",
+        added(read(given.out), measured).model_dump(),
+        load_average=round(psutil.getloadavg()[0], 1),
+        seeds=given.seeds,
+        repeats=given.repeats,
+        idle_seconds=given.idle_seconds,
     )
 
 

@@ -32,8 +32,8 @@ import psutil
 import uvloop
 from pydantic import BaseModel
 
+from benchmarks import results
 from dart.config import Environment, EnvWorkerConfig, TaskSet
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.action import Click, Point
 from dart.core.types import Task
 from dart.v1 import session_pb2 as pb
@@ -247,16 +247,8 @@ def write(path: Path, rows: Sequence[Row], left_out: Mapping[str, str]) -> None:
     """The rows, instead of those that the file has of the same worlds and numbers."""
     new = {(row.world, row.environments): row for row in [*recorded(path), *rows]}
     order = sorted(new.values(), key=lambda row: (list(SUBJECTS).index(row.world), row.environments))
-    record = {
-        "name": "worlds",
-        "real_or_simulated": "real env worker, browsers and desktops; no coordinator, no gRPC",
-        "machine": machine(),
-        "versions": software(),
-        "date": time.strftime("%Y-%m-%d"),
-        "left_out": dict(left_out),
-        "results": [row.model_dump() for row in order],
-    }
-    write_json(path, record)
+    what = "real env worker, browsers and desktops; no coordinator, no gRPC"
+    results.write(path, "worlds", what, [row.model_dump() for row in order], left_out=dict(left_out))
 
 
 def main() -> None:

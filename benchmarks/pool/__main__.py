@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import time
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks import efficiency
 from benchmarks.pool import arms, results
+from benchmarks.results import write
 from benchmarks.simulation.desktops import Desktops, Options
 from benchmarks.simulation.timings import Timings
-from dart.coordinator.summary import machine, software, write_json
 from dart.errors import UserError
 
 
@@ -73,17 +72,12 @@ def _identity(row: dict[str, Any]) -> tuple[int, str, int, float]:
 def _write(rows: list[dict[str, Any]]) -> None:
     names = [arm.name for planned in arms.PLAN.values() for arm in planned]
     ordered = sorted(rows, key=lambda row: (-row["training_gpus"], names.index(row["arm"]), row["seed"]))
-    write_json(
+    write(
         results.RESULT,
-        {
-            "name": "pool",
-            "real_or_simulated": "simulated time: the real coordinator and the real env worker's role; VMs, replicas, "
-            "trainer and streams are models",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": _assumed() | {"summary": results.summaries(ordered), "runs": ordered},
-        },
+        "pool",
+        "simulated time: the real coordinator and the real env worker's role; VMs, replicas, "
+        "trainer and streams are models",
+        _assumed() | {"summary": results.summaries(ordered), "runs": ordered},
     )
 
 

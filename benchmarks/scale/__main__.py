@@ -6,16 +6,15 @@ import argparse
 import json
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
 
 import benchmarks.scale
+from benchmarks.results import write
 from benchmarks.scale.coordinator import WORKER, measure
 from benchmarks.scale.workers import Answer, be_workers, open_files
-from dart.coordinator.summary import machine, software, write_json
 from dart.malloc import keep_memory
 from dart.processes.settings import collect_seldom
 
@@ -60,17 +59,12 @@ def compare(sizes: Sequence[int], seconds: float, answer: Answer, out: Path) -> 
         )  # fmt: skip
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(rows[-1]), flush=True)
-    write_json(
+    write(
         out,
-        {
-            "name": "scale",
-            "real_or_simulated": "real coordinator with SQLite and gRPC connections; environments and replicas sleep, "
-            "screenshots are small files of random bytes, a batch counts as trained at once",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {"prompt_tokens": answer.prompt_tokens, "packed": answer.packed, "sizes": rows},
-        },
+        "scale",
+        "real coordinator with SQLite and gRPC connections; environments and replicas sleep, "
+        "screenshots are small files of random bytes, a batch counts as trained at once",
+        {"prompt_tokens": answer.prompt_tokens, "packed": answer.packed, "sizes": rows},
     )
     print(out)
 

@@ -17,9 +17,9 @@ from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
 from dart.coordinator.fleet.sessions import Fleet
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
+from dart.job import Train
 from dart.processes.settings import collect_seldom
 from dart.rundir import RunDirectory
 

@@ -25,13 +25,13 @@ from dart import config
 from dart.agent.vocabulary import vocabulary_size
 from dart.coordinator.fleet import prompts
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
-from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sampling.collecting import Collection
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.start import Start, starting_point
 from dart.core.curation.orders import Order
 from dart.core.types import Trajectory
+from dart.job import Collect, Job, Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 from dart.v1 import session_pb2 as pb

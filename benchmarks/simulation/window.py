@@ -8,16 +8,15 @@ token, and an engine that caches whole blocks of 16 tokens and evicts none of th
 from __future__ import annotations
 
 import argparse
-import time
 import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.results import write
 from dart.agent.prompt import Conversation, Turn
 from dart.config import Agent
-from dart.coordinator.summary import machine, software, write_json
 from dart.core.types import Generation, Image, Markup, Prompt, Sample, Text, Tokens, VersionSpan
 from dart.workers.train.batch import Keyed, Layout, cut, make_rows
 
@@ -121,16 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    write_json(
+    write(
         options.out,
-        {
-            "name": "window",
-            "real_or_simulated": "real prompts, rows and micro-batches; a made-up episode; nothing is timed",
-            "machine": machine(),
-            "versions": software(),
-            "date": time.strftime("%Y-%m-%d"),
-            "results": {"steps": STEPS, "windows": [asdict(one) for one in costs()]},
-        },
+        "window",
+        "real prompts, rows and micro-batches; a made-up episode; nothing is timed",
+        {"steps": STEPS, "windows": [asdict(one) for one in costs()]},
     )
     print(options.out)
 

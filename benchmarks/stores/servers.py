@@ -12,7 +12,6 @@ import importlib.util
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from dart.wire.channel import free_port
 
 INSTALL = "`make stores` installs it"
 START_SECONDS = 240
@@ -96,7 +97,7 @@ def postgresql(*settings: str) -> Iterator[PostgreSQL]:
     with tempfile.TemporaryDirectory(prefix="dart-pg-") as folder:
         if os.geteuid() == 0:
             os.chown(folder, pwd.getpwnam(_USER).pw_uid, -1)
-        server = PostgreSQL(Path(folder), _free_port(), settings)
+        server = PostgreSQL(Path(folder), free_port(), settings)
         server.make()
         server.start()
         try:
@@ -126,7 +127,7 @@ class ObjectStore:
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """A server with an empty bucket."""
-    port = _free_port()
+    port = free_port()
     store = ObjectStore(f"http://127.0.0.1:{port}")
     with subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL,
@@ -152,9 +153,3 @@ def _until_it_answers(address: str) -> None:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
+from benchmarks.syncing.crew import Crew, CrewError, Member
 from benchmarks.syncing.plan import Scene, tensor_list
 from benchmarks.syncing.watch import Load, Pause, Rotation, Served, served_within
 from dart import config
@@ -31,6 +31,7 @@ from dart.errors import UserError
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 from dart.v1 import control_pb2_grpc
+from dart.wire.channel import free_port
 from dart.workers.weights.transfer import BUCKET_BYTES
 
 TOKENS = 32

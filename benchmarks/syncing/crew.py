@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import socket
 import sys
 from typing import Any
 
@@ -117,9 +116,3 @@ class Crew:
         for member in self._members:
             member.kill()
         await self.end()
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

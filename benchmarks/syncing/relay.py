@@ -18,8 +18,9 @@ import time
 from typing import Any
 
 from benchmarks.syncing.cell import SLOWEST_BYTES_PER_SECOND, CellError, reasons
-from benchmarks.syncing.crew import Crew, CrewError, Member, free_port
+from benchmarks.syncing.crew import Crew, CrewError, Member
 from benchmarks.syncing.plan import tensor_list
+from dart.wire.channel import free_port
 
 Order = dict[int, list[int]]
 """The transfers (source, target), one after the other; 0 is the trainer."""

@@ -49,7 +49,7 @@ class Comparison:
     p_unpaired: float | None
 
 
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """The mean with its one-sample t-interval. Raises ValueError without any value."""
     if not values:
         raise ValueError("no run: there is nothing to take a mean of")
@@ -57,7 +57,7 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     if n == 1:
         return Estimate(mean, None, None, None, 1)
     sd = statistics.stdev(values)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * sd / math.sqrt(n)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, sd, n)
 
 

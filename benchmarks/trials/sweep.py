@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from benchmarks.results import write as write_record
 from benchmarks.trials import pieces, records
 from benchmarks.trials.protocol import check_marks
 from benchmarks.trials.records import Progress, Record
-from dart.coordinator.summary import machine, software, write_json
+from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 
@@ -145,15 +146,4 @@ def _is_over(over: Callable[[Progress], bool], run: RunDirectory) -> bool:
 
 def write(name: str, config: Path, results: Mapping[str, object], what: str = REAL) -> Path:
     """Write results/NAME.json. `what`: what was real and what was not."""
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "name": name,
-        "real_or_simulated": what,
-        "machine": machine(),
-        "versions": software(),
-        "date": time.strftime("%Y-%m-%d"),
-        "config": config.name,
-        "results": dict(results),
-    }
-    return write_json(path, content)
+    return write_record(RESULTS / f"{name}.json", name, what, dict(results), config=config.name)

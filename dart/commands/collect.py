@@ -20,10 +20,10 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.commands.endpoint import EndpointOptions
 from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
 from dart.config import Config, load, parse
-from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
+from dart.job import Collect, Teacher
 from dart.rundir import RunDirectory
 from dart.store.dataset import check_writable, write_dataset
 from dart.worlds.plugs import find, known_here

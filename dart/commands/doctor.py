@@ -17,8 +17,8 @@ import click
 
 from dart.agent import resizing
 from dart.config import BUILTIN_SUITE, Config, Environment, load
-from dart.coordinator.job import Job, Train
 from dart.errors import UserError
+from dart.job import Job, Train
 from dart.processes import fits
 from dart.processes.gpus import gpus_here, place
 from dart.trackers.base import KINDS, installed

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart.coordinator.job import Address
 from dart.coordinator.sampling.endpoint import chosen
+from dart.job import Address
 
 
 @dataclass(frozen=True, slots=True)

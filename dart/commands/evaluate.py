@@ -24,13 +24,13 @@ from rich.table import Table
 from dart.commands.endpoint import EndpointOptions
 from dart.commands.running import JobRun, check_before, run_in_loop, seed_range
 from dart.config import BUILTIN_MODELS, Config, TaskSet, load, parse
-from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling.endpoint import probe
 from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.summary import write_json
 from dart.core.evaluation.documents import Against, Document, Interval, Protocol, Rate, Side, Success
 from dart.core.evaluation.outcomes import compare
 from dart.errors import UserError
+from dart.job import Address, Evaluate
 from dart.rundir import RunDirectory
 
 FILE = RunDirectory(Path()).evaluation.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -13,18 +12,17 @@ from logging.handlers import RotatingFileHandler
 from typing import Any
 
 import click
-import yaml
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Config, parse
 from dart.config.tasks import MOST_SEEDS
-from dart.coordinator.job import Job, Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.sampling.evaluation import settings_of
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.summary import write_json
 from dart.errors import UserError
 from dart.inspection.condition import go_on
+from dart.job import Job, Train
 from dart.malloc import keep_memory
 from dart.processes.beside import Beside, tracking_child
 from dart.processes.fits import trainer_peak
@@ -179,7 +177,7 @@ def _with_defaults(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the defaults of fields that the release which recorded it did not have."""
     beside = ("vocabulary", "endpoint")
     fields = parse({name: value for name, value in recorded.items() if name not in beside}, "the run's config")
-    return {**json.loads(fields.model_dump_json()), **{name: recorded.get(name) for name in beside}}
+    return {**fields.as_json(), **{name: recorded.get(name) for name in beside}}
 
 
 def _decisive(recorded: Mapping[str, Any]) -> dict[str, object]:
@@ -210,8 +208,7 @@ async def _check_vocabulary(wanted: JobRun, database: Database) -> None:
 
 async def _begun(wanted: JobRun, database: Database) -> Start:
     config, directory = wanted.config, wanted.directory
-    resolved = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
-    directory.config.write_text(resolved, encoding="utf-8")
+    directory.config.write_text(config.as_yaml(), encoding="utf-8")
     await database.start_run(
         directory.name, config.run.name, _recorded(config, wanted.job), started=time.time(), kind=wanted.job.kind
     )
@@ -248,7 +245,7 @@ def _recorded(config: Config, job: Job) -> dict[str, Any]:
     """The config as the database keeps it, with the vocabulary that the run's tokens belong to, and the endpoint that
     acted, if there is one."""
     vocabulary = vocabulary_digest(config.model.folder) if job.model else None
-    recorded: dict[str, Any] = json.loads(config.model_dump_json())
+    recorded = config.as_json()
     if not isinstance(job, Train) and (address := job.endpoint) is not None:
         recorded["endpoint"] = {"url": address.url, "model": address.model, "system": address.system}
     return recorded | {"vocabulary": vocabulary}

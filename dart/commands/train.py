@@ -17,10 +17,10 @@ from rich.table import Table
 from dart.commands.evaluate import undone
 from dart.commands.running import JobRun, check_before, run_in_loop
 from dart.config import load
-from dart.coordinator.job import Train
 from dart.coordinator.sampling.sources import POOL, SFT, check_sources
 from dart.core.evaluation.documents import ByDecoding
 from dart.errors import UserError
+from dart.job import Train
 from dart.processes import secrets
 from dart.rundir import RunDirectory
 from dart.store.elsewhere.place import check
@@ -106,7 +106,7 @@ def _listening(directory: RunDirectory, host: str, port: int) -> tuple[str, ...]
     """
     secrets.prepare(directory.secrets, host)
     if port == 0 and directory.address.is_file():
-        before, _, number = directory.address.read_text(encoding="ascii").strip().rpartition(":")
+        before, _, number = directory.told_address().rpartition(":")
         port = int(number) if before.strip("[]") == host.strip("[]") and _is_free(host, int(number)) else 0
     return (f"server.host={json.dumps(host)}", f"server.port={port}", *secrets.overrides(directory.secrets.absolute()))
 

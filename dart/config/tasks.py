@@ -68,7 +68,7 @@ class TaskSet(Section):
         return self.not_held_out_from(self.training)
 
     def not_held_out_from(self, trained: Collection[str]) -> tuple[str, ...]:
-        """The same where these are the tasks that are trained on."""
+        """Like `not_held_out`, if `trained` are the tasks that are trained on."""
         single = set(self.single_instance)
         return tuple(name for name in self.evaluation if name in single and name in trained)
 
@@ -150,7 +150,7 @@ class TaskFile(Section):
         return self
 
     def fields(self) -> dict[str, object]:
-        """The same as fields of `TaskSet`."""
+        """This file's tasks, as fields of `TaskSet`."""
         listed = (*self.both, *self.train, *self.eval)
         limits = {one.name: one.step_limit or self.step_limit for one in listed}
         return {

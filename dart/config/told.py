@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 from dart.config.base import Section
 from dart.config.environment import Environment
 from dart.config.policy import Model, Rollout
 from dart.config.trainer import Sync, Trainer
+from dart.errors import UserError
 
 ADAPTER_FOLDER = "adapter"
 """In a checkpoint: the adapter alone, in PEFT's form."""
+
+Told = TypeVar("Told", bound=Section)
+
+
+def read_told(kind: type[Told], text: str) -> Told:
+    """What the coordinator sent as JSON. Raises UserError if this release of dart cannot read it."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise UserError(
+            f"the coordinator's config for this worker cannot be read ({problem}): use the same dart release on both "
+            "ends"
+        ) from None
 
 
 class SharedBlobs(Section):

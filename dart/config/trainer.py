@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
+from dart.core.capacity.work import Passes
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 LOSS_KINDS = ("grpo", "cispo", "likelihood")
@@ -260,6 +261,18 @@ class Trainer(Section):
     def vision_trains(self) -> bool:
         """Whether the vision tower changes; without `tower`, an adapter is in the language model alone."""
         return not self.freeze_vision and (self.lora is None or self.lora.tower)
+
+    @property
+    def passes(self) -> Passes:
+        """What an update does with its batch."""
+        return Passes(
+            score=self.loss.entropy_quantile > 0 or self.minibatches > 1,
+            reference=self.loss.kl_coefficient > 0,
+            trained_share=1 - self.loss.entropy_quantile,
+            recompute=self.gradient_checkpointing,
+            vision_trains=self.vision_trains,
+            weights_train=self.lora is None,
+        )
 
     @property
     def serves_adapter(self) -> bool:

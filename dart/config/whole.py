@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Any, Literal
 
+import yaml
 from pydantic import Field, model_validator
 
 from dart.config.base import Section
@@ -40,6 +42,14 @@ class Config(Section):
     dashboard: Dashboard = Field(default_factory=Dashboard)
     tracking: Tracking = Field(default_factory=Tracking)
     cluster: Cluster = Field(default_factory=Cluster)
+
+    def as_json(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """The config, with its defaults, as JSON has it. `without`: sections that are left out."""
+        return self.model_dump(mode="json", exclude=set(without))
+
+    def as_yaml(self, *, without: Collection[str] = ()) -> str:
+        """The text of a config file, with every default."""
+        return yaml.safe_dump(self.as_json(without=without), sort_keys=False)
 
     @property
     def samples(self) -> bool:

@@ -2,8 +2,8 @@
 
     run.py       a run's life from start to summary        fleet/     the workers: server, sessions, pools
     start.py     where a run begins, or resumes            sampling/  where trajectories come from and go to
-    job.py       training, evaluation or collection        training/  updates of the policy, and weight sync
-    summary.py   what a finished run leaves behind         service/   what people and other programs see
+    summary.py   what a finished run leaves behind         training/  updates of the policy, and weight sync
+                                                           service/   what people and other programs see
 
 Nothing in here imports torch, vllm or a worker. Plain objects in `dart.core` decide what to do next; the loops below
 wait, carry out the decision, and report the result to those objects.

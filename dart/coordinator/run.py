@@ -21,7 +21,6 @@ from dart.coordinator.fleet.roster import Roster
 from dart.coordinator.fleet.server import CoordinatorService, Server
 from dart.coordinator.fleet.sessions import Fleet, Worker
 from dart.coordinator.fleet.welcome import welcome
-from dart.coordinator.job import Collect, Evaluate, Job, Train
 from dart.coordinator.sampling.collecting import Collection, teacher
 from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.sampling.demonstrations import Demonstrations
@@ -50,6 +49,7 @@ from dart.core.status import Status
 from dart.core.types import Task
 from dart.core.usage import EnvState
 from dart.errors import UserError, first_of, ungrouped
+from dart.job import Collect, Evaluate, Job, Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database
@@ -420,7 +420,7 @@ class Run:
     async def _save_last(self) -> None:
         try:
             async with asyncio.timeout(seconds := self.config.checkpoint.interrupt_seconds):
-                await self._training.cut_off()
+                await self._training.save()
         except (UserError, OSError) as error:
             why = str(error) or f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)"
             with contextlib.suppress(OSError):

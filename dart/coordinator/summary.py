@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -39,7 +38,7 @@ def about(run: str, config: Config, versions: Mapping[str, str]) -> dict[str, ob
     """The run, and what it ran on. `versions`: those that workers reported."""
     return {
         "run": run,
-        "config": json.loads(config.model_dump_json()),
+        "config": config.as_json(),
         "machine": machine(),
         "versions": {**software(), **versions},
     }

@@ -17,7 +17,7 @@ from dart.core.watchdog import Kind, Overdue
 
 SAMPLERS = ("env", "rollout")
 MOST_LOST, MOST_NAMED = 100, 3
-"""Of each role: how many lost workers are remembered, and how many of them a stall names."""
+"""How many lost workers of a role are remembered, and how many of them a stall names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 
+RECENT = 64
+"""The steps that count as recent."""
+
 
 class Pace:
     """A step lasts from one answer of an episode to the next, so it includes the policy's turn."""
 
-    def __init__(self, window: int = 64) -> None:
+    def __init__(self) -> None:
         self.answers = 0
         """Resets and actions answered so far."""
-        self._recent: deque[float] = deque(maxlen=window)
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
     def answered(self, seconds: float) -> None:
         self.answers += 1

@@ -145,7 +145,7 @@ class StepEntropy:
     selected: bool
     """It reached the quantile of its group's steps, so that the step was to be trained on."""
     token_entropies: bytes = b""
-    """Of each token, in nats: float16, little-endian. Empty where they were too many for one message."""
+    """The entropy of each token, in nats: float16, little-endian. Empty if they were too many for one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,6 @@ class Trajectory:
     @property
     def newest_version(self) -> int:
         return max([span.version for step in self.steps for span in step.generation.versions])
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(len(step.generation.token_ids) for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from dart.inspection.opening import RunFiles
 from dart.inspection.records import Curves, EvaluationPoint
@@ -52,6 +52,13 @@ async def curves(files: RunFiles) -> Curves:
         by_task=_by_task([updates[number][1] for number in numbers]),
         evaluations=tuple(evaluations),
     )
+
+
+async def evaluation_count(files: RunFiles) -> int:
+    """How many evaluations `curves` has."""
+    c = t.events.c
+    counted = select(func.count().label("count")).where(c.run_id == files.run_id, c.kind == "evaluation")
+    return int((await files.rows(counted))[0]["count"])
 
 
 async def updates_after(files: RunFiles, sequence: int) -> dict[int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import func, select
 
@@ -12,6 +14,9 @@ from dart.inspection import records as r
 from dart.inspection.opening import RunFiles
 from dart.rundir import RunDirectory
 from dart.store import tables as t
+
+Asked = ParamSpec("Asked")
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,18 @@ class Pulse:
     updates: int
     trajectories: int
     state: str
+
+
+def _of_files(
+    read: Callable[Concatenate[RunFiles, Asked], Coroutine[Any, Any, Told]],
+) -> Callable[Concatenate[Inspector, Asked], Coroutine[Any, Any, Told]]:
+    """The method of `Inspector` that gives what `read` finds in its files."""
+
+    @functools.wraps(read)
+    async def method(self: Inspector, /, *asked: Asked.args, **named: Asked.kwargs) -> Told:
+        return await read(self.files, *asked, **named)
+
+    return method
 
 
 class Inspector:
@@ -40,77 +57,22 @@ class Inspector:
     async def close(self) -> None:
         await self.files.close()
 
-    async def row(self) -> r.RunRow:
-        return await runs.run_row(self.files)
-
-    async def overview(self) -> r.RunOverview:
-        return await runs.overview(self.files)
-
-    async def status(self) -> r.RunStatus:
-        return await condition.condition(self.files)
-
-    async def curves(self) -> r.Curves:
-        return await curves.curves(self.files)
+    # A method with the name of a module hides the module from the lines below it, so it comes after its other methods.
+    row = _of_files(runs.run_row)
+    overview = _of_files(runs.overview)
+    status = _of_files(condition.condition)
+    curves = _of_files(curves.curves)
+    episodes = _of_files(timeline.episodes)
+    task = _of_files(tasks.task)
+    tasks = _of_files(tasks.tasks)
+    trajectory = _of_files(trajectories.trajectory)
+    group = _of_files(trajectories.group)
+    trajectories = _of_files(trajectories.trajectories)
+    events = _of_files(events.events)
+    sides = _of_files(comparison.sides)
 
     async def timeline(self, start: float | None = None, end: float | None = None) -> r.Timeline:
         return await timeline.timeline(self.files, start, end)
-
-    async def episodes(self, start: float, end: float) -> r.Episodes:
-        return await timeline.episodes(self.files, start, end)
-
-    async def tasks(self) -> list[r.TaskRow]:
-        return await tasks.tasks(self.files)
-
-    async def task(self, suite: str, name: str) -> r.TaskDetail:
-        return await tasks.task(self.files, suite, name)
-
-    async def trajectories(
-        self,
-        *,
-        kind: str = "",
-        suite: str = "",
-        task: str = "",
-        success: bool | None = None,
-        fate: str = "",
-        after: str = "",
-        limit: int = 100,
-    ) -> r.TrajectoryPage:
-        return await trajectories.trajectories(
-            self.files, kind=kind, suite=suite, task=task, success=success, fate=fate, after=after, limit=limit
-        )
-
-    async def trajectory(self, trajectory_id: str) -> r.TrajectoryDetail:
-        return await trajectories.trajectory(self.files, trajectory_id)
-
-    async def group(self, group_id: str) -> r.GroupDetail:
-        return await trajectories.group(self.files, group_id)
-
-    async def events(
-        self,
-        *,
-        kinds: Sequence[str] = (),
-        text: str = "",
-        worker: str = "",
-        task: str = "",
-        start: float | None = None,
-        end: float | None = None,
-        before: int = 0,
-        limit: int = 100,
-    ) -> r.EventPage:
-        return await events.events(
-            self.files,
-            kinds=kinds,
-            text=text,
-            worker=worker,
-            task=task,
-            start=start,
-            end=end,
-            before=before,
-            limit=limit,
-        )
-
-    async def sides(self) -> list[r.Side]:
-        return await comparison.sides(self.files)
 
     async def image(self, sha256: str) -> tuple[bytes, str]:
         """A screenshot's bytes and media type."""

@@ -11,19 +11,6 @@ from dart.cli_options import CONFIG, SET
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 
 
-@click.command()
-@click.argument("address", metavar="HOST:PORT")
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="Trust this certificate authority, and use TLS.")
-def health(address: str, tls_ca: Path | None) -> None:
-    """Ask the coordinator at HOST:PORT whether it is there, as a cluster's probe. It prints what the coordinator says.
-
-    SERVING, or NOT_SERVING while the run makes no progress: the exit code is 0 for both, and 2 if nothing answers.
-    """
-    from dart.commands.look.health import health as check
-
-    check(address, tls_ca)
-
-
 @click.group()
 def launch() -> None:
     """Start a training run on a cluster that exists: Ray, Slurm or Kubernetes."""

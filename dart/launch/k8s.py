@@ -6,7 +6,6 @@ the cluster's. Whoever keeps releases in another tool (Argo CD, Flux) takes the 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -113,7 +112,7 @@ def values(config: Config) -> dict[str, JsonValue]:
     roles: dict[str, dict[str, JsonValue]] = {group.part: _role(group) for group in groups}
     roles["coordinator"]["terminationGracePeriodSeconds"] = math.ceil(ending_seconds(config))
     derived: dict[str, JsonValue] = {
-        "config": yaml.safe_dump(json.loads(config.model_dump_json(exclude={"cluster"})), sort_keys=False),
+        "config": config.as_yaml(without=["cluster"]),
         "images": {"coordinator": k8s.image, "model": k8s.model_image or k8s.image},
         **roles,
     }

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dart.config import Config
 from dart.config.cluster import Needs
-from dart.coordinator.job import Train
+from dart.job import Train
 
 Part = Literal["coordinator", "env", "rollout", "train"]
 GOODBYE_SECONDS = 30
@@ -29,7 +29,7 @@ class Group:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, number: int) -> str:
-        """Of one of its processes; the same after a restart."""
+        """The name of one of its processes; the same after a restart."""
         return self.part if self.part in ("coordinator", "train") else f"{self.part}-{number}"
 
 

@@ -11,7 +11,6 @@ the others by this process, in memory.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -92,7 +91,7 @@ def words(process: Process, run: str, host: str, address: str) -> tuple[str, ...
 
 
 def rank_environment(process: Process, first: Place) -> dict[str, str]:
-    """Of a trainer rank; `first`: where rank 0 is, which has the meeting point and sends weights."""
+    """The environment of a trainer rank; `first`: where rank 0 is, which has the meeting point and sends weights."""
     transfer = {"DART_TRANSFER_HOST": first.host}
     if process.group.count == 1:
         return transfer
@@ -147,7 +146,7 @@ def _described(config: Config, groups: tuple[Group, ...], run: Path | None) -> l
 
 
 class _Signals(list[int]):
-    """Those that have arrived and mean the end."""
+    """Signals that have arrived and end the run."""
 
 
 @contextlib.contextmanager
@@ -309,7 +308,7 @@ class Driver:
         listening, part = self.listening, process.group.part
         if part == "coordinator":
             environment: dict[str, str] = {}
-            files = {CONFIG: yaml.safe_dump(json.loads(self.config.model_dump_json()), sort_keys=False)}
+            files = {CONFIG: self.config.as_yaml()}
         else:
             assert listening is not None
             environment = {**process.group.environment, TOKEN_ENVIRONMENT: listening.tokens[part]}

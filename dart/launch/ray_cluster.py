@@ -177,7 +177,7 @@ class RayCluster:
             ray.util.remove_placement_group(places)
 
     def _resources(self, group: Group) -> dict[str, float]:
-        """Of one process, under Ray's names."""
+        """What one process needs, under Ray's names."""
         needs = {
             "CPU": group.needs.cpus,
             "GPU": group.gpus,

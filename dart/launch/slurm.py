@@ -7,7 +7,6 @@ the job back when its time is up. Nothing stays behind on the machine that submi
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -21,7 +20,6 @@ from importlib import resources
 from pathlib import Path
 
 import click
-import yaml
 
 from dart.config import Config, load
 from dart.config.cluster import Slurm
@@ -63,9 +61,7 @@ def slurm(options: SlurmOptions) -> None:
     _not_submitted(directory.path)
     written = script(config, directory.path)
     directory.logs.mkdir(exist_ok=True)
-    _config(directory.path).write_text(
-        yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False), encoding="utf-8"
-    )
+    _config(directory.path).write_text(config.as_yaml(), encoding="utf-8")
     _script(directory.path).write_text(written, encoding="utf-8")
     job = _ask("sbatch", "--parsable", str(_script(directory.path))).strip().partition(";")[0]
     _job(directory.path).write_text(job, encoding="ascii")

@@ -150,7 +150,7 @@ class Supervisor:
             if life.ended.wait(LOOK_SECONDS):
                 return None
         return Listening(
-            directory.address.read_text(encoding="ascii").strip(),
+            directory.told_address(),
             {role: token_file(directory.secrets, role).read_text().strip() for role in get_args(TokenRole)},
             (directory.secrets / AUTHORITY).read_text(encoding="ascii"),
         )

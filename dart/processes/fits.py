@@ -17,13 +17,12 @@ from pathlib import Path
 
 from dart.agent.parsing import screenshot_tokens
 from dart.config import Config
-from dart.coordinator.job import Job, Train
-from dart.coordinator.training.meter import passes_of
 from dart.core.capacity import devices, memory, work
 from dart.core.capacity.memory import Needs, Prompts, ReplicaSetUp, TrainerSetUp, gigabytes
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
 from dart.core.capacity.verdict import clearly_too_much, replica_remedies, tight, trainer_remedies
 from dart.errors import UserError
+from dart.job import Job, Train
 from dart.processes.gpus import Card, Placement, cards_of, gpus_here, place
 
 UTILISATION = 0.4
@@ -315,7 +314,7 @@ def _time(config: Config, found: Fit) -> str:
         screenshots=found.prompts.screenshots,
         patches=found.prompts.screenshot_tokens * found.shape.vision.merge**2,
     )
-    operations = work.update(found.shape, step, passes_of(config)).total * steps
+    operations = work.update(found.shape, step, config.effective_trainer.passes).total * steps
     told = f"an update: up to {operations:.1e} floating-point operations ({steps:,} steps of {tokens:,} tokens each)"
     if (peak := _peak(found)) is None:
         return told

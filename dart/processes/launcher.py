@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dart.config import Config
-from dart.coordinator.job import Job, Train
 from dart.errors import UserError, ungrouped
+from dart.job import Job, Train
 from dart.processes.gpus import gpus_here, place
 from dart.processes.logs import bound, last_line
 from dart.wire.channel import TOKEN_ENVIRONMENT, read_token

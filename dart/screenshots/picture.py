@@ -12,7 +12,7 @@ from dart.screenshots import header
 from dart.screenshots.lookup import BadScreenshot
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""Of the media types that screenshots may have. Pillow would try all that it knows, some with programs of their own."""
+"""Those of screenshots. Pillow would try all formats that it knows, some with programs of their own."""
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow's decoders raise for bytes that are not a picture."""
 

@@ -70,7 +70,7 @@ _THREADS, _THREADS_OF_REMOTE = 4, 32
 _AWAY_SECONDS = 1.0
 """Between two tries of an object store that fails. Its driver has tried several times by itself."""
 _TRIES_BESIDE_OTHERS = 3
-"""Of a request that fails while others are answered."""
+"""Tries before a request is given up, if others are answered meanwhile."""
 
 
 def files_at(where: str | Path) -> ScreenshotDirectory | RemoteFiles:

@@ -109,7 +109,6 @@ class Database(Reader):
         *,
         started: float,
         kind: r.RunKind = r.RunKind.TRAINING,
-        control_address: str | None = None,
     ) -> None:
         """Start a new run; from now on this object writes and reads that run."""
         row = {
@@ -119,7 +118,6 @@ class Database(Reader):
             "config_json": to_json(config),
             "state": r.RunState.RUNNING,
             "started": started,
-            "control_address": control_address,
         }
         await self._execute(insert(t.runs), row)
         self._run_id = run_id
@@ -358,14 +356,14 @@ class Database(Reader):
             await self.write(write)
 
     async def add_sync(self, sync: r.SyncRecord) -> None:
-        await self._insert(t.syncs, [asdict(sync)])
+        await self._execute(insert(t.syncs), [{"run_id": self.run_id, **asdict(sync)}])
 
     async def add_checkpoint(self, checkpoint: r.CheckpointRecord) -> None:
         """Record a checkpoint once its folder is complete; one with the same path is replaced."""
         await self._replace(t.checkpoints, t.checkpoints.c.path == checkpoint.path, asdict(checkpoint))
 
     async def drop_checkpoint(self, path: str) -> None:
-        """The folder is about to be deleted: `latest_checkpoint` must not name it."""
+        """The folder is about to be deleted: `checkpoints` must not name it."""
         c = t.checkpoints.c
         await self._execute(update(t.checkpoints).where(c.run_id == self.run_id, c.path == path).values(kept=False))
 
@@ -391,7 +389,3 @@ class Database(Reader):
             connection.execute(insert(table), {"run_id": run_id, **row})
 
         await self.write(write)
-
-    async def _insert(self, table: Table, rows: list[dict[str, object]]) -> None:
-        if rows:
-            await self._execute(insert(table), [{"run_id": self.run_id, **row} for row in rows])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -116,12 +115,12 @@ class Reader:
         return [r.summary_from_row(row) for row in await self._reader.run(read)]
 
     async def unfinished_groups(
-        self,
-        states: Sequence[r.GroupState] = (r.GroupState.OPEN, r.GroupState.RELEASED),
-        *,
-        with_images: bool = False,
+        self, states: Sequence[r.GroupState] = (r.GroupState.OPEN, r.GroupState.RELEASED)
     ) -> list[r.StoredGroup]:
-        """Groups that no update has trained on yet, oldest first: a resumed run continues with them."""
+        """Groups that no update has trained on yet, oldest first: a resumed run continues with them.
+
+        Their images come without bytes.
+        """
         g = t.groups.c
         wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
 
@@ -133,13 +132,7 @@ class Reader:
                     members[stored.trajectory.group_id].append(stored)
             return [r.group_from_row(row, members[row["id"]]) for row in rows]
 
-        groups = await self._reader.run(read)
-        if not with_images:
-            return groups
-        return [
-            replace(group, trajectories=tuple([await self.with_images(stored) for stored in group.trajectories]))
-            for group in groups
-        ]
+        return await self._reader.run(read)
 
     async def task_histories(self, window: int) -> list[r.TaskHistory]:
         """Each task's last `window` results of training roll-outs, and the lengths of its last `window` successes.
@@ -186,7 +179,7 @@ class Reader:
         return [r.success_from_row(row) for row in rows]
 
     async def newest_success_ids(self, per_task: int) -> frozenset[str]:
-        """Of the trajectories that `newest_successes` gives."""
+        """Ids of the trajectories that `newest_successes` gives."""
         return frozenset(row["id"] for row in await self._rows(self._newest_successes(per_task)))
 
     def _newest_successes(self, per_task: int | None) -> Select[tuple[str]]:
@@ -200,9 +193,13 @@ class Reader:
 
     def _rollouts(self, *kinds: r.GroupKind) -> tuple[ColumnElement[bool], ...]:
         """Conditions: trajectories of this run's groups of these kinds, pooled copies left out."""
+        return (*self._in_groups(*kinds), t.trajectories.c.pooled_from == "")
+
+    def _in_groups(self, *kinds: r.GroupKind) -> tuple[ColumnElement[bool], ...]:
+        """Conditions: trajectories of this run's groups of these kinds."""
         g, c = t.groups.c, t.trajectories.c
         groups = select(g.id).where(g.run_id == self.run_id, g.kind.in_(kinds))
-        return (c.run_id == self.run_id, c.group_id.in_(groups), c.pooled_from == "")
+        return (c.run_id == self.run_id, c.group_id.in_(groups))
 
     async def group_count(self, kind: r.GroupKind | None = None) -> int:
         """Groups in every state, of one kind or of all."""
@@ -214,16 +211,14 @@ class Reader:
 
     async def recent_outcomes(self, most: int) -> list[tuple[str, bool]]:
         """(name of the task, success) of the last training roll-outs, oldest first; copies from the pool are none."""
-        c, g = t.trajectories.c, t.groups.c
-        groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
-        own = (c.run_id == self.run_id, c.pooled_from == "", c.group_id.in_(groups))
-        newest = select(c.task_name, c.success).where(*own).order_by(c.finished.desc(), c.id.desc()).limit(most)
+        c = t.trajectories.c
+        newest = select(c.task_name, c.success).where(*self._rollouts(r.GroupKind.TRAINING))
+        newest = newest.order_by(c.finished.desc(), c.id.desc()).limit(most)
         return [(row["task_name"], row["success"]) for row in reversed(await self._rows(newest))]
 
     async def totals(self) -> StoredCounts:
         """Totals of the training roll-outs and of pooled copies so far."""
-        c, g = t.trajectories.c, t.groups.c
-        groups = select(g.id).where(g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING)
+        c = t.trajectories.c
         copy = (c.pooled_from != "").label("copy")
         counted = (
             select(
@@ -233,7 +228,7 @@ class Reader:
                 func.sum(c.steps).label("steps"),
                 func.sum(case((c.termination == "unparsable", 1), else_=0)).label("unparsable"),
             )
-            .where(c.run_id == self.run_id, c.group_id.in_(groups))
+            .where(*self._in_groups(r.GroupKind.TRAINING))
             .group_by(copy, c.fate)
         )
         rows = await self._rows(counted)
@@ -280,30 +275,7 @@ class Reader:
 
         return replace(stored, trajectory=replace(stored.trajectory, steps=tuple(filled(step) for step in steps)))
 
-    # ---- versions, checkpoints, events ----
-
-    async def latest_version(self) -> tuple[int, int] | None:
-        """(version, the update that made it)."""
-        c = t.versions.c
-        latest = select(t.versions).where(c.run_id == self.run_id).order_by(c.version.desc()).limit(1)
-        rows = await self._rows(latest)
-        return (rows[0]["version"], rows[0]["update"]) if rows else None
-
-    async def metrics(self) -> list[tuple[int, Mapping[str, float | None]]]:
-        """(version, its update's metrics), in order."""
-        c = t.versions.c
-        rows = await self._rows(select(t.versions).where(c.run_id == self.run_id).order_by(c.version))
-        return [(row["version"], json.loads(row["metrics_json"])) for row in rows]
-
-    async def syncs(self) -> list[r.SyncRecord]:
-        """Syncs in the order in which they finished."""
-        c = t.syncs.c
-        rows = await self._rows(select(t.syncs).where(c.run_id == self.run_id).order_by(c.finished, c.id))
-        return [r.SyncRecord(**{name: row[name] for name in r.SyncRecord.__slots__}) for row in rows]
-
-    async def latest_checkpoint(self) -> r.CheckpointRecord | None:
-        kept = await self.checkpoints()
-        return kept[0] if kept else None
+    # ---- checkpoints, events ----
 
     async def checkpoints(self) -> list[r.CheckpointRecord]:
         """Checkpoints that are kept, newest first."""

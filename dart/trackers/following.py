@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dart.dashboard.exports import screenshots
 from dart.dashboard.exports.frames import frames
 from dart.errors import UserError
-from dart.inspection.curves import updates_after
+from dart.inspection.curves import evaluation_count, updates_after
 from dart.inspection.inspector import Inspector
 from dart.inspection.records import Curves, EvaluationPoint, TrajectoryDetail
 from dart.inspection.runs import masked
@@ -75,7 +75,18 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
     `pictures`: trajectories shown at once; 0 for none. `every_updates`: updates between them.
     """
     fresh = await updates_after(inspector.files, at.sequence)
-    curves = await inspector.curves()
+    sent = 0
+    if fresh or await evaluation_count(inspector.files) > at.evaluations:  # curves are read whole
+        sent = _send(await inspector.curves(), fresh, tracker, at)
+    if pictures and at.updates >= at.pictures + every_updates:
+        if shown := await _pictures(inspector, pictures):
+            tracker.pictures(at.updates, shown)
+        at.pictures = at.updates
+    return sent
+
+
+def _send(curves: Curves, fresh: Mapping[int, int], tracker: Tracker, at: Following) -> int:
+    """`fresh`: update → number of its event. Returns the number of updates and evaluations."""
     sent = 0
     known = set(curves.updates)
     for update, sequence in fresh.items():
@@ -87,10 +98,6 @@ async def follow(inspector: Inspector, tracker: Tracker, at: Following, pictures
     for point in curves.evaluations[at.evaluations :]:
         tracker.numbers(point.update, _held_out(point))
         at.evaluations, sent = at.evaluations + 1, sent + 1
-    if pictures and at.updates >= at.pictures + every_updates:
-        if shown := await _pictures(inspector, pictures):
-            tracker.pictures(at.updates, shown)
-        at.pictures = at.updates
     return sent
 
 
@@ -126,7 +133,7 @@ def _held_out(point: EvaluationPoint) -> Mapping[str, float]:
 
 
 async def _pictures(inspector: Inspector, count: int) -> list[Picture]:
-    """Of the newest trajectories of training; those without screenshots are left out."""
+    """Pictures of the newest training trajectories that have screenshots."""
     page = await inspector.trajectories(kind="training", limit=count)
     shown = []
     for row in page.rows:

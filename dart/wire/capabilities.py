@@ -33,8 +33,6 @@ class Capability:
     roles: tuple[str, ...]
     """The roles that name it in Hello; "coordinator" names it in Welcome."""
     meaning: str
-    known_since: int = 1
-    """The protocol version whose first release could name it."""
     granted_since: int | None = None
     """The protocol version from which every worker has it, so that nobody has to ask; None while it must be asked
     for."""

@@ -110,6 +110,12 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host.removeprefix("[").removesuffix("]"), port), family=family)
 
 
+def free_port() -> int:
+    """A port that is free here now; another process may take it before its user listens there."""
+    with listen("127.0.0.1", 0) as taken:
+        return int(taken.getsockname()[1])
+
+
 def read_file(path: Path, field: str) -> bytes:
     """The bytes of a key or certificate file. Raises UserError naming the field."""
     try:

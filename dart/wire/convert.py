@@ -60,7 +60,7 @@ def _same(record: type, message: type[Message]) -> tuple[str, ...]:
 MOST_TOLD_STEPS = 4_000
 """In one answer of one rank. It also lists the weights, and one with too many fields is refused (`rules.crowds`)."""
 MOST_TOLD_BYTES = 8 << 20
-"""Of tokens' entropies in one message, which may have 16 MiB."""
+"""Bytes of tokens' entropies in one message, which may have 16 MiB."""
 _ENTROPY = _same(t.StepEntropy, spb.StepEntropy)
 _PROMPT, _PART_IMAGE = tag_of(spb.Generate, "prompt"), tag_of(spb.PromptPart, "image")
 _IMAGE_DATA = tag_of(ipb.Image, "data")
@@ -423,7 +423,7 @@ def sample_from_proto(message: spb.Sample, held: Mapping[bytes, t.Image] = Mappi
 
 
 def entropies_to_proto(entropies: Sequence[t.StepEntropy], most_bytes: int = MOST_TOLD_BYTES) -> list[spb.StepEntropy]:
-    """Of the first `MOST_TOLD_STEPS` steps; those of tokens for as long as they are within `most_bytes` together."""
+    """The first `MOST_TOLD_STEPS` steps; entropies of single tokens for as long as all fit into `most_bytes`."""
     told, left = [], most_bytes
     for one in entropies[:MOST_TOLD_STEPS]:
         message = spb.StepEntropy(**{name: getattr(one, name) for name in _ENTROPY})

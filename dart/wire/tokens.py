@@ -12,8 +12,6 @@ from typing import Protocol
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE_PAD = "<|image_pad|>"
-VISION_START = "<|vision_start|>"
-VISION_END = "<|vision_end|>"
 
 
 class Vocabulary(Protocol):

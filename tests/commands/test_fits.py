@@ -12,13 +12,12 @@ import pytest
 from capacity_samples import QWEN3_VL_8B, UI_TARS_7B
 
 from dart.config import Config, Lora, load, parse
-from dart.coordinator.job import Collect, Evaluate, Train
-from dart.coordinator.training.meter import passes_of
 from dart.core.capacity import devices, memory
 from dart.core.capacity.memory import Needs, Prompts, TrainerSetUp
 from dart.core.capacity.shape import read_shape
 from dart.core.capacity.verdict import LORA_RANK, LORA_TARGETS, clearly_too_much, tight, trainer_remedies
 from dart.errors import UserError
+from dart.job import Collect, Evaluate, Train
 from dart.processes import fits, gpus
 from dart.processes.gpus import Card, cards_of
 
@@ -211,7 +210,8 @@ def test_imitation_needs_no_reference_and_no_score(tmp_path: Path) -> None:
     imitation = _config(tmp_path, algorithm="sft", sft={"sources": ["x"]})
     set_up = fits.trainer_set_up(imitation, gpus=True)
     assert not set_up.reference and fits.trainer_set_up(_config(tmp_path), gpus=True).reference
-    assert passes_of(imitation) == replace(passes_of(_config(tmp_path)), score=False, reference=False, trained_share=1)
+    usual = _config(tmp_path).effective_trainer.passes
+    assert imitation.effective_trainer.passes == replace(usual, score=False, reference=False, trained_share=1)
 
 
 def test_the_weights_in_the_files_are_counted(tmp_path: Path) -> None:

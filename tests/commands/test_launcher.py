@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dart import config
-from dart.coordinator.job import Evaluate, Train
 from dart.errors import UserError
+from dart.job import Evaluate, Train
 from dart.processes import gpus, launcher
 from dart.processes.gpus import Placement, gpus_here, place
 from dart.processes.launcher import Child, Launcher, local_children

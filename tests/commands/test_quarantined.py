@@ -14,11 +14,11 @@ from benchmarks.instant import settings
 from benchmarks.simulation.store import NoDatabase
 from dart.commands.look import status, why
 from dart.commands.look.view import picture
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.curation.quarantine import CERTAIN
 from dart.core.status import Status
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import SLOTS

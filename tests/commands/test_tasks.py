@@ -14,9 +14,9 @@ from dart.commands.doctor import checks, warnings
 from dart.commands.evaluate import EvaluateOptions, _chosen
 from dart.config import Config, ConfigError, load, parse
 from dart.coordinator.fleet.welcome import welcome
-from dart.coordinator.job import Train
 from dart.coordinator.sampling.evaluation import instances
 from dart.coordinator.start import Start
+from dart.job import Train
 from dart.v1 import session_pb2 as pb
 
 MINIWOB = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"

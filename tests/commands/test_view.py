@@ -12,12 +12,12 @@ from benchmarks.instant import settings
 from benchmarks.simulation.store import NoDatabase
 from dart.commands.look.status import _print_live
 from dart.commands.look.view import picture
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.status import Figures, Status, WorkerStatus
 from dart.core.types import Task, Termination, Trajectory
 from dart.core.usage import EnvState
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.v1 import control_pb2 as cpb
 from dart.v1 import session_pb2 as pb

@@ -17,10 +17,10 @@ from run_processes import killed_run
 
 from dart.coordinator import run as run_module
 from dart.coordinator.fleet.sessions import Worker
-from dart.coordinator.job import Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.start import Start
 from dart.errors import UserError
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.engine import DatabaseFailed
 from dart.store.records import RunState
@@ -77,7 +77,7 @@ async def test_an_interrupted_run_whose_last_checkpoint_fails(
         raise error
 
     monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))
-    monkeypatch.setattr(run._training, "cut_off", fails)
+    monkeypatch.setattr(run._training, "save", fails)
     with pytest.raises(Interrupted):
         await run.work()
     assert await _ended(run, worker) == RunState.INTERRUPTED
@@ -98,7 +98,7 @@ async def test_an_interrupted_run_whose_launcher_fails_while_it_saves(
         raise UserError("train was killed by SIGKILL")
 
     monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))
-    monkeypatch.setattr(run._training, "cut_off", saves)
+    monkeypatch.setattr(run._training, "save", saves)
     with pytest.raises(UserError, match="SIGKILL"):
         await run._beside(launch())
     assert await _ended(run, worker) == RunState.INTERRUPTED

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,17 @@ from dart.agent.prompt import build_prompt
 from dart.config import Agent
 from dart.coordinator.fleet.replicas import GENERATE_ATTEMPTS
 from dart.coordinator.fleet.sessions import InfrastructureError, Worker
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.curation.orders import Order
 from dart.core.fleet.replica import Request
 from dart.core.types import Task, Trajectory
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
 
 PROMPT = build_prompt(Agent(), "do it", [], screen())
-Answer = Callable[[Any], Any]
 
 
 class Replica:

@@ -20,12 +20,12 @@ from dart.agent.chat import chat_messages
 from dart.config import SharedBlobs
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError
 from dart.coordinator.fleet.welcome import welcome
-from dart.coordinator.job import Train
 from dart.coordinator.start import Start
 from dart.coordinator.training.ranks import TrainerRanks, UnusableGroup
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.types import Block, Image, Markup, Prompt
 from dart.errors import UserError
+from dart.job import Train
 from dart.screenshots.directory import ScreenshotDirectory
 from dart.screenshots.holder import Holder
 from dart.screenshots.lookup import UnknownScreenshot

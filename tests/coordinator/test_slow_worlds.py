@@ -15,9 +15,9 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedReplica
 from dart import config
-from dart.coordinator.job import Evaluate
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
+from dart.job import Evaluate
 from dart.rundir import RunDirectory
 from dart.workers.env.places import STRIKES
 from dart.worlds import Action, Env, Image, Observation, Task, Timeouts, Verdict, World, WorldOptions

@@ -14,9 +14,9 @@ from store_samples import TASK, trajectory
 from dart import manifest
 from dart.commands.running import JobRun, run_in_loop
 from dart.config import load
-from dart.coordinator.job import Train
 from dart.coordinator.start import starting_point
 from dart.errors import UserError
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.records import TRAINED, CheckpointRecord, GroupState

@@ -19,7 +19,6 @@ from dart.commands.control import control
 from dart.commands.look.status import StatusOptions, find
 from dart.commands.look.why import why
 from dart.coordinator.fleet.sessions import Worker
-from dart.coordinator.job import Train
 from dart.coordinator.run import Interrupted, Run
 from dart.coordinator.service.watching import Stalled
 from dart.coordinator.start import Start
@@ -27,6 +26,7 @@ from dart.core.curation.submitted import NotWanted
 from dart.core.status import Stall
 from dart.core.types import Task
 from dart.errors import UserError
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.v1 import session_pb2 as pb
 

@@ -10,10 +10,12 @@ import pytest
 
 from dart import config
 from dart.agent.parsing import screenshot_tokens
+from dart.config.told import read_told
 from dart.coordinator.fleet.sessions import Rejected
 from dart.coordinator.fleet.welcome import NEWER, welcome
-from dart.coordinator.job import Train
 from dart.coordinator.start import Start
+from dart.errors import UserError
+from dart.job import Train
 from dart.v1 import session_pb2 as pb
 
 CONFIGS = Path("configs")
@@ -32,6 +34,14 @@ def test_a_worker_of_an_earlier_version_is_told_nothing_new() -> None:
     old = told([])
     assert not old.keys() & {"screenshot_tokens", "packed_token_ids"}
     assert not old["rollout"].keys() & {"encoder_cache_tokens", "engine_args", "pipeline_parallel"}
+
+
+def test_a_worker_of_another_release_says_so() -> None:
+    text = json.dumps(told([]) | {"of_another_release": 1})
+    with pytest.raises(UserError, match=r"of_another_release: Extra inputs .* use the same dart release on both ends"):
+        read_told(config.RolloutWorkerConfig, text)
+    with pytest.raises(UserError, match=r"cannot be read \(Invalid JSON.*: use the same dart release on both ends"):
+        read_told(config.RolloutWorkerConfig, "no JSON")
 
 
 FIRST = {

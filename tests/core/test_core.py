@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from dart.core.curation.advantage import group_advantages
-from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.judging import Judging, start_budget
 from dart.core.curation.orders import Order
 from dart.core.curation.sampling import TaskSampler
@@ -62,10 +61,6 @@ def test_judge_names_why() -> None:
     assert decide(0.5, 0.5) == "all 2 had reward 0.5"
     assert decide(1, 0) == "1 of 2 succeeded"
     assert Judging().decide([trajectory(reward=1), trajectory()]).release
-
-
-def group(name: str, version: int, n: int = 2) -> ReleasedGroup:
-    return ReleasedGroup.evenly(name, tuple(trajectory(version=version) for _ in range(n)), (1.0, -1.0)[:n])
 
 
 def test_shaping_moves_advantages_but_drops_nothing() -> None:

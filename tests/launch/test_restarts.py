@@ -145,10 +145,7 @@ def test_an_interrupted_coordinator_ends_the_run() -> None:
     assert running().ended("coordinator", End(130), 5.0) == [Finish(130, "the coordinator was interrupted")]
 
 
-NAMES = ("coordinator", *WORKERS, *RANKS)
 CODES = st.sampled_from([None, -9, 0, 1, 2, 3, 130])
-
-
 HISTORIES = st.lists(st.tuples(st.integers(0, 99), CODES, st.floats(0.1, 2000)), max_size=60)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine, inspect
-from store_samples import TASK, trajectory
+from store_samples import TASK, shape, trajectory
 
 from dart.cli import main
 from dart.errors import UserError
@@ -38,28 +37,10 @@ def old(tmp_path: Path) -> RunDirectory:
     return made(tmp_path / "old-run")
 
 
-def shape(file: Path) -> dict[str, object]:
-    """Tables with their columns, keys and indexes, as the database itself tells."""
-    engine = create_engine(sqlite_url(file))
-    there = inspect(engine)
-    found = {
-        name: (
-            {column["name"]: (str(column["type"]), column["nullable"]) for column in there.get_columns(name)},
-            there.get_pk_constraint(name)["constrained_columns"],
-            sorted((one["name"], tuple(one["column_names"])) for one in there.get_indexes(name)),
-            sorted((tuple(one["constrained_columns"]), one["referred_table"]) for one in there.get_foreign_keys(name)),
-        )
-        for name in there.get_table_names()
-        if name != "alembic_version"
-    }
-    engine.dispose()
-    return found
-
-
 async def test_every_step_of_the_way_leads_to_the_schema_that_is_made_anew(old: RunDirectory, tmp_path: Path) -> None:
     await (await old.open_to_work()).close()
     await (await Database.open(sqlite_url(tmp_path / "new.db"), tmp_path / "blobs")).close()
-    assert shape(old.database) == shape(tmp_path / "new.db")
+    assert shape(sqlite_url(old.database)) == shape(sqlite_url(tmp_path / "new.db"))
     with closing(sqlite3.connect(old.database)) as connection:
         assert connection.execute("SELECT version FROM dart_schema").fetchall() == [(tables.SCHEMA_VERSION,)]
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [
@@ -74,7 +55,7 @@ async def test_several_runs_are_migrated_at_once(tmp_path: Path) -> None:
         await database.close()
     await (await Database.open(sqlite_url(tmp_path / "new.db"), tmp_path / "blobs")).close()
     for run in runs:
-        assert shape(run.database) == shape(tmp_path / "new.db")
+        assert shape(sqlite_url(run.database)) == shape(sqlite_url(tmp_path / "new.db"))
 
 
 def test_there_is_a_step_for_every_version() -> None:
@@ -107,10 +88,10 @@ async def test_an_old_run_goes_on(old: RunDirectory) -> None:
 async def test_a_step_that_fails_changes_nothing(old: RunDirectory) -> None:
     with closing(sqlite3.connect(old.database)) as connection:
         connection.execute("CREATE TABLE screenshots (in_the_way INTEGER)")
-    before = shape(old.database)
+    before = shape(sqlite_url(old.database))
     with pytest.raises(UserError, match="screenshots already exists"):
         await old.open_to_work()
-    assert shape(old.database) == before
+    assert shape(sqlite_url(old.database)) == before
     with closing(sqlite3.connect(old.database)) as connection:
         assert connection.execute("SELECT version FROM dart_schema").fetchall() == [(2,)]
 

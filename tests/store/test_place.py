@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import MetaData, create_engine, inspect, select, text
-from store_samples import TASK, trajectory
+from sqlalchemy import MetaData, create_engine, select, text
+from store_samples import TASK, shape, trajectory
 
 from benchmarks.stores.servers import PASSWORD, PostgreSQL, no_postgresql, postgresql
 from dart import config
@@ -194,27 +194,6 @@ async def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
             with pytest.raises(DatabaseFailed, match="a server that is away"):
                 await database.set_control_address("here:2")
             await asyncio.to_thread(server.start)
-
-
-def shape(url: object) -> dict[str, object]:
-    engine = create_engine(url)  # type: ignore[call-overload]
-    there = inspect(engine)
-    found = {
-        name: (
-            # Columns that a migration adds have the server's collation: none of them is ordered by.
-            {
-                column["name"]: (str(column["type"]).removesuffix(' COLLATE "C"'), column["nullable"])
-                for column in there.get_columns(name)
-            },
-            there.get_pk_constraint(name)["constrained_columns"],
-            sorted((one["name"], tuple(one["column_names"])) for one in there.get_indexes(name)),
-            sorted((tuple(one["constrained_columns"]), one["referred_table"]) for one in there.get_foreign_keys(name)),
-        )
-        for name in there.get_table_names()
-        if name != "alembic_version"
-    }
-    engine.dispose()
-    return found
 
 
 async def test_every_migration_runs_on_postgresql(tmp_path: Path, postgresql_server: PostgreSQL) -> None:

@@ -189,9 +189,9 @@ async def test_a_resumed_run_finds_what_no_update_has_had(database: Database, st
     await database.consume_groups(["consumed"], 7)
 
     async with await stores.open(create=False) as resumed:
-        waiting = await resumed.unfinished_groups(with_images=True)
+        waiting = await resumed.unfinished_groups()
         assert [(group.id, group.state) for group in waiting] == [("open", "open"), ("released", "released")]
-        assert [stored.trajectory for stored in waiting[1].trajectories] == [
+        assert [(await resumed.with_images(stored)).trajectory for stored in waiting[1].trajectories] == [
             trajectory(f"released/{number}", "released", finished=float(number)) for number in range(2)
         ]
         assert [stored.advantages for stored in waiting[1].trajectories] == [(1.5, 0.1, -2.0), (-1.5,) * 3]
@@ -325,16 +325,19 @@ async def test_readers_keep_few_pages_in_memory(tmp_path: Path) -> None:
 
 
 async def test_versions_and_syncs(database: Database) -> None:
-    assert await database.latest_version() is None
     await database.add_version(1, 1, {"loss": 0.5}, 1.0)
     await database.add_version(2, 2, {"loss": math.inf}, 2.0)
     await database.add_version(2, 2, {"loss": 0.25}, 3.0)  # made again after a resume
-    assert await database.latest_version() == (2, 2)
-    assert await database.metrics() == [(1, {"loss": 0.5}), (2, {"loss": 0.25})]
     syncs = [SyncRecord(2, f"rollout-{number}", 1.0, 2.0 + number, 0.5, 10**10) for number in range(2)]
     for sync in reversed(syncs):
         await database.add_sync(sync)
-    assert await database.syncs() == syncs
+    c = t.versions.c
+    made = select(c.version, c.update, c.metrics_json).order_by(c.version)
+    rows = await database.read(lambda connection: connection.execute(made).all())
+    assert [tuple(row) for row in rows] == [(1, 1, '{"loss": 0.5}'), (2, 2, '{"loss": 0.25}')]
+    kept = select(*(t.syncs.c[name] for name in SyncRecord.__slots__)).order_by(t.syncs.c.finished)
+    rows = await database.read(lambda connection: connection.execute(kept).all())
+    assert [SyncRecord(*row) for row in rows] == syncs
 
 
 async def test_what_is_cancelled_while_it_waits_for_its_turn_is_written(database: Database) -> None:
@@ -350,15 +353,15 @@ async def test_what_is_cancelled_while_it_waits_for_its_turn_is_written(database
 
 
 async def test_checkpoints(database: Database) -> None:
-    assert await database.latest_checkpoint() is None
+    assert await database.checkpoints() == []
     first, second = CheckpointRecord("v1", 1, 1.0), CheckpointRecord("v2", 2, 2.0, 0.75)
     await database.add_checkpoint(first)
     await database.add_checkpoint(second)
     assert await database.checkpoints() == [second, first]
     await database.drop_checkpoint("v2")
-    assert await database.latest_checkpoint() == first
+    assert await database.checkpoints() == [first]
     await database.add_checkpoint(second)
-    assert await database.latest_checkpoint() == second
+    assert await database.checkpoints() == [second, first]
 
 
 async def test_events_are_watched_from_a_point(database: Database) -> None:

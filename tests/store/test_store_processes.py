@@ -40,8 +40,8 @@ async def test_what_was_confirmed_outlives_kill_9(stores: Stores, confirmed_firs
         confirmed += [line.strip() for line in writer.stdout if line.endswith("\n")]
     assert writer.returncode == -signal.SIGKILL
     async with await stores.open(create=False) as database:
-        (group,) = await database.unfinished_groups(with_images=True)
-        stored = {one.trajectory.id: one.trajectory for one in group.trajectories}
+        (group,) = await database.unfinished_groups()
+        stored = {one.trajectory.id: (await database.with_images(one)).trajectory for one in group.trajectories}
         assert set(confirmed) <= set(stored)
         assert len(stored) <= len(confirmed) + 4  # at most one more per writing coroutine
         assert all(one == trajectory(name, "group-1") for name, one in stored.items())

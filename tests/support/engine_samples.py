@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dart.config import Lora
 from dart.core.types import Generation, Image, Markup, PromptPart, Text
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
+from dart.wire.channel import free_port
 from dart.wire.tokens import vision_token_ids
 from dart.workers.rollout.engine import Engine
 from dart.workers.rollout.role import RolloutRole
@@ -181,9 +181,7 @@ async def overtaken(role: RolloutRole, engine: Engine, trainer: Trainer) -> None
 def transfer_group(trainer: Trainer, new: bool = False) -> wpb.TransferGroup:
     group: wpb.TransferGroup | None = getattr(trainer, "group", None)
     if group is None or new:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         group = wpb.TransferGroup(group_id=f"{port}", transport="gloo", host="127.0.0.1", port=port, world_size=2)
         trainer.group = group  # type: ignore[attr-defined]
     return group

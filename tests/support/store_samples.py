@@ -7,6 +7,8 @@ import itertools
 import sys
 from array import array
 
+from sqlalchemy import URL, create_engine, inspect
+
 from dart.core.action import Click, Point
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 from dart.store.database import Database
@@ -16,6 +18,28 @@ TASK = Task("miniwob", "click-color", 17)
 
 def image(text: str, size: int = 1000) -> Image:
     return Image.of(text.encode().ljust(size, b"."), "image/png", 160, 210)
+
+
+def shape(url: URL) -> dict[str, object]:
+    """Tables with their columns, keys and indexes, as the database itself tells."""
+    engine = create_engine(url)
+    there = inspect(engine)
+    found = {
+        name: (
+            # In PostgreSQL, columns that a migration adds have the server's collation: none of them is ordered by.
+            {
+                column["name"]: (str(column["type"]).removesuffix(' COLLATE "C"'), column["nullable"])
+                for column in there.get_columns(name)
+            },
+            there.get_pk_constraint(name)["constrained_columns"],
+            sorted((one["name"], tuple(one["column_names"])) for one in there.get_indexes(name)),
+            sorted((tuple(one["constrained_columns"]), one["referred_table"]) for one in there.get_foreign_keys(name)),
+        )
+        for name in there.get_table_names()
+        if name != "alembic_version"
+    }
+    engine.dispose()
+    return found
 
 
 def trajectory(name: str, group: str, task: Task = TASK, finished: float = 2.0, steps: int = 3) -> Trajectory:

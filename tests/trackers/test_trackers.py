@@ -231,6 +231,19 @@ def test_updates_that_a_resumed_run_makes_again_are_sent_again(run: RunDirectory
     assert "recording: 0 updates and evaluations sent" in track(run, "--to", "recording").output
 
 
+def test_where_nothing_is_new_the_curves_are_not_read(
+    run: RunDirectory, recording: type[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "recording: 6 updates" in track(run, "--to", "recording").output
+    with monkeypatch.context() as forbidding:
+        forbidding.delattr(Inspector, "curves")
+        assert "recording: 0 updates and evaluations sent" in track(run, "--to", "recording").output
+    told = {"label": "late", "mean": 0.5, "low": 0.25, "high": 0.75, "episodes": 8}
+    event(run, 9_001, "evaluation", json.dumps(told))
+    assert "recording: 1 updates and evaluations sent" in track(run, "--to", "recording").output
+    assert recording.told[-1][1]["held_out/success"] == 0.5
+
+
 def test_the_outcome_has_no_secrets(run: RunDirectory, recording: type[Recording]) -> None:
     summary = {"updates": 5, "config": {"rollout": {"environment": {"HF_TOKEN": "hf_1"}}}}
     execute(run, ("update runs set summary_json = ?", (json.dumps(summary),)))

@@ -150,10 +150,10 @@ async def test_silent_worker_is_lost_and_its_calls_end() -> None:
         reaper.cancel()
         assert lost == [worker]
         # Its stream is over, and its late answer is taken by nobody.
-        assert welcome.epoch == worker.epoch and worker.stale_replies == 0
+        assert welcome.epoch == worker.epoch and worker.end.stale == 0
         late = pb.Released(assignment=pb.Assignment(assignment_id="a", attempt=1, sequence=1, epoch=worker.epoch))
         r.fleet.receive(worker, pb.SessionRequest(released=late))
-        assert worker.stale_replies == 0 and worker.state == "lost"
+        assert worker.end.stale == 0 and worker.state == "lost"
         with pytest.raises(WorkerLost):
             await worker.call(release())
         await channel.close()
@@ -221,7 +221,7 @@ async def test_reply_of_another_epoch_or_without_a_call_is_dropped_and_counted()
     for epoch in (worker.epoch - 1, worker.epoch):
         assignment = pb.Assignment(assignment_id="a", epoch=epoch)
         fleet.receive(worker, pb.SessionRequest(released=pb.Released(assignment=assignment)))
-    assert worker.stale_replies == 2
+    assert worker.end.stale == 2
 
 
 async def test_restarted_worker_takes_its_name_over() -> None:

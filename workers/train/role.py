@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from pydantic import ValidationError
 
-from dart.config import TrainWorkerConfig
+from dart.config.told import TrainWorkerConfig, read_told
 from dart.errors import UserError
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
@@ -69,14 +68,7 @@ class TrainRole:
 
     async def prepare(self, config_json: str) -> pb.Ready:
         """Load the model. Raises UserError for a config or checkpoint that cannot be trained."""
-        try:
-            config = TrainWorkerConfig.model_validate_json(config_json)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise UserError(
-                f"train config: {field}: {first['msg']}: install the coordinator's dart release here, too"
-            ) from None
+        config = read_told(TrainWorkerConfig, config_json)
         self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")

@@ -34,12 +34,12 @@ from benchmarks.simulation.links import Link, Links
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start, starting_point
 from dart.coordinator.training.ranks import TrainerLost
 from dart.core.types import Trajectory
 from dart.errors import UserError, ungrouped
+from dart.job import Train
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dart.errors import UserError
-from dart.wire.channel import OPTIONS, read_file
+from dart.wire.channel import Dial
 
 TIMEOUT_SECONDS = 10.0
 
@@ -20,16 +21,15 @@ def health(address: str, tls_ca: Path | None) -> None:
     NOT_SERVING is an answer, too: a run that makes no progress gains nothing from a restart of its coordinator, which
     ends it by itself after `watchdog.end_after_seconds`.
     """
-    if tls_ca is None:
-        channel = grpc.insecure_channel(address, options=OPTIONS)
-    else:
-        credentials = grpc.ssl_channel_credentials(read_file(tls_ca, "--tls-ca"))
-        channel = grpc.secure_channel(address, credentials, options=OPTIONS)
-    with channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
-        except grpc.RpcError as error:
-            raise UserError(
-                f"{address}: no coordinator answers there ({error.code().name}: {error.details()})"
-            ) from None
-    click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    try:
+        status = asyncio.run(_ask(Dial(address, tls_ca=tls_ca)))
+    except grpc.aio.AioRpcError as error:
+        raise UserError(f"{address}: no coordinator answers there ({error.code().name}: {error.details()})") from None
+    click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+
+
+async def _ask(dial: Dial) -> health_pb2.HealthCheckResponse.ServingStatus:
+    async with dial.channel() as channel:
+        request = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_SECONDS)
+    return answer.status

@@ -123,10 +123,6 @@ class Worker:
         self.end = CoordinatorEnd(self.epoch, self.outbox)
 
     @property
-    def stale_replies(self) -> int:
-        return self.end.stale
-
-    @property
     def slots(self) -> int:
         """The environments, or the requests at once, that the worker last reported; else the slots of its Ready."""
         return self.ready.slots if self.offered is None else self.offered.count

@@ -18,9 +18,9 @@ from dart.config import (
     TrainWorkerConfig,
 )
 from dart.coordinator.fleet.sessions import Rejected
-from dart.coordinator.job import Collect, Job, Train
 from dart.coordinator.sampling.collecting import CAPABILITIES
 from dart.coordinator.start import Start
+from dart.job import Collect, Job, Train
 from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import PACKED_TOKEN_IDS, RESCORE, SCREENSHOT_TOKENS, SERVES_ADAPTER, SHARED_BLOBS, has
 from dart.wire.role import ROLE_NAMES

@@ -20,13 +20,13 @@ from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
-from dart.coordinator.job import Collect, Teacher
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointTurns
 from dart.coordinator.sampling.episodes import Writer
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Prompt, Trajectory
 from dart.errors import UserError
+from dart.job import Collect, Teacher
 from dart.store.database import Database
 from dart.store.records import COLLECTED, GroupKind, GroupState
 from dart.wire.capabilities import FORCED_TEXT, ORACLE
@@ -80,7 +80,6 @@ class Collection:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        return None
 
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         with self._quota.finishing(order.task.name, trajectory.success) as keep:

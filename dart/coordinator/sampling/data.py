@@ -333,7 +333,7 @@ class DataManager:
         for event in await self._database.newest_events("trainer_lost", 100):
             losses.update(_groups_of(event.json))
         vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
-        groups = await self._database.unfinished_groups(with_images=False)
+        groups = await self._database.unfinished_groups()
         # The batch that the trainer was lost with must not come up again at once: its groups wait behind all others.
         for group in sorted(groups, key=lambda group: losses[group.id]):
             if group.kind is GroupKind.TRAINING:

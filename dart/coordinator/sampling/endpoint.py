@@ -21,9 +21,9 @@ from dart.agent.chat import ChatMessage, chat_messages
 from dart.agent.episode import ContextFull
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError
-from dart.coordinator.job import Address
 from dart.core.types import Generation, Prompt
 from dart.errors import UserError
+from dart.job import Address
 from dart.screenshots.stored import ScreenshotLost, StoredScreenshots
 from dart.wire.channel import read_token
 
@@ -38,7 +38,7 @@ FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 REFUSED = (401, 403, 404)
 """If nothing was ever answered, a retry would fail in the same way: the key, the model or the URL is wrong."""
 LATER = (402, 408, 409, 425, 429)
-"""Of these the prompt is not the cause: credit, time, conflicts, load."""
+"""Status codes that are not the prompt's fault (credit, time, conflicts, load): the request is made again later."""
 OF_A_PROMPT = (400, 422, 451)
 MOST_REFUSED_FIRST, MOST_REFUSED = 16, 100
 """Prompts in a row that it may refuse before it has answered any, and afterwards."""

@@ -8,7 +8,6 @@ cannot be begun or brought to an end while others can is *not evaluated*: it is 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter, defaultdict, deque
@@ -234,7 +233,7 @@ class Evaluation:
             "step_limit": cap,
             "step_limits": limits,
             "not_held_out": [name for name in names if name in seen],
-            "settings": settings_of(json.loads(self._config.model_dump_json())),
+            "settings": settings_of(self._config.as_json()),
         }
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
-from dart.coordinator.job import Address
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone
 from dart.coordinator.sampling.episodes import Writer, sample
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.orders import Failures
 from dart.core.evaluation.documents import ByDecoding, Decoding
+from dart.job import Address
 from dart.store.database import Database
 
 
@@ -40,7 +40,7 @@ class Evaluations:
 
     @property
     def finished_episodes(self) -> int:
-        """Of the evaluation in progress."""
+        """Episodes of the evaluation in progress that are over."""
         return len(self.current.outcomes) if self.current else 0
 
     async def trained(self, label: str, version: int) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Agent, Config
-from dart.core.types import Step, Trajectory, VersionSpan
+from dart.core.curation.pool import unscored
+from dart.core.types import Step, Trajectory
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.blobs import BlobError
@@ -122,15 +123,10 @@ def _copy(success: Trajectory, prefix: str) -> Trajectory:
         success,
         id=f"{prefix}{success.id}",
         group_id=f"{prefix}{success.group_id}",
-        steps=tuple(_unscored(step) for step in success.steps),
+        steps=tuple(_without_bytes(unscored(step, 0)) for step in success.steps),
     )
 
 
-def _unscored(step: Step) -> Step:
-    """The step without log-probabilities and image bytes; the bytes must be in the blob store."""
-    whole = (VersionSpan(0, 0, len(step.generation.token_ids)),)
-    return replace(
-        step,
-        images=tuple(replace(image, data=b"") for image in step.images),
-        generation=replace(step.generation, logprobs=(), versions=whole),
-    )
+def _without_bytes(step: Step) -> Step:
+    """The bytes of its images must be in the blob store."""
+    return replace(step, images=tuple(replace(image, data=b"") for image in step.images))

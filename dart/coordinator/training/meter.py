@@ -16,22 +16,9 @@ from collections.abc import Sequence
 from dart.agent.parsing import screenshot_tokens
 from dart.config import Config
 from dart.core.capacity.shape import Shape, UnknownShape, read_shape
-from dart.core.capacity.work import Load, Passes, causal_pairs, update
+from dart.core.capacity.work import Load, causal_pairs, update
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.errors import UserError
-
-
-def passes_of(config: Config) -> Passes:
-    """What the config's updates do with a batch."""
-    trainer = config.effective_trainer
-    return Passes(
-        score=trainer.loss.entropy_quantile > 0 or trainer.minibatches > 1,
-        reference=trainer.loss.kl_coefficient > 0,
-        trained_share=1 - trainer.loss.entropy_quantile,
-        recompute=trainer.gradient_checkpointing,
-        vision_trains=trainer.vision_trains,
-        weights_train=trainer.lora is None,
-    )
 
 
 class Meter:
@@ -39,7 +26,7 @@ class Meter:
 
     def __init__(self, config: Config, peak: float | None = None) -> None:
         self._shape = _shape(config)
-        self._passes = passes_of(config)
+        self._passes = config.effective_trainer.passes
         self._peak = None if peak is None else peak * config.trainer.ranks
         try:
             self._patches = screenshot_tokens(config.agent, config.environment.viewport) * (

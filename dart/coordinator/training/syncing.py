@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import socket
 import time
 from collections.abc import Iterator, Sequence
 
@@ -31,6 +30,7 @@ from dart.store.records import SyncRecord
 from dart.v1 import session_pb2 as pb
 from dart.v1 import weights_pb2
 from dart.wire.capabilities import RECEIVES_WHILE_SERVING, has
+from dart.wire.channel import free_port
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class WeightSync:
                 group_id=f"{replica.name}-{next(self._numbers)}",
                 transport=self._settings.transport,
                 host=self._ranks.rank0.ready.transfer_host or "127.0.0.1",
-                port=_free_port(),
+                port=free_port(),  # for the trainer: if it is taken by then, the transfer fails and is retried
                 world_size=1 + replica.session.ready.engine_ranks,
             )
         return self._groups[replica]
@@ -230,10 +230,3 @@ async def _call(worker: Worker, command: pb.ReceiveWeights | pb.LoadWeights) -> 
     """The answer to ReceiveWeights is of another type than annotated, but nothing reads it."""
     reply: pb.WeightsLoaded = await worker.call(command)
     return reply
-
-
-def _free_port() -> int:
-    """A port that is free here now, for the trainer to listen on. A taken one fails the transfer, which is retried."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

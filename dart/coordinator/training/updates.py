@@ -74,7 +74,7 @@ class Training:
         self._in_flight: list[ReleasedGroup] | None = None
         """The batch that is being trained on."""
         self._recording: asyncio.Task[None] | None = None
-        """Of the last update."""
+        """The task that records the last update."""
         self._interrupted = False
         """Nobody waits for the update in progress any more, which the trainer may finish all the same."""
         self._last_update: dict[str, float] = {}
@@ -132,10 +132,6 @@ class Training:
         self.times = self._accounting.times(now)
         self._seconds = self.seconds
         self._since = None
-
-    async def cut_off(self) -> None:
-        """Save the weights after an interruption. Raises TrainerLost, NotSaved."""
-        await self.save()
 
     def give_up(self) -> None:
         """Nobody waits for the last update to be recorded any more."""

@@ -20,7 +20,7 @@ ENCODED_TOKEN = 0.5
 """The vision tower's work for one token of a screenshot, in tokens of the text model: 0.46 for Qwen2.5-VL-7B and 0.53
 for Qwen3-VL-8B at 1920 × 1080, from the shapes of their layers."""
 PIXELS_PER_TOKEN = 28 * 28
-"""Of a screenshot; models with larger patches make a quarter fewer tokens, but on all ranks alike."""
+"""Pixels of a screenshot that make a token. Larger patches make a quarter fewer tokens, but on all ranks alike."""
 
 Chain = list[Sample]
 """Steps of a trajectory each of which continues the one before: the trainer computes what they share once."""

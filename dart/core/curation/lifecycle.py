@@ -36,25 +36,13 @@ from dataclasses import dataclass, field
 
 from dart.core.curation.batches import ReleasedGroup
 from dart.core.curation.group import Group
-from dart.core.curation.judging import (
-    REPLACED,
-    STALE,
-    UNMADE,
-    UNUSABLE,
-    Judging,
-    Stage,
-    Verdict,
-    staleness,
-    start_budget,
-)
+from dart.core.curation.judging import STALE, UNMADE, UNUSABLE, Judging, Stage, Verdict, staleness, start_budget
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.curation.planning import Plan
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Schedule, Situation, batch_over, update_due, why_wait
 from dart.core.curation.waiting import WaitingLine
 from dart.core.types import Task, Trajectory
-
-__all__ = ["REPLACED", "STALE", "UNMADE", "UNUSABLE", "Group", "Lifecycle", "Rules", "Stage", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True)

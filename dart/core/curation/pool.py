@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from dart.core.types import Generation, Step, Task, Trajectory, VersionSpan
+from dart.core.types import Step, Task, Trajectory, VersionSpan
 
 
 @dataclass(slots=True)
@@ -82,11 +82,11 @@ def pooled_copy(success: Trajectory, group_id: str, version: int, oldest: int) -
 
 def unscored_copy(success: Trajectory, group_id: str, version: int) -> Trajectory:
     """The generation as if trainer version `version` had sampled it, without log-probabilities."""
-    steps = tuple(_unscored(step, version) for step in success.steps)
+    steps = tuple(unscored(step, version) for step in success.steps)
     return replace(success, id=f"{group_id}-pooled", group_id=group_id, steps=steps, pooled_from=success.id)
 
 
-def _unscored(step: Step, version: int) -> Step:
-    g = step.generation
-    span = (VersionSpan(version, 0, len(g.token_ids)),)
-    return replace(step, generation=Generation(g.prompt_token_ids, g.token_ids, (), span, g.text, g.truncated))
+def unscored(step: Step, version: int) -> Step:
+    """The step as if trainer version `version` had sampled it, without log-probabilities."""
+    whole = (VersionSpan(version, 0, len(step.generation.token_ids)),)
+    return replace(step, generation=replace(step.generation, logprobs=(), versions=whole))

@@ -48,7 +48,7 @@ class Success(Rate):
     reward: NotRequired[float]
     """Mean over the episodes: what benchmarks that give partial credit report."""
     per_task: dict[str, Rate]
-    """Of the tasks with at least one episode."""
+    """The tasks with at least one episode."""
     not_evaluated: NotRequired[list[NotEvaluated]]
     """Their episodes are in none of the other fields. Evaluations of earlier versions of dart lack it."""
 
@@ -67,7 +67,7 @@ class Protocol(TypedDict):
     temperature: float
     step_limit: int
     step_limits: NotRequired[dict[str, int]]
-    """Of the tasks with a lower one, by name."""
+    """The tasks with a lower limit, by name."""
     not_held_out: NotRequired[list[str]]
     """Tasks whose only instance is also trained on."""
     settings: NotRequired[dict[str, JSON]]

@@ -43,7 +43,6 @@ class Health:
     """Failures since it first joined."""
     last_failure: str = ""
     """In the replica's own words."""
-    failed_at: float = -math.inf
 
     def served(self, probe: bool, now: float) -> bool:
         """A request was served. Returns True if that ended the quarantine.
@@ -60,7 +59,7 @@ class Health:
 
     def failed(self, why: str, now: float) -> None:
         self.failures += 1
-        self.last_failure, self.failed_at = why, now
+        self.last_failure = why
         if self.condition is Condition.HEALTHY:
             self.price += FAILURE_PRICE
             self.until = now + FORGIVE_SECONDS

@@ -274,7 +274,7 @@ class Replicas(Generic[S]):
         return self.newest
 
     def _updatable(self, behind: list[Replica[S]]) -> list[Replica[S]]:
-        """Of the replicas with old weights, those that may be updated now. Where the newest version has broken on its
+        """The replicas with old weights that may be updated now. Where the newest version has broken on its
         way to more than `max_unavailable` of them, and nobody has it, the trainer is at fault: so that not all leave
         service for a trainer that hangs, only those that are out of service anyway are tried again."""
         out = [one for one in behind if not one.serving]

@@ -12,7 +12,7 @@ from dart.inspection.records import TrajectoryDetail
 
 STEP_SECONDS, LAST_SECONDS = 1.0, 2.0
 FRAMES_PER_SECOND = 4
-"""Of the MP4: players handle a film of one frame a second badly."""
+"""The MP4's frame rate: players handle one frame a second badly."""
 
 
 def gif(detail: TrajectoryDetail, screenshots: Mapping[str, tuple[bytes, str]]) -> bytes:

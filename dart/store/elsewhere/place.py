@@ -24,7 +24,7 @@ from dart.store.elsewhere.remote import RemoteFiles
 from dart.store.engine import in_schema, parse_url, server_engine, shown
 
 _LONGEST_NAME = 40
-"""Of a run's name in a schema's, whose 63 bytes PostgreSQL would cut silently."""
+"""Characters of the run's name in the name of its schema, which PostgreSQL silently cuts at 63 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

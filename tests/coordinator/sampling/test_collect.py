@@ -27,7 +27,6 @@ from dart.agent.vocabulary import vocabulary_digest
 from dart.cli import main
 from dart.coordinator.fleet.environments import EnvPool, EnvSession
 from dart.coordinator.fleet.sessions import Fleet, InfrastructureError, Rejected
-from dart.coordinator.job import Collect
 from dart.coordinator.run import Run
 from dart.coordinator.sampling.collecting import Collection, OracleTurns, teacher
 from dart.coordinator.sampling.episodes import sample
@@ -37,6 +36,7 @@ from dart.core.curation.orders import FAILING_SECONDS, Failures, Order
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Block, Image, Prompt, Task
 from dart.errors import UserError
+from dart.job import Collect
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 from dart.store.dataset import write_dataset

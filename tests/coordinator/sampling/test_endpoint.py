@@ -24,12 +24,12 @@ from dart.agent.chat import chat_messages
 from dart.agent.episode import ContextFull
 from dart.agent.prompt import Conversation, Turn, build_prompt, shown
 from dart.coordinator.fleet.sessions import InfrastructureError
-from dart.coordinator.job import Address
 from dart.coordinator.sampling import endpoint as endpoint_module
 from dart.coordinator.sampling.endpoint import Endpoint, EndpointAlone, EndpointTurns, chosen, probe
 from dart.coordinator.sampling.sources import POOL, check_sources
 from dart.core.types import Observation
 from dart.errors import UserError
+from dart.job import Address
 from dart.screenshots.stored import StoredScreenshots
 from dart.store.database import Database, sqlite_url
 

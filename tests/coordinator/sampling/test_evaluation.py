@@ -24,7 +24,6 @@ from dart.commands.running import JobRun
 from dart.config import Config, ConfigError, load
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
-from dart.coordinator.job import Address, Evaluate
 from dart.coordinator.sampling import evaluations
 from dart.coordinator.sampling.evaluation import Evaluation
 from dart.coordinator.service.journal import Journal
@@ -34,6 +33,7 @@ from dart.core.evaluation.documents import ByDecoding, Success
 from dart.core.evaluation.outcomes import success_rate
 from dart.core.types import Task, Termination, Trajectory
 from dart.errors import UserError
+from dart.job import Address, Evaluate
 from dart.rundir import RunDirectory
 from dart.store.database import Database, sqlite_url
 from dart.store.records import EVALUATED, GroupState, RunState

@@ -18,12 +18,12 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
-from dart.coordinator.job import Collect, Evaluate, Job, Train
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.curation.quarantine import FIRST_SECONDS
 from dart.core.types import Trajectory
 from dart.errors import UserError
+from dart.job import Collect, Evaluate, Job, Train
 from dart.rundir import RunDirectory
 from dart.store.blobs import BlobUnreachable
 from dart.v1 import session_pb2 as pb

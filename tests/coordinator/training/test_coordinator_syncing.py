@@ -258,7 +258,7 @@ async def test_a_new_instance_is_not_taken_out_of_the_rotation_for_the_old_ones_
         new, _ = made.fleet.admit(hello)
         made.fleet.became_ready(new, pb.Ready(slots=4, engine_ranks=1, weight_version=1))
         go_on.set()
-        while not old.stale_replies and made.replicas.versions != {"replica": 1}:
+        while not old.end.stale and made.replicas.versions != {"replica": 1}:
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)

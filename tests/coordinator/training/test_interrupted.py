@@ -37,7 +37,7 @@ class Slow(killed_run.Trainer):
             super().answer(command, seconds, **reply)
 
     async def _interrupt(self) -> None:
-        while await self._run.database.latest_checkpoint() is None:
+        while not await self._run.database.checkpoints():
             await asyncio.sleep(0.01)
         Slow.interrupted = True
         self._run.interrupt()

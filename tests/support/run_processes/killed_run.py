@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks.simulation.timings import EnvTimes, Lengths, ReplicaTimes, SyncTimes, Timings, TrainerTimes
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config, manifest
-from dart.coordinator.job import Train
 from dart.coordinator.run import Run
 from dart.coordinator.service import housekeeping
 from dart.coordinator.start import Start, starting_point
 from dart.core.types import Image, Trajectory
 from dart.failpoints import VARIABLE
+from dart.job import Train
 from dart.rundir import Guard, RunDirectory
 from dart.screenshots.shared import SharedScreenshots
 from dart.store.database import Database

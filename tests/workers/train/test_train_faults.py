@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from train_samples import mixed, sample, screenshot, settings, text, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
@@ -42,13 +41,6 @@ def poisonous(tokens: Any, clip_low: float, clip_high: float) -> Any:
     """An objective that some samples make nonsense of."""
     new = _Pitfall.apply(tokens.new, tokens.advantages == PITFALL)
     return torch.where(tokens.advantages == POISON, torch.nan, 1.0) * tokens.advantages * new
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
-    return path
 
 
 def trainer_of(folder: Path, **trainer: Any) -> Trainer:

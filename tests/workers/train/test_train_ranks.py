@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,21 +14,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from ranks.train_rank import LOSSES  # noqa: E402
 from train_samples import mixed, settings, totals  # noqa: E402
 
+from dart.wire.channel import free_port  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 SUPPORT = Path(__file__).parents[2] / "support"
 SPLITS = ("even", "uneven", "empty", "failing", "selecting", "selecting, failing", "selecting, empty", "token mean")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +44,7 @@ def alone(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
 def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What both ranks had after each split: weights, metrics and lines."""
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # --cpu would start one process (it needs MPI); --multi_gpu is torchrun, and ranks without a GPU take gloo.
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",

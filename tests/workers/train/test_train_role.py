@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from dart.screenshots.stored import StoredScreenshots  # noqa: E402
 from dart.store.blobs import BlobStore  # noqa: E402
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.v1 import weights_pb2 as wpb  # noqa: E402
+from dart.wire.channel import free_port  # noqa: E402
 from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, SampleError  # noqa: E402
@@ -60,9 +60,7 @@ async def train(role: TrainRole, update: int, samples: list[pb.Sample]) -> pb.Tr
 
 
 def transfer_group(name: str) -> wpb.TransferGroup:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return wpb.TransferGroup(group_id=name, transport="gloo", host="127.0.0.1", port=port, world_size=2)
 
 
@@ -291,7 +289,7 @@ async def test_close_ends_a_running_update_and_prepare_starts_anew(folder: Path)
 
 
 async def test_bad_configs_end_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="train config"):
+    with pytest.raises(UserError, match="config for this worker"):
         await TrainRole().prepare('{"model": {"path": "x"}}')
     role = TrainRole()
     with pytest.raises(UserError, match="does not exist"):

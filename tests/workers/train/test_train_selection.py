@@ -13,19 +13,11 @@ pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
-import tiny_model  # noqa: E402
 from train_samples import alone, mixed, settings, totals  # noqa: E402
 
 from dart.v1 import session_pb2 as pb  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, SampleError  # noqa: E402
 from dart.workers.train.trainer import Trainer  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
-    return path
 
 
 def entropies(trainer: Trainer, samples: list[pb.Sample]) -> list[float]:

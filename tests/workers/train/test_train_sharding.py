@@ -27,13 +27,6 @@ CLOSE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
-    return path
-
-
-@pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("windowed")
     tiny_model.build_windowed(path)

@@ -24,13 +24,6 @@ from dart.workers.train.errors import CancelledUpdateError, NonFiniteError, Samp
 from dart.workers.train.trainer import Trainer  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny_model.build(path, text={"num_hidden_layers": 2}, vision={"depth": 2})
-    return path
-
-
 def logprob(trainer: Trainer, one: pb.Sample) -> float:
     row = alone(one, trainer.layout)
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from dart.v1 import weights_pb2 as wpb
+from dart.wire.channel import free_port
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.transfer import (
     Sender,
@@ -36,9 +36,7 @@ HANG_SECONDS = 120.0
 
 @pytest.fixture
 def group() -> wpb.TransferGroup:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return wpb.TransferGroup(group_id=f"g{port}", transport="gloo", host="127.0.0.1", port=port, world_size=2)
 
 
