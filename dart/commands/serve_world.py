@@ -52,6 +52,10 @@ BOOT_PATIENCE_SECONDS = 600.0
 """How long a reset waits for an environment that still boots or is renewed."""
 MOST_REQUEST_BYTES = 1 << 20
 FORBIDDEN = 1008
+TASK_REFUSED = "TASK_REFUSED"
+"""The code for a task that cannot be run, however often it is tried; OpenEnv has none."""
+CODES = {pb.FAILURE_CODE_INVALID: "VALIDATION_ERROR", pb.FAILURE_CODE_TASK: TASK_REFUSED}
+"""What a command failed with → the code of the answer, if it is not the environment's failure."""
 REFUSED_SECONDS = 5.0
 """How long a client for which there is no room stays connected, to read why."""
 
@@ -214,9 +218,10 @@ class Session:
         tasks = self._environment.tasks
         name = start.task if start.task is not None else tasks.all[0]
         try:
-            check(self._environment.kind, self._environment.options, (name,))
+            # It may ask servers, for as long as other sessions would otherwise stand still.
+            await asyncio.to_thread(check, self._environment.kind, self._environment.options, (name,))
         except UserError as error:
-            raise Refused("VALIDATION_ERROR", str(error)) from None
+            raise Refused(TASK_REFUSED, str(error)) from None
         seed = start.seed
         if seed is None:
             seed = 0 if name in tasks.single_instance else random.randrange(*tasks.train_seeds)
@@ -224,6 +229,10 @@ class Session:
         self._episode, self._steps = start.episode_id or secrets.token_hex(8), 0
         self._attempt += 1
         seen = await self._ask(pb.Reset(assignment=self._assignment(), task=task_to_proto(self._task)))
+        if goals := len(seen.goal_images):
+            # Without them its instruction would ask for something else.
+            why = f"its instruction has {goals} pictures, and observations here have no place for them: leave it out"
+            raise Refused(TASK_REFUSED, f"task {name}: {why}")
         self._running = True
         return self._told(seen)
 
@@ -254,8 +263,7 @@ class Session:
             reply = await self._role.handle(command)
         except CommandError as error:
             self._running = False
-            invalid = error.code == pb.FAILURE_CODE_INVALID
-            raise Refused("VALIDATION_ERROR" if invalid else "EXECUTION_ERROR", str(error)) from None
+            raise Refused(CODES.get(error.code, "EXECUTION_ERROR"), str(error)) from None
         assert isinstance(reply, pb.Observed)
         return reply
 
@@ -269,6 +277,8 @@ class Session:
                 "width": image.width,
                 "height": image.height,
                 "instruction": seen.instruction,
+                "accessibility_tree": seen.accessibility_tree,
+                "last_action_error": seen.last_action_error,
                 "task": self._task.name,
                 "seed": self._task.seed,
                 "evidence": json.loads(seen.evidence_json) if seen.evidence_json else None,
@@ -391,7 +401,10 @@ class WorldServer:
         from starlette.responses import JSONResponse
 
         action = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(KINDS)}}}
-        fields = ("screenshot", "media_type", "width", "height", "instruction", "task", "seed", "evidence")
+        fields = (
+            "screenshot", "media_type", "width", "height", "instruction", "accessibility_tree", "last_action_error",
+            "task", "seed", "evidence",
+        )  # fmt: skip
         seen = {"type": "object", "properties": {name: {} for name in fields}}
         state = {"type": "object", "properties": {name: {} for name in ("episode_id", "step_count", "task", "seed")}}
         return JSONResponse({"action": action, "observation": seen, "state": state})

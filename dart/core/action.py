@@ -157,3 +157,14 @@ class Several:
 
 
 Action = Single | Several
+
+
+def pointer_after(action: Action, pointer: Point) -> Point:
+    """Where the pointer is after the action: what an action that names no place is about."""
+    match action:
+        case Move(at=at) | Click(at=at) | Button(at=at) | Scroll(at=at):
+            return at or pointer
+        case Drag(path=path) if path:
+            return path[-1]
+        case _:
+            return pointer

@@ -8,7 +8,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 from pathlib import Path
+
+
+def of_this_machine(key: str) -> str:
+    """The key of what no other machine has, even if its name there is the same and the folder of the locks is shared,
+    as a home folder on a network file system is."""
+    return f"{socket.gethostname()}/{key}"
 
 
 class Locks:

@@ -6,9 +6,7 @@ and in the env worker. So the coordinator's side depends on no world, and no wor
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from dart.config.loading import explain
 from dart.errors import UserError
+from dart.worlds.closing import close_all
 from dart.worlds.contract import Env, Plug, SyncEnv, World
 from dart.worlds.threads import Threaded
-
-log = logging.getLogger(__name__)
 
 BUILT_IN = {
     "miniwob": "dart.workers.env.miniwob:MiniWob",
@@ -123,7 +120,4 @@ class _OneEach(World):
         await env.close()
 
     async def close(self) -> None:
-        """Close all of them, even if some fail to close."""
-        for error in await asyncio.gather(*(env.close() for env in self._leased), return_exceptions=True):
-            if isinstance(error, Exception):
-                log.warning("an environment did not close: %s: %s", type(error).__name__, error)
+        await close_all(env.close() for env in self._leased)

@@ -102,7 +102,7 @@ async def test_the_environment_ends_it() -> None:
     assert [step.action for step in trajectory.steps] == [Click(Point(0.5, 0.25)), Wait(5.0)]
     assert world.actions == [(Click(Point(0.5, 0.25)), False), (Wait(5.0), False)]
     assert trajectory.oldest_version == 0
-    assert trajectory.sampled_tokens == 4
+    assert [len(step.generation.token_ids) for step in trajectory.steps] == [2, 2]
 
 
 async def test_the_policy_sees_its_history() -> None:

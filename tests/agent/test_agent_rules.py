@@ -15,7 +15,21 @@ from dart.agent.rules.rule import EDGE
 from dart.agent.rules.ui_tars_text import KNOWN
 from dart.agent.ui_tars import SCROLL_NOTCHES, WAIT_SECONDS
 from dart.config import Agent
-from dart.core.action import Action, Click, Drag, Finish, Keys, Move, Point, Scroll, Several, System, TypeText, Wait
+from dart.core.action import (
+    Action,
+    Click,
+    Drag,
+    Finish,
+    Keys,
+    Move,
+    Observe,
+    Point,
+    Scroll,
+    Several,
+    System,
+    TypeText,
+    Wait,
+)
 from dart.wire.convert import action_to_proto
 from tests.agent.test_agent_grammar import ACTIONS, PIECES, SIZES
 
@@ -67,6 +81,18 @@ UI_TARS: list[tuple[str, Action, str]] = [
     ("Action: press(press='enter')", Keys(("Return",)), "key-argument press"),
     ("Action: hotkey(key='ctrl+c')", Keys(("Control_L", "c")), "key-plus"),
     ("Action: hotkey(key='ctrl++')", Keys(("Control_L", "plus")), "key-plus"),
+    ("Action: hotkey(key='ctrl blue')", Keys(("Control_L",)), "unknown-key"),
+    ("Action: hotkey(key='ctrl+blue')", Keys(("Control_L",)), "key-plus unknown-key"),
+    ("Action: hotkey(key='page down')", Keys(("Down",)), "unknown-key"),
+    ("Action: hotkey(key='XF86AudioMute')", Observe(), "unknown-key"),
+    ("Action: press(key='page down')", Observe(), "unknown-key"),
+    ("Action: keydown(key='KP_Add')", Observe(), "unknown-key"),
+    ("Action: click(start_box='(1,2)', key='blue')", Click(at(1, 2)), "unknown-key"),
+    (
+        "Action: click(start_box='(1,2)', key='ctrl+blue')",
+        Click(at(1, 2), modifiers=("Control_L",)),
+        "unknown-key held-keys",
+    ),
     ("Action: scroll(start_box='(1,2)', direction='Down')", Scroll(at(1, 2), dy=SCROLL_NOTCHES), "direction"),
     ("Action: scroll(start_box='(1,2)', direction='page up')", Scroll(at(1, 2), dy=-SCROLL_NOTCHES), "direction"),
     ("Action: click(start_box='1,2')", Click(at(1, 2)), "loose-box"),
@@ -134,6 +160,9 @@ QWEN: list[tuple[str, Action, str]] = [
     (call(action="key", keys="enter"), Keys(("Return",)), "key-text"),
     (call(action="key", keys=["ctrl+c"]), Keys(("Control_L", "c")), "key-plus"),
     (call(action="key", keys="ctrl+c"), Keys(("Control_L", "c")), "key-text key-plus"),
+    (call(action="key", keys=["ctrl+volumeup"]), Keys(("Control_L",)), "key-plus unknown-key"),
+    (call(action="key", keys=["page down"]), Observe(), "unknown-key"),
+    (call(action="left_click", coordinate=[1, 2], keys=["blue"]), CLICKED, "unknown-key"),
     (call(action="wait", time=1, text="loading"), Wait(1.0), "extra-argument"),
     (
         call(action="left_click_drag", coordinate=[1, 2], duration=1),
@@ -233,7 +262,7 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("ui_tars", "Action: long_press(start_box='(1,2)', time='long')", "bad_arguments"),
         ("ui_tars", "Action: long_press(start_box='(1,2)', time='61')", "out_of_bounds"),
         ("ui_tars", "Action: drag(start_box='(1,2)', end_box='(3,4)', duration='-1')", "out_of_bounds"),
-        ("ui_tars", "Action: click(start_box='(1,2)', key='blue')", "bad_arguments"),
+        ("ui_tars", "Action: hotkey(key='')", "bad_arguments"),
         ("qwen3_vl", call(action="left_click_drag", coordinate=[1, 2], duration="1"), "bad_arguments"),
         ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=10**400), "bad_arguments"),
         ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=1e9), "out_of_bounds"),
@@ -247,7 +276,6 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("ui_tars", "Action: hover()", "bad_arguments"),
         ("ui_tars", "Action: press(key='ctrl c')", "bad_arguments"),
         ("ui_tars", "Action: scroll(start_box='(1,2)', direction='sideways')", "bad_arguments"),
-        ("ui_tars", "Action: hotkey(key='ctrl+blue')", "bad_arguments"),
         ("ui_tars", r"Action: type(content='\ud800')", "bad_arguments"),
         ("ui_tars", r"Action: open_app(app_name='\ud800')", "bad_arguments"),
         ("qwen3_vl", "I am done.", "no_action"),

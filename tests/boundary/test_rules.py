@@ -123,10 +123,7 @@ HONEST = {
         SAVE,
         told(checkpoint_saved=pb.CheckpointSaved(path="x", weight_version=8)),
     ),
-    "saved while updates went on": (
-        SAVE,
-        told(checkpoint_saved=pb.CheckpointSaved(path="x", weight_version=2)),
-    ),
+    "saved while updates went on": (SAVE, told(checkpoint_saved=pb.CheckpointSaved(path="x", weight_version=2))),
     "a failure": (TRAIN, told(failure=pb.Failure(code=7, message="no memory\n\tat line 3"))),
     "a failure of a newer kind": (ACT, told(failure=pb.Failure(code=99))),
 }
@@ -175,6 +172,8 @@ BROKEN = {
     "another kind, to train": (TRAIN, told(checkpoint_saved=pb.CheckpointSaved()), "SessionRequest.body"),
     "a digest of 5 bytes": (RESET, observed(image={"sha256": b"12345"}), "Observed.image: Image.sha256"),
     "no digest at the beginning": (RESET, observed(image={}, done=True), "Observed.image: Image.sha256"),
+    "no verdict after the last action": (LAST, observed(reward=1.0), "Observed.done"),
+    "nothing after the last action": (LAST, told(observed=pb.Observed()), "Observed.done"),
     "no digest": (RESET, observed(image={}), "Observed.image: Image.sha256"),
     "a version of 2^64-1": (
         GENERATE,

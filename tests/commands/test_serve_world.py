@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,24 +22,34 @@ import yaml
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from dart.commands import serve_world
+from dart.config import load
 from dart.testing import conform
+from dart.v1 import session_pb2 as pb
+from dart.wire.role import Command, CommandError, Reply
 from dart.workers.env.openenv.world import OpenEnv, OpenEnvOptions
-from dart.worlds import Click, EnvironmentFailure, Full, Observe, Point, Task
+from dart.worlds import Click, EnvironmentFailure, Full, Keys, Observe, Point, Task, UserError
 
 ROOT = Path(__file__).parents[2]
 LADDER = ROOT / "configs" / "ladder_cpu.yaml"
 WORLD = """
-from dart.worlds import Click, Observation, SyncEnv, UserError, Verdict, from_pixels
+from dataclasses import replace
+from dart.worlds import Click, Keys, Observation, SyncEnv, UserError, Verdict, from_pixels
 
 class Halves(SyncEnv):
     @classmethod
     def check_task(cls, name):
-        if name not in ("left", "right"):
+        if name not in ("left", "right", "album", "closed"):
             raise UserError(f"environment.tasks.names: there is no task {name}: use left or right")
     def reset(self, task):
         self.task, self.hit = task.name, None
-        return self.look(f"Click on the {task.name} half.")
+        if task.name == "closed":
+            raise UserError("the shop is closed")
+        seen = self.look(f"Click on the {task.name} half.")
+        return replace(seen, goal_images=(seen.image,)) if task.name == "album" else seen
     def act(self, action):
+        if isinstance(action, Keys):
+            return replace(self.look(), accessibility_tree="two halves", last_action_error="there is no keyboard")
         if isinstance(action, Click) and action.at:
             if action.button == "middle":
                 raise RuntimeError("it broke")
@@ -111,6 +122,21 @@ def test_the_round_trip_conforms(address: str) -> None:
     conform("openenv", "left", "right", options={"url": address}, screen=(64, 32))
 
 
+async def test_other_sessions_do_not_wait_for_the_check_of_a_task(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        async def handle(self, command: Command) -> Reply | None:
+            raise CommandError(pb.FAILURE_CODE_ENVIRONMENT, "away")
+
+    checked_on: list[int] = []
+    monkeypatch.setattr(serve_world, "check", lambda *_: checked_on.append(threading.get_ident()))
+    session = serve_world.Session(Away(), load(config, ()).environment, "one")  # type: ignore[arg-type]
+    answer = await session.answer('{"type": "reset"}')
+    assert answer == {"type": "error", "data": {"message": "away", "code": "EXECUTION_ERROR"}}
+    assert checked_on and threading.get_ident() not in checked_on
+
+
 @pytest.mark.browser
 def test_the_round_trip_of_the_ladder_conforms(tmp_path: Path) -> None:
     with served(tmp_path, LADDER, "--set", "environment.slots=2") as (url, _):
@@ -136,10 +162,24 @@ def test_an_episode_has_instruction_screenshot_reward_and_evidence(address: str)
         assert (data["reward"], data["observation"]["evidence"]["at_limit"]) == (0.0, True)
 
 
+async def test_what_the_world_tells_beside_the_screenshot_reaches_the_client(address: str) -> None:
+    world = OpenEnv()
+    await world.start(OpenEnvOptions(url=address), (64, 32))
+    env = await world.lease()
+    assert not (await env.reset(Task("openenv", "left", 1))).last_action_error
+    seen = await env.act(Keys(("a",)))
+    assert (seen.accessibility_tree, seen.last_action_error) == ("two halves", "there is no keyboard")
+    with pytest.raises(UserError, match="refuses the task: the shop is closed"):
+        await env.reset(Task("openenv", "closed", 1))
+    await world.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "data", "code", "message"),
     [
-        ("reset", {"task": "up"}, "VALIDATION_ERROR", "there is no task up: use left or right"),
+        ("reset", {"task": "album"}, "TASK_REFUSED", "task album: its instruction has 1 pictures"),
+        ("reset", {"task": "closed"}, "TASK_REFUSED", "the shop is closed"),
+        ("reset", {"task": "up"}, "TASK_REFUSED", "there is no task up: use left or right"),
         ("reset", {"seed": -1}, "VALIDATION_ERROR", "seed: "),
         ("reset", {"seed": 2**64}, "VALIDATION_ERROR", "seed: "),
         ("reset", {"level": 1}, "VALIDATION_ERROR", "level: "),

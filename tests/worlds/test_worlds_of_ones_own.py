@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from dart.cli import main
 from dart.config import parse
-from dart.coordinator.job import Evaluate
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.errors import UserError
+from dart.job import Evaluate
 from dart.processes.launcher import Launcher, local_children
 from dart.rundir import RunDirectory
 from dart.testing import conform

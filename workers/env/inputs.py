@@ -33,6 +33,11 @@ class InputDevices:
         self._buttons = 0
         self._modifiers = 0
 
+    def resize(self, width: int, height: int) -> None:
+        """What is pointed at is now this large; the pointer stays on it."""
+        x, y = self._pointer
+        self._viewport, self._pointer = (width, height), (min(x, width - 1), min(y, height - 1))
+
     @staticmethod
     def refused(action: Action) -> str:
         """Why nothing of the action can be carried out: a key that the keyboard does not have. Empty if it can."""

@@ -130,11 +130,11 @@ async def bounded(
     The verb is called here, because one that is not async raises already then.
     """
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as bound:
             return await verb()
-    except TimeoutError:
-        raise EnvironmentFailure(f"{what} took longer than {seconds:g} s") from None
     except Exception as error:  # A world is the user's code: whatever it raises costs only this attempt.
+        if isinstance(error, TimeoutError) and bound.expired():
+            raise EnvironmentFailure(f"{what} took longer than {seconds:g} s") from None
         if isinstance(error, (EnvironmentFailure, *passing)):
             raise
         log.exception("%s failed", what)

@@ -78,7 +78,7 @@ class EnvRole:
         config = section.environment
         plug = find(config.kind)
         options = read_options(plug, config.options)
-        plug.check_tasks(options, config.tasks.all)
+        await asyncio.to_thread(plug.check_tasks, options, config.tasks.all)  # it may ask servers, or read folders
         self._suite, self._delay, self._actions = config.kind, config.delay, plug.actions
         self._world = world = make(plug)
         self._timeouts = replace(world.timeouts, **config.timeouts.chosen)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dart.agent.keys import keysym_of
 from dart.agent.parsing import ParseError, shown, without_stop_token
 from dart.agent.qwen3_vl import (
     CALLS,
@@ -28,7 +29,7 @@ from dart.agent.qwen3_vl import (
 )
 from dart.agent.rules.rule import LONG_PRESS_SECONDS, Rule, held_seconds, onto_grid, read_mended, without_plus
 from dart.agent.ui_tars import WAIT_SECONDS
-from dart.core.action import Click, Drag, Point, Single
+from dart.core.action import Click, Drag, Observe, Point, Single
 
 _BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
 
@@ -157,11 +158,25 @@ def _key_text(arguments: Arguments) -> Arguments | None:
 
 
 def _key_plus(arguments: Arguments) -> Arguments | None:
-    keys = arguments.get("keys")
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        return None
+    keys = _keys(arguments)
     apart = without_plus(keys)
     return {**arguments, "keys": apart} if apart != keys else None
+
+
+def _unknown_key(arguments: Arguments) -> Arguments | Observe | None:
+    action, keys = arguments.get("action"), _keys(arguments)
+    known = [key for key in keys if keysym_of(key)]
+    if action not in ("key", *CLICKS) or len(known) == len(keys):
+        return None
+    if action in CLICKS and not known:
+        return _without(arguments, "keys")
+    return {**arguments, "keys": known} if known else Observe()
+
+
+def _keys(arguments: Arguments) -> list[str]:
+    """The names in `keys`; empty if it is anything but a list of texts."""
+    keys = arguments.get("keys")
+    return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []
 
 
 def _extra_argument(arguments: Arguments) -> Arguments | None:
@@ -261,6 +276,12 @@ CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
     Rule("time", f"`wait` without a time waits {WAIT_SECONDS:g} seconds.", _example('"action": "wait"'), _time),
     Rule("key-text", "A single key need not be in a list.", _example('"action": "key", "keys": "enter"'), _key_text),
     Rule("key-plus", "`+` may join the keys of a chord.", _example('"action": "key", "keys": ["ctrl+c"]'), _key_plus),
+    Rule(
+        "unknown-key",
+        "A key that does not exist is left out; if no other is left, nothing is pressed.",
+        _example('"action": "key", "keys": ["ctrl", "volumeup"]'),
+        _unknown_key,
+    ),
     Rule(
         "extra-argument",
         "An argument that the action does not take is ignored.",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dart.agent.keys import keysym_of
 from dart.agent.parsing import ParseError, checked_text, shown, without_stop_token
 from dart.agent.rules.rule import (
     LONG_PRESS_SECONDS,
@@ -33,7 +34,7 @@ from dart.agent.ui_tars import (
     keysyms_of,
     notches_of,
 )
-from dart.core.action import Click, Drag, Keys, Move, Point, PressMode, Scroll, Single, System
+from dart.core.action import Click, Drag, Keys, Move, Observe, Point, PressMode, Scroll, Single, System
 
 _KEY_ACTIONS = ("hotkey", "press", "keydown", "release", "keyup")
 _FLOAT = re.compile(r"\s*[+-]?(?:\d{1,6}(?:\.\d{0,20})?|\.\d{1,20})\s*", re.ASCII)
@@ -108,6 +109,20 @@ def _key_plus(call: Call) -> Call | None:
     names = call.arguments["key"].split()
     apart = without_plus(names)
     return call.with_argument("key", " ".join(apart)) if apart != names else None
+
+
+def _unknown_key(call: Call) -> Call | Observe | None:
+    if call.name not in (*_KEY_ACTIONS, *CLICKS):
+        return None
+    names = without_plus(call.arguments.get("key", "").split())
+    known = [name for name in names if keysym_of(name)]
+    if len(known) == len(names):
+        return None
+    if call.name in CLICKS and not known:
+        return replace(call, arguments={name: value for name, value in call.arguments.items() if name != "key"})
+    if call.name not in ("hotkey", *CLICKS):
+        known = []  # it takes one name: `page down` is no key, and not the key `down`
+    return call.with_argument("key", " ".join(known)) if known else Observe()
 
 
 def _direction(call: Call) -> Call | None:
@@ -258,6 +273,12 @@ CALL_RULES: tuple[Rule[Call, Call | Single], ...] = (
         _key_argument,
     ),
     Rule("key-plus", "`+` may join the keys of a chord.", "Action: hotkey(key='ctrl+c')", _key_plus),
+    Rule(
+        "unknown-key",
+        "A key that does not exist is left out; if no other is left, nothing is pressed.",
+        "Action: hotkey(key='ctrl volumeup')",
+        _unknown_key,
+    ),
     Rule(
         "direction",
         "A direction is read without regard to case, and other words may stand beside it.",

@@ -34,7 +34,7 @@ ANSWERS: Mapping[str, str] = {
 """Command → the kind of its answer. Every one of them may be answered with a failure as well; Abort has no answer."""
 ANSWERED_WITH = frozenset({*ANSWERS.values(), "failure"})
 ID_BYTES = 4
-"""Of a packed token id."""
+"""Bytes of a packed token id."""
 FEW = 64
 """Up to so many numbers, Python finds the largest one faster than numpy does."""
 UNASKED = frozenset({"ready", "heartbeat", "bye", "slots"})
@@ -105,8 +105,11 @@ def hello(message: pb.Hello) -> Violation | None:
 
 
 def _observed(observed: pb.Observed, asked: str, command: pb.SessionResponse) -> Violation | None:
-    """An episode that begins or goes on needs its screenshot; one that is over does not."""
-    if observed.image.sha256 or (asked == "act" and (observed.done or command.act.last)):
+    """An episode that begins or goes on needs its screenshot; one that is over needs its verdict alone."""
+    if asked == "act" and command.act.last and not observed.done:
+        # What is not done has no verdict, and would count as a reward of 0.
+        return Violation("Observed.done", "false", "true, with the reward, in answer to an Act with last")
+    if observed.image.sha256 or (asked == "act" and observed.done):
         return None
     return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
 

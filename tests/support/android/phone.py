@@ -30,6 +30,8 @@ class Phone:
         self.properties = {"sys.boot_completed": "1"}
         self.settings: dict[str, str] = {}
         self.files: dict[str, str] = {}
+        self.chosen = ""
+        """The keyboard; empty: Android's own."""
         self.go("home")
 
     def go(self, page: str) -> None:
@@ -82,8 +84,12 @@ class Phone:
         return self.files.get(rest[0]) or (1, f"cat: {rest[0]}: No such file or directory\n".encode())
 
     def do_ime(self, rest: list[str]) -> str | Reply:
+        if rest == ["reset"]:
+            self.chosen = ""
+            return "Reset current input method\n"
         if not self.keyboard or rest[1] != KEYBOARD:
             return 0, f"Unknown input method {rest[1]} cannot be {rest[0]} for user #0\n".encode()
+        self.chosen = KEYBOARD if rest[0] == "set" else self.chosen
         return f"Input method {KEYBOARD}: now {rest[0]}\n"
 
     def do_monkey(self, rest: list[str]) -> str | Reply:
@@ -104,7 +110,8 @@ class Phone:
                 self.go("web")
                 self.text = url
             case ["broadcast", "-a", "ADB_INPUT_B64", "--es", "msg", message]:
-                self.text += base64.b64decode(message).decode() if self.focused else ""
+                heard = self.focused and self.chosen == KEYBOARD
+                self.text += base64.b64decode(message).decode() if heard else ""
             case ["force-stop", package]:
                 if APPS.get(package) == self.page:
                     self.go("home")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.util
+import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dart.errors import UserError
 from dart.testing import conform
-from dart.workers.env.gym.browser import goal_text
+from dart.workers.env.gym import browser
+from dart.workers.env.gym.browser import BrowserGym, goal_text
 from dart.workers.env.gym.options import GymOptions, Score
 from dart.workers.env.gym.plain import PlainGym
 from dart.workers.env.gym.world import Gym
-from dart.worlds import Click, Finish, Keys, Observe, Point, Task, TypeText, Wait
+from dart.worlds import Click, Finish, Keys, Observe, Point, System, Task, TypeText, Wait, from_pixels
 from dart.worlds.plugs import check, find, read_options
 
 LAMPS = {"id": "foreign.gym_samples:Lamps-v0", "cells": [2, 2], "instruction_at": "info.said.words"}
@@ -202,12 +206,85 @@ def test_a_goal_is_its_texts_with_pictures_named() -> None:
 # ---- BrowserGym ----
 
 
+class Page:
+    """As much of a Playwright page, its DevTools session and BrowserGym's environment as an episode takes."""
+
+    def __init__(self) -> None:
+        self.page = self.context = self
+        self.size, self.sent = (1000, 800), list[tuple[str, float, float]]()
+        self.fails: Exception | None = None
+
+    def new_cdp_session(self, page: Page) -> Page:
+        return self
+
+    def send(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "Page.captureScreenshot":
+            return {"data": base64.b64encode(from_pixels(bytes(3 * math.prod(self.size)), *self.size).data)}
+        if self.fails is not None:
+            raise self.fails
+        self.sent.append((parameters["type"], parameters["x"], parameters["y"]))
+        return {}
+
+    def goto(self, address: str) -> None:
+        assert self.fails is not None
+        raise self.fails
+
+    def pre_step(self) -> tuple[dict[str, Any], None, None]:
+        return {}, None, None
+
+    def post_step(self, info: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        return {"url": "about:blank"}, 0.0, False, False, info
+
+
+@pytest.fixture
+def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[BrowserGym, Page]]:
+    pytest.importorskip("playwright.sync_api")
+
+    def made(**arguments: Any) -> tuple[BrowserGym, Page]:
+        driver = SimpleNamespace(start=lambda executable: SimpleNamespace(connected=True))
+        monkeypatch.setattr(browser, "_share_playwright", lambda: driver)
+        monkeypatch.setattr(browser, "find_executable", lambda name: "chromium")
+        env, page = BrowserGym(GymOptions(id="browsergym/openended", arguments=arguments), (1000, 800)), Page()
+        env._env = page  # type: ignore[assignment]
+        return env, page
+
+    return made
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_places_are_fractions_of_the_last_screenshot(playing: Callable[..., Any], scale: int) -> None:
+    """A popup may have a size of its own; the mouse counts in the page's pixels, which may be several of a screen's."""
+    env, page = playing(pw_context_kwargs={"device_scale_factor": scale})
+    page.size = (400 * scale, 300 * scale)
+    assert env.act(Observe()).image.width == 400 * scale
+    env.act(Click(Point(0.5, 0.5)))
+    assert page.sent[-1] == ("mouseReleased", 200.0, 150.0)
+
+
+def test_what_the_page_cannot_carry_out_is_told_to_the_policy(playing: Callable[..., Any]) -> None:
+    from playwright.sync_api import Error
+
+    env, page = playing()
+    page.fails = Error("net::ERR_NAME_NOT_RESOLVED at http://nowhere/")
+    seen = env.act(System("open_url", "http://nowhere/"))
+    assert seen.last_action_error == "Error: net::ERR_NAME_NOT_RESOLVED at http://nowhere/"
+    assert seen.image.width == 1000 and not seen.done
+    assert env.act(Click(None)).last_action_error.startswith("Error: net::")
+    assert env.act(Keys(("NoKey",))).last_action_error == "the keyboard has no key NoKey"
+    page.fails = None
+    assert env.act(Click(None)).last_action_error == ""
+    page.fails = Error("Target page, context or browser has been closed")
+    env._driver.connected = False
+    with pytest.raises(Error, match="has been closed"):
+        env.act(Click(None))
+
+
 @asynccontextmanager
-async def browsergym() -> AsyncIterator[tuple[Gym, Any]]:
-    """A world of MiniWoB tasks, and an environment of it on its own thread, as Playwright needs it."""
+async def browsergym(name: str = "browsergym/miniwob.{task}", **arguments: Any) -> AsyncIterator[tuple[Gym, Any]]:
+    """A world of MiniWoB tasks, or of others, and an environment of it on its own thread, as Playwright needs it."""
     pytest.importorskip("browsergym.miniwob", reason=NEEDS_BROWSERGYM)
     world = Gym()
-    await world.start(GymOptions(id="browsergym/miniwob.{task}"), (160, 210))
+    await world.start(GymOptions(id=name, arguments=arguments), (160, 210))
     try:
         yield world, await world.lease()
     finally:
@@ -247,6 +324,23 @@ async def test_browsergym_acts_with_a_real_mouse_and_keyboard_and_gives_its_own_
         assert await env._thread.call(lambda: env.env._env.page.input_value("#tt")) == "it's é"
         with pytest.raises(UserError, match=r"BrowserGym has no browsergym/miniwob.enter-tetx"):
             await env.reset(Task("gym", "enter-tetx", 1))
+
+
+@pytest.mark.browser
+async def test_browsergym_places_in_a_popup_are_those_of_its_screenshot() -> None:
+    start = {"start_url": "about:blank", "goal": "Look."}
+    async with browsergym("browsergym/openended", task_kwargs=start) as (_, env):
+        await env.reset(Task("gym", "look", 1))
+        opened = "window.open('about:blank', '', 'width=320,height=120,popup')"
+        await env._thread.call(lambda: env.env._env.page.evaluate(opened) and None)
+        seen = await env.act(Wait(0.1))
+        assert (seen.image.width, seen.image.height) == (320, 120)
+        heard = "window.heard = []; addEventListener('mousedown', e => heard.push(e.clientX, e.clientY))"
+        await env._thread.call(lambda: env.env._env.page.evaluate(heard))
+        seen = await env.act(Click(Point(0.5, 0.5)))
+        assert await env._thread.call(lambda: env.env._env.page.evaluate("heard")) == [160, 60]
+        seen = await env.act(System("open_url", "http://127.0.0.1:1/"))
+        assert seen.last_action_error.startswith("Error: ") and seen.image.width
 
 
 @pytest.mark.browser

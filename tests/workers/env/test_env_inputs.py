@@ -55,6 +55,14 @@ def test_a_double_click_counts_and_an_unplaced_one_stays_where_the_pointer_is() 
     ]
 
 
+def test_places_and_the_pointer_are_in_what_is_shown_now() -> None:
+    devices = InputDevices((1000, 800))
+    devices.calls(a.Move(a.Point(0.9, 0.9)))
+    devices.resize(200, 100)  # a popup
+    first, *_, last = devices.calls(a.Drag((a.Point(0.5, 0.5),)))
+    assert [(c["x"], c["y"]) for _, c in (first, last)] == [(199, 99), (100, 50)]
+
+
 def test_a_drag_moves_with_the_button_held_and_ends_at_the_last_point() -> None:
     calls = [c for _, c in InputDevices((100, 100)).calls(a.Drag((a.Point(0.1, 0.1), a.Point(0.5, 0.9))))]
     assert [c["type"] for c in calls] == ["mouseMoved", "mousePressed", *["mouseMoved"] * 4, "mouseReleased"]

@@ -15,7 +15,7 @@ from dart.core.action_json import KINDS
 from dart.errors import UserError
 from dart.testing import ACTIONS, conform
 from dart.workers.env.openenv.link import Link
-from dart.workers.env.openenv.templates import EXAMPLES, fill, find, pointer_after, values_of
+from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
 from dart.workers.env.openenv.world import OpenEnv, OpenEnvOptions, picture
 from dart.worlds import EnvironmentFailure, Full, Task, from_pixels
 from dart.worlds.plugs import check
@@ -75,8 +75,8 @@ def test_places_and_chords() -> None:
     assert fill(["{px}", "{to_px}"], values(a.Drag((a.Point(0.9, 0.8),)))) == [50, 90], "it starts at the pointer"
     assert fill(["{px}", "{dy}"], values(a.Scroll(None, 0, 3))) == [50, 3], "at the pointer"
     assert fill("{chord}", values(a.Keys(("Control_L", "a")))) == "Control_L+a"
-    assert pointer_after(a.Drag((a.Point(0.1, 0.2), a.Point(0.9, 0.8))), a.Point(0, 0)) == a.Point(0.9, 0.8)
-    assert pointer_after(a.TypeText("x"), a.Point(0.3, 0)) == a.Point(0.3, 0)
+    assert a.pointer_after(a.Drag((a.Point(0.1, 0.2), a.Point(0.9, 0.8))), a.Point(0, 0)) == a.Point(0.9, 0.8)
+    assert a.pointer_after(a.TypeText("x"), a.Point(0.3, 0)) == a.Point(0.3, 0)
 
 
 def test_every_action_of_the_conformance_suite_has_values() -> None:
@@ -186,6 +186,33 @@ async def test_what_a_foreign_environment_hears_and_what_becomes_of_its_answers(
         {"type": "step", "data": {"command": "submit 42"}},
         {"type": "close"},
     ]
+
+
+async def test_texts_are_read_where_the_environment_gives_them() -> None:
+    shot = base64.b64encode(PNG).decode()
+    seen = {"screen": shot, "goal": ["Click", "thrice"], "accessibility_tree": "button", "told": {"error": "no link"}}
+    clicks = Clicks()
+    with serving(clicks) as (url, _):
+        world, env = await leased(url, last_action_error_at="observation.told.error")
+        clicks.says = {"type": "observation", "data": {"observation": seen}}
+        first = await env.reset(TASK)
+        assert (first.accessibility_tree, first.last_action_error) == ("button", "")
+        acted = await env.act(a.Click(None))
+        assert (acted.accessibility_tree, acted.last_action_error) == ("button", "no link")
+        assert (await env.act(a.Wait(1.0))).last_action_error == "", "nothing was sent"
+        clicks.says = {"type": "observation", "data": {"observation": seen | {"told": True}}}
+        assert (await env.act(a.Click(None))).last_action_error == ""
+        await world.close()
+
+
+async def test_a_task_that_the_server_refuses_is_the_tasks_fault() -> None:
+    clicks = Clicks()
+    with serving(clicks) as (url, _):
+        world, env = await leased(url)
+        clicks.says = {"type": "error", "data": {"code": "TASK_REFUSED", "message": "there is no task up"}}
+        with pytest.raises(UserError, match="refuses the task: there is no task up"):
+            await env.reset(TASK)
+        await world.close()
 
 
 @pytest.mark.parametrize(("counted", "reward"), [("last", 0.3 / 0.6), ("sum", 1.0)])

@@ -119,7 +119,12 @@ async def test_a_zero_is_believed_only_of_one_that_is_alive() -> None:
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(KeyError("x"), "act failed: KeyError: 'x'"), (UserError("no"), "act failed: UserError"), (None, "than 0.3 s")],
+    [
+        (KeyError("x"), "act failed: KeyError: 'x'"),
+        (UserError("no"), "act failed: UserError"),
+        (TimeoutError("no answer"), "act failed: TimeoutError: no answer"),
+        (None, "than 0.3 s"),
+    ],
 )
 async def test_what_a_world_raises_costs_the_attempt_alone(error: Exception | None, message: str) -> None:
     script.raises = error
@@ -134,6 +139,31 @@ async def test_what_a_world_raises_costs_the_attempt_alone(error: Exception | No
         assert failed.value.code == pb.FAILURE_CODE_ENVIRONMENT
         await host.release("e")
         assert (await host.reset("f")).instruction == "do a"
+
+
+class Asks(SyncEnv):
+    """Notes the thread on which the tasks are checked, which may take as long as a server takes to answer."""
+
+    checked_on: list[int] = []  # noqa: RUF012
+
+    @classmethod
+    def check_task(cls, name: str) -> None:
+        cls.checked_on.append(threading.get_ident())
+
+    def reset(self, task: Task) -> Observation:
+        return Observation(PICTURE)
+
+    def act(self, action: Action) -> Observation:
+        return Observation(PICTURE)
+
+    def judge(self, last: Action, at_limit: bool) -> Verdict:
+        return Verdict(0.0)
+
+
+async def test_the_loop_does_not_wait_for_the_check_of_the_tasks() -> None:
+    async with hosted(Asks):
+        pass
+    assert Asks.checked_on and threading.get_ident() not in Asks.checked_on
 
 
 async def test_a_verdict_that_is_none_is_the_worlds_failure() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from asyncio.subprocess import PIPE
 from dataclasses import dataclass
 
 from dart.errors import UserError
 from dart.workers.env.android.options import Device
 from dart.worlds import EnvironmentFailure
+from dart.worlds.programs import end
 
 MARK = "dart-status="
 MOST_SAID = 500
@@ -120,39 +120,3 @@ class Adb:
             lines = (errors or output).decode(errors="replace").strip().splitlines() or [""]
             raise DeviceError(f"{self.device.name}: adb ended with {process.returncode}: {lines[-1][-MOST_SAID:]}")
         return output
-
-
-async def run_here(command: str, values: Mapping[str, str], seconds: float, field: str) -> None:
-    """Run a command of the user's on this machine, without a shell. Raises DeviceError if it fails."""
-    words = [_filled(word, values) for word in shlex.split(command)]
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE
-        )
-    except OSError as error:
-        raise DeviceError(f"{field}: {words[0]} cannot be started: {error}") from error
-    async with contextlib.AsyncExitStack() as undo:
-        undo.push_async_callback(end, process)
-        try:
-            async with asyncio.timeout(seconds):
-                _, said = await process.communicate()
-        except TimeoutError:
-            raise DeviceError(f"{field} took longer than {seconds:g} s") from None
-        undo.pop_all()
-    if process.returncode:
-        raise DeviceError(
-            f"{field} ended with {process.returncode}: {said.decode(errors='replace').strip()[-MOST_SAID:]}"
-        )
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
-
-
-async def end(process: Process) -> None:
-    """Kill a process and reap it."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

@@ -7,15 +7,16 @@ import logging
 import re
 import time
 
-from dart.core.action import Action, Wait
+from dart.core.action import Action, Wait, pointer_after
 from dart.core.types import Image
 from dart.errors import UserError
 from dart.screenshots.header import BadHeader, size_of
-from dart.workers.env.android.adb import Adb, DeviceError, run_here
-from dart.workers.env.android.gestures import KEYBOARD, MIDDLE, Hands, Named, failed, place_after
+from dart.workers.env.android.adb import Adb, DeviceError
+from dart.workers.env.android.gestures import KEYBOARD, MIDDLE, Hands, Named, failed
 from dart.workers.env.android.options import SNAPSHOT, AndroidOptions
 from dart.workers.env.android.tree import text_of
 from dart.worlds import from_png
+from dart.worlds.programs import run_here
 
 log = logging.getLogger(__name__)
 PNG = b"\x89PNG"
@@ -53,8 +54,6 @@ class Phone:
         await self.renew()
         if sorted(self.size) != sorted(screen):
             raise UserError(self.wrong_screen(screen))
-        if self._options.typing == "adb_keyboard":
-            await self._choose_keyboard()
 
     def wrong_screen(self, screen: tuple[int, int]) -> str:
         width, height = self.size
@@ -100,7 +99,7 @@ class Phone:
         return booted.strip() == "1" and bool(server.strip())
 
     async def renew(self) -> None:
-        """Make it ready for the next episode, as `renew` says."""
+        """Make it ready for the next episode, as `renew` says. Raises UserError if the keyboard is missing."""
         how, limit = self._options.renew, self._options.renew_seconds
         if how == "home":
             for package in self._options.stop:
@@ -113,11 +112,14 @@ class Phone:
                 raise DeviceError(f"environment.options.renew: {how}: {said.decode(errors='replace').strip()[-300:]}")
             await self.wait()
         else:
-            await run_here(how, {"serial": self.adb.device.serial}, limit, "environment.options.renew")
+            values = {"serial": self.adb.device.serial}
+            await run_here(how, values, limit, "environment.options.renew", DeviceError)
             await self.adb.connect()
             await self.wait()
         self._place = MIDDLE
         await self.measure()
+        if self._options.typing == "adb_keyboard":  # what renewed it, or the last episode, may have chosen another
+            await self._choose_keyboard()
 
     async def home(self) -> None:
         await self.adb.shell("input keyevent KEYCODE_HOME")
@@ -184,7 +186,7 @@ class Phone:
         options, place = self._options, self._place
         hands = Hands(self._turned(), options.typing, options.apps, options.scroll_fraction, options.max_wait_seconds)
         commands = hands.commands(action, place)
-        self._place = place_after(action, place)
+        self._place = pointer_after(action, place)
         if isinstance(commands, Named):
             return commands
         if isinstance(action, Wait):

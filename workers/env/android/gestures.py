@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dart.core.action import ROUNDING, Action, Click, Drag, Keys, Move, Point, Scroll, System, SystemKind, TypeText
+from dart.core.action import ROUNDING, Action, Click, Drag, Keys, Point, Scroll, System, SystemKind, TypeText
 from dart.workers.env.android.keycodes import codes_of
 
 Typing = Literal["input", "adb_keyboard"]
@@ -140,16 +140,6 @@ class Hands:
         if "/" in target:
             return [f"am start -n {shlex.quote(target)}"]
         return [f"monkey -p {target} -c android.intent.category.LAUNCHER 1"]
-
-
-def place_after(action: Action, last: Point) -> Point:
-    """Where the next action without a place happens."""
-    match action:
-        case Drag(path=path) if path:
-            return path[-1]
-        case Move(at=at) | Click(at=at) | Scroll(at=at):
-            return at or last
-    return last
 
 
 def failed(command: str, output: str, status: int) -> str:

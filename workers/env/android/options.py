@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dart.core.loopback import is_loopback
 from dart.worlds import WorldOptions
+from dart.worlds.locks import of_this_machine
 
 Family = Literal["android_world", "android", "information_retrieval"]
 LOCKS = Path("~/.cache/dart/android")
@@ -37,9 +39,20 @@ class Device(BaseModel):
         return bool(_PORT.fullmatch(self.serial))
 
     @property
+    def emulator_here(self) -> bool:
+        """Whether it is an emulator whose console is on this machine, where `adb emu` looks for it."""
+        return not self.adb_server and re.fullmatch(r"emulator-\d+", self.serial) is not None
+
+    @property
     def key(self) -> str:
         """What tells it from any other device that this machine can reach."""
         return f"{self.adb_server or 'local'}/{self.serial}"
+
+    @property
+    def lock(self) -> str:
+        """The same, and where others may share the folder of the locks: only one on the network is theirs, too."""
+        beyond = self.adb_server or (self.serial if self.network else "")
+        return self.key if beyond and not is_loopback(beyond.rpartition(":")[0]) else of_this_machine(self.key)
 
     @property
     def name(self) -> str:
@@ -95,8 +108,8 @@ class AndroidOptions(WorldOptions):
     renew: str = Field(
         "home",
         description="What follows an episode's tear-down: `home` force-stops the packages in `stop` and presses home; "
-        "`snapshot:NAME` loads that snapshot of the emulator; anything else is a command, run on the env worker's "
-        "machine without a shell, in which {serial} stands for the device's.",
+        "`snapshot:NAME` loads that snapshot of an emulator of this machine; anything else is a command, run on the "
+        "env worker's machine without a shell, in which {serial} stands for the device's.",
     )
     stop: tuple[str, ...] = Field((), description="Packages that `renew: home` force-stops.")
     settle_seconds: float = Field(
@@ -161,6 +174,13 @@ class AndroidOptions(WorldOptions):
                 )
             if shared := sorted({url for url in servers if servers.count(url) > 1}):
                 raise ValueError(f"devices: {shared[0]} serves two devices: an AndroidWorld server has one device")
+        if self.renew.startswith(SNAPSHOT) and (others := [one for one in self.devices if not one.emulator_here]):
+            load = f"adb -s emulator-5554 emu avd snapshot load {self.renew.removeprefix(SNAPSHOT)}"
+            raise ValueError(
+                f"renew {self.renew!r} reaches only emulators of this machine's own adb server, such as emulator-5554, "
+                f"and not {others[0].name}: write a command that does it where the emulator runs, as in "
+                f"renew: ssh HOST {load}"
+            )
         if self.max_settle_seconds < self.settle_seconds:
             raise ValueError(
                 f"max_settle_seconds {self.max_settle_seconds:g} is less than settle_seconds {self.settle_seconds:g}: "

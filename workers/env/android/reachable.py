@@ -74,16 +74,17 @@ def check_names(options: AndroidOptions, names: Collection[str]) -> None:
     """
     if options.task_family != "android_world":
         return
-    for device in options.devices:
-        known = _listed(device.android_world)
-        if known and (strange := sorted(set(names) - known)):
-            raise UserError(
-                f"environment.tasks.names: the AndroidWorld server {device.android_world} has no task "
-                f"{', '.join(strange)}: it has {len(known)}, such as {', '.join(sorted(known)[:3])} (if it last ran "
-                "another family of tasks, restart it)"
-            )
-        if known:
-            return
+    urls = [device.android_world for device in options.devices]
+    with ThreadPoolExecutor(16) as pool:
+        answers = [(url, known) for url, known in zip(urls, pool.map(_listed, urls), strict=True) if known]
+    if not answers:
+        return
+    url, known = answers[0]
+    if strange := sorted(set(names) - known):
+        raise UserError(
+            f"environment.tasks.names: the AndroidWorld server {url} has no task {', '.join(strange)}: it has "
+            f"{len(known)}, such as {', '.join(sorted(known)[:3])} (if it last ran another family of tasks, restart it)"
+        )
 
 
 def _listed(url: str) -> set[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from dart.workers.env.android.options import AndroidOptions, Device
 from dart.workers.env.android.tasks import Folder, OwnTasks
 from dart.workers.env.web import problem
 from dart.worlds import Env, Full, Timeouts, World
+from dart.worlds.closing import close_all
 from dart.worlds.locks import Locks
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from dart.workers.env.android.device import Phone
     from dart.workers.env.android.environment import AndroidEnv, Tasks
-
-log = logging.getLogger(__name__)
 
 
 class Android(World):
@@ -112,7 +109,7 @@ class Android(World):
         from dart.workers.env.android.device import Phone
         from dart.workers.env.android.environment import AndroidEnv
 
-        device = next((one for one in self._waiting if self._locks.take(one.key)), None)
+        device = next((one for one in self._waiting if self._locks.take(one.lock)), None)
         if device is None:
             raise Full(
                 f"all {len(self._options.devices)} devices in environment.options.devices are in use: name more of "
@@ -137,14 +134,11 @@ class Android(World):
             self._give_back(device)
 
     async def close(self) -> None:
-        """Close all of them, even if some fail to close."""
-        for error in await asyncio.gather(*(self.dispose(env) for env in list(self._leased)), return_exceptions=True):
-            if isinstance(error, Exception):
-                log.warning("a device was not left in order: %s: %s", type(error).__name__, error)
+        await close_all(self.dispose(env) for env in list(self._leased))
         await self._resources.aclose()
 
     def _give_back(self, device: Device) -> None:
-        self._locks.give_back(device.key)
+        self._locks.give_back(device.lock)
         self._waiting.append(device)
 
     def _tasks(self, phone: Phone) -> Tasks:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from dart.errors import UserError
 from dart.worlds import Env, EnvironmentFailure, Timeouts, World, WorldOptions
+from dart.worlds.closing import close_all
 from dart.worlds.threads import Threaded
 
 if TYPE_CHECKING:
@@ -127,10 +128,7 @@ class Desktop(World):
             log.warning("a desktop hangs: it has not closed within %g s", CLOSE_SECONDS)
 
     async def close(self) -> None:
-        """Close all of them, even if some fail to close."""
-        for error in await asyncio.gather(*(self.dispose(env) for env in list(self._leased)), return_exceptions=True):
-            if isinstance(error, Exception):
-                log.warning("a desktop did not close: %s: %s", type(error).__name__, error)
+        await close_all(self.dispose(env) for env in list(self._leased))
 
 
 def _missing_modules() -> str | None:

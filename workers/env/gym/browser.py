@@ -47,6 +47,7 @@ class BrowserGym(SyncEnv):
         self._env: BrowserEnv | None = None
         self._name = ""
         self._devices = InputDevices(screen, options.max_wait_seconds)
+        self._scale = _scale(options)
         self._input: tuple[Page, CDPSession] | None = None
         self._score = Score()
         self._final: Observation | None = None
@@ -68,11 +69,11 @@ class BrowserGym(SyncEnv):
             return self._final
         env = self._running()
         info, _, _ = env.pre_step()
-        self._carry_out(env, action)
+        error = self._carry_out(env, action)
         if self._validate(env, info):
             self._final = Observation(NO_IMAGE, done=True)
             return self._final
-        return Observation(self._look(env), last_action_error=self._devices.refused(action))
+        return Observation(self._look(env), last_action_error=error)
 
     def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The task's own reward; it first gets the answer, or that the task is infeasible, as a chat message."""
@@ -156,7 +157,24 @@ class BrowserGym(SyncEnv):
             raise EnvironmentFailure("BrowserGym has no page: no episode has begun")
         return self._env
 
-    def _carry_out(self, env: BrowserEnv, action: Action) -> None:
+    def _carry_out(self, env: BrowserEnv, action: Action) -> str:
+        """Returns why the page could not carry the action out, as BrowserGym's own step does; empty if it could.
+
+        Raises what Playwright raises if the browser is gone, which no action is to blame for.
+        """
+        from playwright.sync_api import Error
+
+        if refused := self._devices.refused(action):
+            return refused
+        try:
+            self._send(env, action)
+        except Error as error:
+            if not self._driver.connected:
+                raise
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _send(self, env: BrowserEnv, action: Action) -> None:
         match action:
             case Wait(seconds):
                 env.page.wait_for_timeout(1000 * max(0.0, min(seconds, self._settings.max_wait_seconds)))
@@ -166,7 +184,7 @@ class BrowserGym(SyncEnv):
                 env.page.goto(address)
             case _:
                 session = self._session(env)
-                for method, parameters in () if self._devices.refused(action) else self._devices.calls(action):
+                for method, parameters in self._devices.calls(action):
                     if method == PAUSE:
                         env.page.wait_for_timeout(1000 * float(str(parameters["seconds"])))
                     else:
@@ -181,13 +199,23 @@ class BrowserGym(SyncEnv):
 
     def _look(self, env: BrowserEnv) -> Image:
         shot = self._session(env).send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True})
-        return from_png(base64.b64decode(shot["data"]))
+        image = from_png(base64.b64decode(shot["data"]))
+        # Places are fractions of this screenshot, and a popup may have a size of its own.
+        self._devices.resize(round(image.width / self._scale), round(image.height / self._scale))
+        return image
 
     def _session(self, env: BrowserEnv) -> CDPSession:
         """A DevTools session with the active page, which BrowserGym follows as pages open and close."""
         if self._input is None or self._input[0] is not env.page:
             self._input = env.page, env.page.context.new_cdp_session(env.page)
         return self._input[1]
+
+
+def _scale(options: GymOptions) -> float:
+    """How many pixels of a screenshot are one of the page's own, in which the mouse counts."""
+    context = options.arguments.get("pw_context_kwargs")
+    factor = context.get("device_scale_factor") if isinstance(context, dict) else None
+    return float(factor) if isinstance(factor, int | float) and factor > 0 else 1.0
 
 
 def goal_text(goal: object) -> str:

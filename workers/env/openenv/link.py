@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from dart.errors import UserError
 from dart.worlds import EnvironmentFailure, Full
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MOST_MESSAGE_BYTES = 100 << 20
 """As much as OpenEnv's own client takes: a screenshot may come as a list of numbers."""
 CAPACITY = "CAPACITY_REACHED"
+TASK_REFUSED = "TASK_REFUSED"
+"""What `dart serve-world` answers where another attempt would fail as well."""
 
 
 class Answer(BaseModel):
@@ -69,7 +72,8 @@ class Link:
         return not self._asking and self._socket.state is State.OPEN
 
     async def ask(self, kind: str, data: JsonValue = None) -> Answer:
-        """Send a request and return its answer. Raises EnvironmentFailure for an error or a lost connection, and Full.
+        """Send a request and return its answer. Raises EnvironmentFailure for an error or a lost connection, Full, and
+        UserError if the task itself is refused.
 
         After an error the session goes on: the server has answered.
         """
@@ -95,6 +99,8 @@ class Link:
             code, said = answer.data.get("code", "no code"), answer.data.get("message", "no message")
             if code == CAPACITY:
                 raise Full(f"the OpenEnv server {self._url} is full: {said}")
+            if code == TASK_REFUSED:
+                raise UserError(f"the OpenEnv server {self._url} refuses the task: {said}")
             details = f" {json.dumps(answer.data['errors'])[:500]}" if "errors" in answer.data else ""
             raise EnvironmentFailure(f"the OpenEnv server answered {kind} with {code}: {said}{details}")
         return answer

@@ -78,17 +78,6 @@ def values_of(action: a.Action, pointer: a.Point, size: tuple[int, int]) -> dict
     return values
 
 
-def pointer_after(action: a.Action, pointer: a.Point) -> a.Point:
-    """Where the pointer is after the action."""
-    match action:
-        case a.Move(at) | a.Click(at) | a.Button(at) | a.Scroll(at):
-            return at or pointer
-        case a.Drag(path) if path:
-            return path[-1]
-        case _:
-            return pointer
-
-
 def _place(at: a.Point, size: tuple[int, int]) -> dict[str, object]:
     px, py = at.pixels(*size)
     return {"x": at.x, "y": at.y, "px": int(px + a.ROUNDING), "py": int(py + a.ROUNDING)}

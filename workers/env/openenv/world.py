@@ -7,7 +7,6 @@ evidence. The defaults are those of `dart serve-world`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import importlib.util
@@ -18,16 +17,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, JsonValue, field_validator, model_validator
 
-from dart.core.action import Action, Finish, Point
+from dart.core.action import Action, Finish, Point, pointer_after
 from dart.core.action_json import action_to_json, kind_of
 from dart.core.loopback import is_loopback
 from dart.core.types import Image, Observation, Task
 from dart.errors import UserError
 from dart.screenshots.header import size_of
 from dart.workers.env.openenv.link import Link
-from dart.workers.env.openenv.templates import EXAMPLES, fill, find, pointer_after, values_of
+from dart.workers.env.openenv.templates import EXAMPLES, fill, find, values_of
 from dart.workers.env.web import problem
 from dart.worlds import Env, EnvironmentFailure, Full, Verdict, World, WorldOptions, from_pixels
+from dart.worlds.closing import close_all
 
 NO_IMAGE = Image(b"", "", 0, 0)
 MIDDLE = Point(0.5, 0.5)
@@ -58,6 +58,13 @@ class OpenEnvOptions(WorldOptions):
     instruction_at: str = Field("observation.instruction", description="Where a reset's answer holds the instruction.")
     evidence_at: str = Field(
         "observation.evidence", description="Where the last answer holds the evidence; it may be missing."
+    )
+    accessibility_tree_at: str = Field(
+        "observation.accessibility_tree", description="Where an answer holds the accessibility tree; it may be missing."
+    )
+    last_action_error_at: str = Field(
+        "observation.last_action_error",
+        description="Where an answer says why the last action could not be carried out; it may be missing.",
     )
     reward: Literal["last", "sum"] = Field("last", description="Which of an episode's rewards count.")
     reward_range: tuple[float, float] = Field(
@@ -117,11 +124,17 @@ class OpenEnvEnv(Env):
         values = _of_task(task)
         await self._ask("reset", fill(self._settings.reset, values))
         said = fill(self._settings.instruction, values) or self._value(self._settings.instruction_at)
-        return Observation(self._image, str(said))
+        return Observation(self._image, str(said), accessibility_tree=self._text(self._settings.accessibility_tree_at))
 
     async def act(self, action: Action) -> Observation:
+        before = self._steps
         await self._step(action, last=False)
-        return Observation(NO_IMAGE if self._last.done else self._image, done=self._last.done)
+        if self._last.done:
+            return Observation(NO_IMAGE, done=True)
+        tree = self._text(self._settings.accessibility_tree_at)
+        sent = self._steps > before  # what was not sent has not failed, whatever the last answer says
+        error = self._text(self._settings.last_action_error_at) if sent else ""
+        return Observation(self._image, accessibility_tree=tree, last_action_error=error)
 
     async def conclude(self, action: Action) -> None:
         await self._step(action, last=True)
@@ -188,6 +201,14 @@ class OpenEnvEnv(Env):
         except ValueError as error:
             raise EnvironmentFailure(f"environment.options.screenshot: the value at {path} {error}") from None
 
+    def _text(self, path: str) -> str:
+        """The text at the path; empty where the environment has none there."""
+        try:
+            found = self._value(path)
+        except EnvironmentFailure:
+            return ""
+        return found if isinstance(found, str) else ""
+
     def _value(self, path: str) -> JsonValue:
         try:
             return find(path, self._last.model_dump())
@@ -226,8 +247,7 @@ class OpenEnv(World):
         await env.close()
 
     async def close(self) -> None:
-        """Close all of them at once: a server that hangs holds up its own alone."""
-        await asyncio.gather(*(env.close() for env in self._leased))
+        await close_all(env.close() for env in self._leased)
 
 
 def picture(value: JsonValue) -> Image:

@@ -102,6 +102,8 @@ class OSWorldEnv(Env):
         self._machine: Machine | None = Machine(address, shared.client)
         self._used = not shared.pool.fresh
         """Whether an episode may have changed the machine since it was made or reverted."""
+        self._shown = shared.screen
+        """The size of the last screenshot: an action may change the screen's."""
         self._name = ""
         self._task: OSWorldTask | None = None
 
@@ -150,7 +152,7 @@ class OSWorldEnv(Env):
     async def _carry_out(self, action: Action) -> str:
         """Run the action's program, and wait. Returns what went wrong."""
         error = ""
-        if words := program(action, self.screen, self._settings.typing):
+        if words := program(action, self._shown, self._settings.typing):
             ran = await self._here().pyautogui(words)
             if ran.returncode:
                 error = f"its program ended with {ran.returncode}: {ran.error[-300:]}"
@@ -226,7 +228,9 @@ class OSWorldEnv(Env):
             )
 
     async def _look(self) -> Image:
-        return _image(await self._here().screenshot())
+        image = _image(await self._here().screenshot())
+        self._shown = image.width, image.height
+        return image
 
     # ---- set-up and verdict ----
 
@@ -266,7 +270,11 @@ class OSWorldEnv(Env):
         return self._task.evaluator_json["func"]
 
     def _last(self, last: Action) -> Last:
-        """OSWorld's word for the last action: its UI-TARS agent sends FAIL when it calls the user."""
+        """OSWorld's word for the last action.
+
+        Its agent for UI-TARS waits at the first calls of the user, and sends FAIL only at one beyond its
+        `callusr_tolerance`. Here the first call ends the episode.
+        """
         match last:
             case Finish("infeasible" | "call_user"):
                 return "FAIL"

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import subprocess
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,6 +25,8 @@ from dart.errors import UserError
 from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.setup import NotEvaluated
 from dart.workers.env.osworld.tasks import OSWorldTask, Step
+from dart.worlds import limited
+from dart.worlds.programs import end
 
 log = logging.getLogger(__name__)
 PROGRAM = Path(__file__).with_name("evaluator_process.py")
@@ -94,8 +98,10 @@ class _Process:
 
     async def _ask(self, asked: Mapping[str, JsonValue]) -> _Answer:
         if self._process is None:
+            # If the worker is killed, the next one may revert the machine that this process is about to change.
+            tied = (sys.executable, "-I", "-S", limited.__file__, str(os.getpid()), "0", "0")
             self._process = await asyncio.create_subprocess_exec(
-                self._executable, PROGRAM, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
+                *tied, self._executable, PROGRAM, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -110,9 +116,7 @@ class _Process:
     async def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await end(process)
 
 
 class Evaluators:

@@ -21,8 +21,6 @@ from dart.worlds import EnvironmentFailure
 Command = str | Sequence[str]
 M = TypeVar("M", bound=BaseModel)
 READ_SECONDS, READS, PAUSE_SECONDS = 15.0, 3, 1.0
-ACCESSIBILITY_SECONDS = 120.0
-"""The server walks the whole tree for it, which takes it tens of seconds with large documents."""
 ACTION_SECONDS = 150.0
 """The server itself ends a command after 120 s."""
 PRELUDE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
@@ -57,30 +55,6 @@ class Ran(BaseModel):
     returncode: int = 0
 
 
-class _Script(BaseModel):
-    output: str | None = ""
-    error: str | None = ""
-    return_code: int = 0
-
-
-class _Tree(BaseModel):
-    AT: str
-
-
-class _Terminal(BaseModel):
-    output: str | None = None
-    status: str = ""
-
-
-class Size(BaseModel):
-    width: int
-    height: int
-
-
-class _Path(BaseModel):
-    path: str
-
-
 class Machine:
     """One machine. The HTTP client is shared and is not closed here."""
 
@@ -109,48 +83,6 @@ class Machine:
                 raise MachineError(f"{self.address.url} gave no screenshot within {seconds:g} s")
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def platform(self) -> str:
-        """`Linux`, `Windows` or `Darwin`."""
-        return (await self._read("GET", "/platform")).text
-
-    async def accessibility(self) -> str:
-        """The accessibility tree, as XML."""
-        return _parsed(_Tree, await self._read("GET", "/accessibility", ACCESSIBILITY_SECONDS)).AT
-
-    async def terminal(self) -> str | None:
-        """The text of the terminal that has the focus; None if none has."""
-        return _parsed(_Terminal, await self._read("GET", "/terminal")).output
-
-    async def cursor_position(self) -> tuple[int, int]:
-        """In pixels of the screen."""
-        answer = await self._read("GET", "/cursor_position")
-        match answer.json():
-            case [int(x), int(y)]:
-                return x, y
-        raise MachineError(f"{answer.url}: {answer.text[:200]!r} is not a position")
-
-    async def screen_size(self) -> Size:
-        return _parsed(Size, await self._read("POST", "/screen_size"))
-
-    async def window_size(self, window_class: str) -> Size | None:
-        """The size of the first window of that class; None if there is none, of which the server's error 500 is the
-        sign."""
-        answer = await self._read("POST", "/window_size", data={"app_class_name": window_class}, none_is=500)
-        return _parsed(Size, answer) if answer.status_code != 500 else None
-
-    async def desktop_path(self) -> str:
-        return _parsed(_Path, await self._read("POST", "/desktop_path")).path
-
-    async def list_directory(self, path: str) -> JsonValue:
-        """A tree of files and folders."""
-        answer: JsonValue = (await self._read("POST", "/list_directory", json={"path": path})).json()
-        return answer
-
-    async def file(self, path: str) -> bytes | None:
-        """A file's content; None if it does not exist."""
-        answer = await self._read("POST", "/file", ACTION_SECONDS, data={"file_path": path}, none_is=404)
-        return answer.content if answer.status_code != 404 else None
-
     # ---- running programs: never retried ----
 
     async def execute(self, command: Command, *, shell: bool = False, seconds: float = ACTION_SECONDS) -> Ran:
@@ -161,11 +93,6 @@ class Machine:
     async def pyautogui(self, program: str) -> Ran:
         """Run a Python program after OSWorld's prelude."""
         return await self.execute(["python", "-c", PRELUDE + program])
-
-    async def run_python(self, code: str) -> Ran:
-        """Run a Python script from a file."""
-        answer = _parsed(_Script, await self._request("POST", "/run_python", ACTION_SECONDS, json={"code": code}))
-        return Ran(output=answer.output or "", error=answer.error or "", returncode=answer.return_code)
 
     async def execute_with_verification(
         self, command: Command, verification: Mapping[str, JsonValue], most_seconds: float, interval: float, shell: bool
@@ -217,12 +144,11 @@ class Machine:
         json: JsonValue | None = None,
         data: Mapping[str, str] | None = None,
         files: Mapping[str, tuple[str, bytes]] | None = None,
-        none_is: int | None = None,
     ) -> httpx.Response:
-        """A request that may be repeated; the status `none_is` is an answer, not a failure."""
+        """A request that may be repeated."""
         for attempt in range(READS):
             try:
-                return await self._request(method, route, seconds, json=json, data=data, files=files, none_is=none_is)
+                return await self._request(method, route, seconds, json=json, data=data, files=files)
             except MachineError:
                 if attempt == READS - 1:
                     raise
@@ -238,7 +164,6 @@ class Machine:
         json: JsonValue | None = None,
         data: Mapping[str, str] | None = None,
         files: Mapping[str, tuple[str, bytes]] | None = None,
-        none_is: int | None = None,
     ) -> httpx.Response:
         url = self.address.url + route
         try:
@@ -249,7 +174,7 @@ class Machine:
             raise MachineError(f"{url} did not answer within {seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise MachineError(f"{url} failed: {type(error).__name__}: {error}") from error
-        if answer.status_code not in (200, none_is):
+        if answer.status_code != 200:
             raise MachineError(f"{url} answered {answer.status_code}: {answer.text[:500]}")
         return answer
 

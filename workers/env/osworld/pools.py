@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shlex
 from abc import ABC, abstractmethod
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
 import httpx
 
+from dart.core.loopback import is_loopback
 from dart.workers.env.osworld.machine import Address, MachineError
 from dart.workers.env.osworld.options import Host, StaticPool
 from dart.worlds import Full
-from dart.worlds.locks import Locks
+from dart.worlds.locks import Locks, of_this_machine
+from dart.worlds.programs import run_here
+
+RENEW = "environment.options.static.renew"
 
 
 class Pool(ABC):
@@ -71,15 +72,11 @@ class StaticHosts(Pool):
 
     async def revert(self, address: Address) -> Address:
         how = self._options.renew
-        if how == "none":
-            return address
-        try:
-            async with asyncio.timeout(self._options.renew_seconds):
-                await (self._ask(how, address) if how.startswith(("http://", "https://")) else _run(how, address))
-        except TimeoutError:
-            raise MachineError(
-                f"environment.options.static.renew took longer than {self._options.renew_seconds:g} s"
-            ) from None
+        if how.startswith(("http://", "https://")):
+            await self._ask(how, address)
+        elif how != "none":
+            values = {"host": address.host, "server": str(address.server)}
+            await run_here(how, values, self._options.renew_seconds, RENEW, MachineError)
         return address
 
     async def give_back(self, address: Address) -> None:
@@ -90,36 +87,18 @@ class StaticHosts(Pool):
         self._locks.close()
 
     async def _ask(self, url: str, address: Address) -> None:
-        asked = {"host": address.host, "server": address.server}
+        asked, seconds = {"host": address.host, "server": address.server}, self._options.renew_seconds
         try:
-            answer = await self._client.post(url, json=asked, timeout=self._options.renew_seconds)
-            answer.raise_for_status()
+            async with asyncio.timeout(seconds):
+                answer = await self._client.post(url, json=asked, timeout=seconds)
+                answer.raise_for_status()
+        except TimeoutError:
+            raise MachineError(f"{RENEW} took longer than {seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise MachineError(f"environment.options.static.renew {url} failed: {error}") from error
-
-
-async def _run(command: str, address: Address) -> None:
-    words = [
-        word.replace("{host}", address.host).replace("{server}", str(address.server)) for word in shlex.split(command)
-    ]
-    try:
-        process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
-    except OSError as error:
-        raise MachineError(f"environment.options.static.renew: {words[0]} cannot be started: {error}") from error
-    async with contextlib.AsyncExitStack() as undo:
-        undo.push_async_callback(_end, process)
-        _, said = await process.communicate()
-        undo.pop_all()
-    if process.returncode:
-        words_said = said.decode(errors="replace").strip()[-500:]
-        raise MachineError(f"environment.options.static.renew ended with {process.returncode}: {words_said}")
-
-
-async def _end(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+            raise MachineError(f"{RENEW} {url} failed: {error}") from error
 
 
 def _address(host: Host) -> Address:
-    return Address(f"{host.host}:{host.server}", host.host, host.server, host.chromium, host.vnc, host.vlc)
+    name = f"{host.host}:{host.server}"
+    known_as = of_this_machine(name) if is_loopback(host.host) else name
+    return Address(known_as, host.host, host.server, host.chromium, host.vnc, host.vlc)

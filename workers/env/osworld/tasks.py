@@ -60,10 +60,6 @@ class OSWorldTask(BaseModel):
         """The evaluator as the file has it."""
         return self.evaluator.model_dump(mode="json", exclude_unset=True)
 
-    @property
-    def infeasible(self) -> bool:
-        return self.evaluator.func == "infeasible"
-
 
 class Tasks:
     """The tasks of a folder. Raises UserError if it is not one of OSWorld's."""

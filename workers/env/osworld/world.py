@@ -6,9 +6,7 @@ that speak to machines are imported when the world starts.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import logging
 from collections.abc import Callable, Collection, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -20,11 +18,10 @@ from dart.workers.env.osworld.options import OSWorldOptions
 from dart.workers.env.osworld.programs import ACTIONS
 from dart.workers.env.osworld.tasks import Tasks, check_form
 from dart.worlds import Env, Timeouts, World
+from dart.worlds.closing import close_all
 
 if TYPE_CHECKING:
     from dart.workers.env.osworld.episodes import OSWorldEnv, Shared
-
-log = logging.getLogger(__name__)
 
 
 class OSWorld(World):
@@ -94,9 +91,7 @@ class OSWorld(World):
         leased, self._leased = self._leased, set()
         shared, self._shared = self._shared, None
         try:
-            for error in await asyncio.gather(*(env.close() for env in leased), return_exceptions=True):
-                if isinstance(error, Exception):
-                    log.warning("an environment did not close: %s: %s", type(error).__name__, error)
+            await close_all(env.close() for env in leased)
         finally:
             if shared is not None:
                 await shared.close()

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dart.workers.env.webapps import limited
-from dart.worlds import EnvironmentFailure
+from dart.worlds import EnvironmentFailure, limited
 
 BROWSERS = (
     "google-chrome", "google-chrome-stable", "chromium", "chromium-browser", "firefox", "xdg-open", "x-www-browser",

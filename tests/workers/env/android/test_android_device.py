@@ -103,6 +103,16 @@ async def test_text_that_input_cannot_type_is_refused_and_the_keyboard_app_types
             assert 'EditText "né 日本"' in seen.accessibility_tree
 
 
+async def test_the_keyboard_is_chosen_anew_whenever_the_device_is_renewed(adb: None, tmp_path: Path) -> None:
+    changes = {"typing": "adb_keyboard", "renew": "adb -s {serial} shell ime reset", "accessibility_tree": True}
+    with device(tmp_path, keyboard=True) as phone:
+        async with leased(tmp_path, [phone.serial], **changes) as env:
+            assert await env.renew()
+            await env.reset(Task("android", "switch"))
+            await env.act(Click(BOX_AT))
+            assert 'EditText "né"' in (await env.act(TypeText("né"))).accessibility_tree
+
+
 async def test_keyboard_that_is_not_installed_is_named(phone: Device, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"install the ADBKeyBoard app"):
         async with leased(tmp_path, [phone.serial], typing="adb_keyboard"):

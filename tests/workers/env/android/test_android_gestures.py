@@ -21,10 +21,11 @@ from dart.core.action import (
     System,
     TypeText,
     Wait,
+    pointer_after,
 )
 from dart.core.action_json import kind_of
 from dart.testing import ACTIONS as EVERY_KIND
-from dart.workers.env.android.gestures import ACTIONS, MIDDLE, Hands, Named, Refused, place_after
+from dart.workers.env.android.gestures import ACTIONS, MIDDLE, Hands, Named, Refused
 from dart.workers.env.android.keycodes import codes_of
 from dart.workers.env.android.tree import text_of
 
@@ -146,10 +147,10 @@ def test_apps_are_opened_by_the_users_names_and_the_rest_is_left_to_the_server()
 
 
 def test_an_action_without_a_place_is_where_the_last_one_was() -> None:
-    place = place_after(Move(Point(0.25, 0.5)), MIDDLE)
+    place = pointer_after(Move(Point(0.25, 0.5)), MIDDLE)
     assert written(Click(None), place) == ["input tap 270 1200"]
-    assert place_after(Drag((MIDDLE, Point(0.1, 0.1))), place) == Point(0.1, 0.1)
-    assert place_after(Click(None), place) == place == place_after(TypeText("x"), place)
+    assert pointer_after(Drag((MIDDLE, Point(0.1, 0.1))), place) == Point(0.1, 0.1)
+    assert pointer_after(Click(None), place) == place == pointer_after(TypeText("x"), place)
 
 
 def test_the_kinds_that_are_offered_are_those_that_are_written() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from dart.core.action import Click, Finish, Observe, Point
 from dart.core.types import Image, Task
 from dart.errors import UserError
 from dart.testing import conform
+from dart.workers.env.android import reachable
 from dart.workers.env.android.adb import DeviceError
 from dart.workers.env.android.device import Phone
 from dart.workers.env.android.options import AndroidOptions
+from dart.workers.env.android.options import Device as Named
 from dart.workers.env.android.tasks import Folder, TaskFile
 from dart.workers.env.android.world import Android
 from dart.worlds import Full
@@ -135,7 +139,7 @@ def lock_holder(tmp_path: Path, phone: Device) -> Iterator[subprocess.Popen[str]
     words = (
         "import sys; from pathlib import Path; from dart.worlds.locks import Locks; "
         "from dart.workers.env.android.options import Device; "
-        "print(Locks(Path(sys.argv[1])).take(Device(serial=sys.argv[2]).key), flush=True); sys.stdin.read()"
+        "print(Locks(Path(sys.argv[1])).take(Device(serial=sys.argv[2]).lock), flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", words, str(tmp_path / "locks"), phone.serial],
@@ -195,6 +199,11 @@ def test_the_module_is_found_by_its_name_and_the_tasks_are_checked_before_a_run(
         ({"renew": "sh -c 'x"}, "correct its quotes"),
         ({"renew": "snapshot:"}, "names nothing to do"),
         ({"renew": ""}, "names nothing to do"),
+        ({"renew": "snapshot:a", "devices": ["10.0.0.5:5555"]}, "and not 10.0.0.5:5555: write a command"),
+        (
+            {"renew": "snapshot:a", "devices": [{"serial": "emulator-5554", "adb_server": "127.0.0.1:5100"}]},
+            "renew: ssh HOST adb -s emulator-5554 emu avd snapshot load a",
+        ),
         ({"stop": ["a; reboot"]}, "is not a package name"),
         ({"settle_seconds": 9.0}, "max_settle_seconds"),
         ({"speed": 1}, "speed"),
@@ -204,6 +213,47 @@ def test_wrong_options_are_named(tmp_path: Path, changes: dict[str, object], sai
     with pytest.raises(UserError) as error:
         read_options(Android, options(tmp_path, ["a"]) | changes)
     assert said in str(error.value)
+
+
+def test_the_servers_of_all_devices_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take its time not to answer."""
+    asked = threading.Barrier(2)
+
+    def listed(url: str) -> set[str]:
+        asked.wait(60)
+        return {"Known"} if url == "http://two" else set()
+
+    monkeypatch.setattr(reachable, "_listed", listed)
+    given = [{"serial": name, "android_world": f"http://{name}"} for name in ("one", "two")]
+    check("android", options(tmp_path, list(given)), ["Known"])
+    with pytest.raises(UserError, match="server http://two has no task Other: it has 1, such as Known"):
+        check("android", options(tmp_path, list(given)), ["Other"])
+
+
+def test_a_snapshot_is_loaded_on_emulators_of_this_machine(tmp_path: Path) -> None:
+    read = read_options(Android, options(tmp_path, ["emulator-5554", "emulator-5556"], renew="snapshot:a b"))
+    assert isinstance(read, AndroidOptions) and read.renew == "snapshot:a b"
+
+
+@pytest.mark.parametrize(
+    ("device", "own"),
+    [
+        ({"serial": "emulator-5554"}, True),
+        ({"serial": "127.0.0.1:5555"}, True),
+        ({"serial": "emulator-5554", "adb_server": "localhost:5100"}, True),
+        ({"serial": "10.0.0.5:5555"}, False),
+        ({"serial": "emulator-5554", "adb_server": "10.0.0.5:5037"}, False),
+    ],
+)
+def test_a_device_of_this_machines_own_is_locked_for_this_machine_alone(
+    device: dict[str, str], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the locks may be on a network file system."""
+    locks = set()
+    for host in ("one", "two"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        locks.add(Named.model_validate(device).lock)
+    assert len(locks) == (2 if own else 1)
 
 
 @pytest.mark.parametrize(

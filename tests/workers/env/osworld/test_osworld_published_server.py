@@ -46,15 +46,15 @@ async def do(machine: Machine, action: Action, typing: Typing = "clipboard") -> 
     assert ran.returncode == 0, ran.error
 
 
+async def pointer(machine: Machine) -> tuple[int, int]:
+    x, y = (await machine.pyautogui("print(*pyautogui.position())")).output.split()
+    return int(x), int(y)
+
+
 async def test_reading_routes(machine: Machine) -> None:
     image = from_png(await machine.screenshot())
     assert (image.width, image.height) == (WIDTH, HEIGHT)
     assert await machine.answers()
-    assert await machine.platform() == "Linux"
-    size = await machine.screen_size()
-    assert (size.width, size.height) == (WIDTH, HEIGHT)
-    assert (await machine.accessibility()).startswith("<desktop-frame")
-    assert await machine.terminal() is None
 
 
 async def test_files(machine: Machine, running: Desktop, tmp_path: Path) -> None:
@@ -62,9 +62,6 @@ async def test_files(machine: Machine, running: Desktop, tmp_path: Path) -> None
     source.write_bytes(b"\x00some \xff bytes" * 1000)
     await machine.upload(str(there), source)
     assert there.read_bytes() == source.read_bytes()
-    assert await machine.file(str(there)) == source.read_bytes()
-    assert await machine.file(str(running.home / "missing")) is None
-    assert "words.txt" in str(await machine.list_directory(str(there.parent)))
 
 
 async def test_programs(machine: Machine) -> None:
@@ -73,8 +70,6 @@ async def test_programs(machine: Machine) -> None:
     assert (await machine.execute("echo $((1 + 1))", shell=True)).output == "2\n"
     with pytest.raises(MachineError, match="/execute answered 500"):
         await machine.execute(["no-such-program"])
-    assert (await machine.run_python("print(6 * 7)")).output == "42\n"
-    assert (await machine.run_python("raise SystemExit(2)")).returncode == 2
     await machine.execute_with_verification(["true"], {"command_success": "true"}, 2.0, 0.2, False)
     with pytest.raises(MachineError, match="verification_failed"):
         await machine.execute_with_verification(["true"], {"command_success": "false"}, 0.5, 0.2, False)
@@ -98,9 +93,6 @@ async def test_windows(machine: Machine, running: Desktop) -> None:
     await shown(machine, "one window")
     active = await machine.execute(["xdotool", "getactivewindow", "getwindowname"])
     assert active.output == "one window\n"
-    size = await machine.window_size("xterm")
-    assert size is not None and size.width > 100
-    assert await machine.window_size("NoSuchWindow") is None
     await machine.open("xterm", 60)
     with pytest.raises(MachineError, match="/setup/open_file answered 404"):
         await machine.open("no-such-application", 60)
@@ -119,10 +111,10 @@ async def test_windows(machine: Machine, running: Desktop) -> None:
 async def test_the_pointer_goes_where_the_action_says(machine: Machine) -> None:
     for point in (Point(0.0, 0.0), Point(0.5, 0.25), Point(0.999, 0.999)):
         await do(machine, Move(point))
-        x, y = await machine.cursor_position()
+        x, y = await pointer(machine)
         assert abs(x - point.x * WIDTH) <= 1 and abs(y - point.y * HEIGHT) <= 1
     await do(machine, Drag((Point(0.2, 0.2), Point(0.4, 0.4))))
-    assert await machine.cursor_position() == (round(0.4 * WIDTH), round(0.4 * HEIGHT))
+    assert await pointer(machine) == (round(0.4 * WIDTH), round(0.4 * HEIGHT))
     for action in (
         Click(None, "right", 1, ("Control_L",)), Button(Point(0.9, 0.9), mode="down"), Button(None, mode="up"),
         Scroll(Point(0.9, 0.9), 2, -3), Drag((Point(0.6, 0.6),)), Click(Point(0.9, 0.9), count=5), Code("python", "1"),

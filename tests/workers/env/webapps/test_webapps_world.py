@@ -25,12 +25,12 @@ from dart.core.action import Click, Finish, Keys, Observe, Point, TypeText
 from dart.core.types import Task
 from dart.errors import UserError
 from dart.testing import conform
-from dart.workers.env.webapps import limited, programs
+from dart.workers.env.webapps import programs
 from dart.workers.env.webapps.environment import WebAppEnv
 from dart.workers.env.webapps.options import WebAppsOptions
 from dart.workers.env.webapps.servers import Server, Servers
 from dart.workers.env.webapps.world import WebApps
-from dart.worlds import EnvironmentFailure
+from dart.worlds import EnvironmentFailure, limited
 from dart.worlds.plugs import check
 
 pytestmark = pytest.mark.browser

@@ -54,14 +54,6 @@ def bold_texts(path: Path) -> list[str]:
     return [_text(one) for one in tree.iter() if one.tag in tags and one.get(f"{_TEXT}style-name") in bold]
 
 
-def heading_level(path: Path, text: str) -> int:
-    """The level of the heading with this text; 0 if there is none."""
-    for one in _tree(path).iter(f"{_TEXT}h"):
-        if _text(one) == text:
-            return int(one.get(f"{_TEXT}outline-level", "1"))
-    return 0
-
-
 def cells(path: Path) -> list[list[str]]:
     """The first sheet's values, row by row, up to 100 × 100; formulas give their results."""
     if path.suffix.lower() == ".csv":
