@@ -87,7 +87,7 @@ class Run:
             "updates": made,
             "trajectories": len(self.witness.trajectories) - had,
             **seconds,
-            **{part: round(status[part], 3) for part in ("env_utilisation", "rollout_utilisation")},
+            **{part: round(status["figures"]["usage"][part], 3) for part in ("env_utilisation", "rollout_utilisation")},
         }
 
     async def down(self, seconds: float) -> dict[str, object]:
@@ -127,7 +127,7 @@ async def to_zero(times: int, updates: int, seconds: float, folder: Path) -> dic
             phases.append({"phase": "up", **await run.up(updates)})
             if number < times:
                 phases.append({"phase": "zero", **await run.down(seconds)})
-        counts = (await run.status())["fates"]
+        counts = (await run.status())["figures"]["counts"]["fates"]
         coordinator.send_signal(signal.SIGINT)
         exits = {"coordinator": await coordinator.wait(), "trainer": await trainer.wait()}
     finally:

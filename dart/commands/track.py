@@ -21,7 +21,8 @@ from dart.trackers.base import KINDS, Tracked, Tracker, make_tracker
 from dart.trackers.following import Following, follow, tell_outcome
 
 LOOK_SECONDS = 20.0
-"""Between two looks at the run: each reads all of its curves, which takes a long run's database a third of a second."""
+"""Between two looks at the run. One that finds something new reads all of its curves, which takes a long run's
+database a third of a second."""
 LAST_WORDS_SECONDS = 300.0
 """How long `dart train` waits at its end for what a tracker has still to send."""
 

@@ -118,7 +118,7 @@ class Progress:
     def __init__(self, window: int) -> None:
         self._phase = "starting"
         self.paused = False
-        """A person has paused sampling."""
+        """A person has paused sampling for training."""
         self._counts = Counts()
         self._new_trajectories = self._new_steps = self._new_unparsable = 0
         self._new_fates: Counter[str] = Counter()

@@ -161,8 +161,8 @@ class Status:
     """Seconds since each kind of progress: "worker" (one became ready), "step", "episode", "update"."""
     stalls: tuple[Stall, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
-    paused: bool = False
-    """A person has paused sampling; the phase goes on."""
+    paused: bool | None = None
+    """A person has paused sampling for training; the phase goes on. None: an older coordinator does not say."""
 
 
 def _number(told: JSON) -> float:

@@ -62,7 +62,10 @@ class _Live(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("info", "A live run; always 1.", ("phase",), lambda it: [((it.phase,), 1.0)])
         yield self._gauge(
-            "paused", "1 while a person has paused sampling, else 0.", (), lambda it: [((), float(it.paused))]
+            "paused",
+            "1 while a person has paused sampling, else 0.",
+            (),
+            lambda it: [] if it.paused is None else [((), float(it.paused))],
         )
         for name, told in _COUNTERS.items():
             yield self._counter(name, told, (), _counted(name))

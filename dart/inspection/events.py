@@ -94,6 +94,8 @@ def sentence(kind: str, data: Mapping[str, JsonValue]) -> str:
     if form is None:
         parts = [f"{name} {_short(value)}" for name, value in data.items() if not isinstance(value, dict | list)]
         return plain(", ".join(parts))
+    if kind == "update" and data.get("success_rate") is None:
+        form = form.partition("; ")[0]  # imitation samples nothing
     return _whole(plain(form.format_map(_Values(data))))
 
 

@@ -32,7 +32,7 @@ def allowed(name: str) -> str:
     """
     section, slash, rest = name.partition("/")
     kept = re.sub(r"[^\w.\- :/]", "_", rest)
-    if posixpath.normpath(f"/{kept}") != f"/{kept}":
+    if posixpath.normpath(f"{section}/{kept}") != f"{section}/{kept}":
         kept = re.sub(r"[/.]", "_", kept)
     changed = f"{section}{slash}{kept}"
     if changed == name and len(name) <= LONGEST_NAME:

@@ -48,6 +48,12 @@ async def test_events_are_searched_as_text_and_not_as_a_pattern(run: RunDirector
         assert {row.kind for row in (await it.events(kinds=("update",), limit=500)).rows} == {"update"}
 
 
+def test_an_update_without_roll_outs_says_nothing_of_success() -> None:
+    update = {"update": 3, "version": 3, "success_rate": 0.5}
+    assert sentence("update", update) == "update 3 made version 3; recent success 0.5"
+    assert sentence("update", update | {"success_rate": None}) == "update 3 made version 3"
+
+
 async def test_events_are_found_by_the_words_that_are_seen(run: RunDirectory) -> None:
     """Which are a sentence, and not the data that it is made of."""
     for number in range(9100, 9130):

@@ -121,7 +121,7 @@ def test_a_run_is_recorded_and_read_back(run: RunDirectory, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_of_any_name_is_recorded(run: RunDirectory, kind: str) -> None:
-    names = ("open file (2)", "a+b", "a_b", "what's", "x//y", "..", "点击", "long " * 100)
+    names = ("open file (2)", "a+b", "a_b", "what's", "x//y", "/x", "..", "点击", "long " * 100)
     told = {"update": 6, "success_rate": 0.5, "trajectories": 240, "success_by_task": dict.fromkeys(names, 0.5)}
     event(run, 9_001, "update", json.dumps(told))
     event(run, 9_002, "update", json.dumps(told | {"update": 7}))
@@ -131,7 +131,22 @@ def test_a_task_of_any_name_is_recorded(run: RunDirectory, kind: str) -> None:
 
 def test_two_names_do_not_become_one_for_mlflow() -> None:
     mlflow = pytest.importorskip("dart.trackers.mlflow", exc_type=ImportError)
-    names = ["a+b", "a_b", "a'b", "x//y", "x/y", "x__y", ".", "..", "/", "a" * 300, "a" * 301, "a b:c-d.e/f", "点击"]
+    names = [
+        "a+b",
+        "a_b",
+        "a'b",
+        "x//y",
+        "x/y",
+        "x__y",
+        "/x",
+        ".",
+        "..",
+        "/",
+        "a" * 300,
+        "a" * 301,
+        "a b:c-d.e/f",
+        "点击",
+    ]
     sent = [mlflow.allowed(f"tasks/{name}") for name in names]
     assert len(set(sent)) == len(names) and all(len(name) <= 250 for name in sent)
     for name in ("a_b", "x/y", "a b:c-d.e/f", "点击"):

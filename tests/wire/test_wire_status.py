@@ -34,7 +34,7 @@ figures = st.builds(Figures, counts, st.builds(Usage, *[real] * 6), st.none() | 
 spent = st.builds(TimeSpent, by_name, by_name, by_name)
 statuses = st.builds(
     Status, text, text, figures, real, text, real, spent, spent, spent, st.lists(workers, max_size=3).map(tuple),
-    st.dictionaries(text, text, max_size=3), text, paused=st.booleans(),
+    st.dictionaries(text, text, max_size=3), text, paused=st.none() | st.booleans(),
 )  # fmt: skip
 
 

@@ -54,15 +54,15 @@ class EncodedScreenshots:
         """How many screenshots the tower was run on."""
         self.runs = 0
         """How often it was run."""
-        self._fresh: list[bytes] = []
-        """What the pass under way has encoded."""
+        self._fresh: list[bytes] | None = None
+        """What the pass under way has encoded; None unless passes are announced."""
 
     def begin_pass(self) -> None:
-        self._fresh.clear()
+        self._fresh = []
 
     def take_back(self) -> None:
         """Forget what this pass has encoded: weights that other ranks were to give may have been missing."""
-        for digest in self._fresh:
+        for digest in self._fresh or ():
             self._held.drop(digest)
 
     def get(self, model: PreTrainedModel, batch: MicroBatch) -> list[tuple[torch.Tensor, ...]]:
@@ -76,7 +76,8 @@ class EncodedScreenshots:
             chosen = torch.cat([pixels[number] for number in missing])
             with torch.no_grad():
                 made = _levels(model, chosen, batch.image_grid_thw[missing])
-            self._fresh += [digests[number] for number in missing]
+            if self._fresh is not None:
+                self._fresh += [digests[number] for number in missing]
             self.encoded += len(missing)
             self.runs += 1
             # Clones, because the model gives views of all screenshots together.

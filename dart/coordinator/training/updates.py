@@ -81,6 +81,8 @@ class Training:
         every = config.checkpoint.every_updates
         self._next_save = (start.update // every + 1) * every
         self._saved: int | None = None
+        self._abandoned: set[str] = set()
+        """Checkpoints newer than the one that this process resumed from, which stay for people to look at."""
         """The version of the newest checkpoint of this process."""
         self._saving = asyncio.Lock()
         """One checkpoint at a time: the trainer writes them one after the other."""
@@ -172,7 +174,8 @@ class Training:
         return str(path), saved.weight_version
 
     async def _remove_old(self) -> None:
-        """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody reads, or is about to."""
+        """Remove the checkpoints beyond `checkpoint.keep`, but for those that somebody reads, or is about to; and older
+        folders that no process has recorded."""
         loaded = self._start.checkpoint and self._start.checkpoint.name  # by replicas that restart
         kept = await self._database.checkpoints()
         for old in kept[self._config.checkpoint.keep :]:
@@ -182,7 +185,7 @@ class Training:
             failpoint("checkpoint-dropped")
             await asyncio.to_thread(_remove, self._checkpoints / name)
         # Of a save that was given up too early, or of a process that was killed before it recorded or removed one.
-        recorded = {Path(one.path).name for one in kept} | {loaded}
+        recorded = {Path(one.path).name for one in kept} | {loaded} | self._abandoned
         for folder in sorted(self._checkpoints.glob("v??????")):
             if folder.name not in recorded and folder.name < f"v{self._saved or 0:06d}":
                 await asyncio.to_thread(_remove, folder)
@@ -192,6 +195,7 @@ class Training:
         for checkpoint in await self._database.checkpoints():
             if checkpoint.version > self._start.version:  # abandoned: the next resume must not use it
                 await self._database.drop_checkpoint(checkpoint.path)
+                self._abandoned.add(Path(checkpoint.path).name)
         for broken in self._start.broken:
             self._journal.event("checkpoint_broken", path=str(broken.folder), version=broken.version, why=broken.why)
         self._progress.resumed(self._start.update, self._start.version)

@@ -17,8 +17,9 @@ const commands: Record<string, () => Promise<void>> = {
   /** What the run is doing, and what each worker is doing. */
   async status() {
     const told = await call<GetStatusResponse>((done) => client.getStatus(GetStatusRequest.create(), metadata(), done));
-    const success = `${(100 * (told.figures?.successRate ?? 0)).toFixed(0)} %`;
-    console.log(`${told.runId}: ${told.phase}, update ${told.update}, ${told.trajectories} trajectories, success ${success}`);
+    const rate = told.figures?.successRate;
+    const success = rate === undefined ? "" : `, success ${(100 * rate).toFixed(0)} %`;
+    console.log(`${told.runId}: ${told.phase}, update ${told.update}, ${told.trajectories} trajectories${success}`);
     for (const stall of told.stalls) console.log(`stalled: ${stall.waits} waits for ${stall.waitsFor}: ${stall.failure}`);
     for (const worker of told.workers) console.log(`  ${worker.workerId} ${worker.state}: ${worker.doing}`);
   },

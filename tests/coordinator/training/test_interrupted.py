@@ -18,7 +18,7 @@ from dart.coordinator.training.updates import Training
 from dart.rundir import RunDirectory
 from dart.store.database import Database
 from dart.store.elsewhere.copies import copy_out
-from dart.store.records import GroupState
+from dart.store.records import CheckpointRecord, GroupState
 
 
 class Slow(killed_run.Trainer):
@@ -142,6 +142,28 @@ async def test_a_checkpoint_that_is_being_copied_is_removed_only_afterwards(
     assert not any(
         json.loads(line)["event"] == "checkpoint_upload_failed" for line in run.metrics.read_text().splitlines()
     )
+
+
+async def test_a_folder_that_nobody_recorded_goes_and_one_that_a_resumed_run_left_behind_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slow, "interrupted", False)
+    trainer = killed_run.Trainer
+    monkeypatch.setattr(killed_run, "Trainer", Slow)
+    run, _ = await interrupted(tmp_path, 4)
+    for name in ("v000001", "v000005"):
+        run.checkpoint(name).mkdir()
+    async with await run.open_to_work() as database:
+        await database.add_checkpoint(CheckpointRecord("v000005", 5, 1.0))  # but it is damaged
+    monkeypatch.setattr(killed_run, "Trainer", trainer)
+    async with asyncio.timeout(killed_run.HANG_SECONDS):
+        await killed_run.work(run, 8)
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == [
+        "v000004",  # which replicas load that restart
+        "v000005",
+        "v000006",
+        "v000008",
+    ]
 
 
 async def test_a_copy_that_outlasts_training_is_no_time_of_training(

@@ -365,7 +365,7 @@ export interface Status {
   }
   stalls: Stall[]
   quarantined: Quarantined[]
-  paused: boolean
+  paused: boolean | null
 }
 /**
  * Slot-seconds of one kind of worker since training began, by state.
