@@ -56,6 +56,11 @@ def _folded(name: str) -> str:
     return name.lower().replace("_", "")
 
 
+_NUMBER_PAD: dict[str, str] = {
+    **{f"num{digit}": digit for digit in string.digits},
+    "add": "plus", "subtract": "minus", "multiply": "asterisk", "divide": "slash", "decimal": "period",
+}  # fmt: skip
+"""pyautogui's names of its keys, which write the same as the keys beside the letters."""
 _CHARACTERS: dict[str, str] = {
     " ": "space",
     **_PUNCTUATION,
@@ -66,6 +71,7 @@ _KEYSYMS: dict[str, str] = {
     **{keysym: keysym for keysym in _PUNCTUATION.values()},
     **{_folded(keysym): keysym for keysym in _NAMED},
     **{name: keysym for keysym, names in _NAMED.items() for name in names},
+    **_NUMBER_PAD,
 }
 _NAMES: dict[str, str] = {
     **{letter: letter for letter in string.ascii_lowercase + string.digits},

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
+import signal
+import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping
 
+from dart.worlds import limited
 from dart.worlds.contract import EnvironmentFailure
 
 MOST_SAID = 500
@@ -21,18 +25,22 @@ async def run_here(
 ) -> None:
     """Run a command line without a shell; `{name}` in its words stands for `values[name]`.
 
-    What it leaves running in the background is left alone, and not waited for. Raises `failure`, naming `field`, if it
-    cannot be started, takes longer than `seconds`, or fails.
+    What it leaves running in the background is left alone, and not waited for, unless it takes longer than `seconds`:
+    then all of it is killed. The command itself does not outlive the worker. Raises `failure`, naming `field`, if it
+    cannot be started, takes too long, or fails.
     """
     words = [_filled(word, values) for word in shlex.split(command)]
+    if shutil.which(words[0]) is None:
+        raise failure(f"{field}: {words[0]} cannot be started: it is no program of this machine")
+    tied = (sys.executable, "-I", "-S", limited.__file__, str(os.getpid()), "0", "0")
     # Files and no pipes: a pipe stays open for as long as anything that the command has started.
     with tempfile.TemporaryFile() as errors:
-        try:
-            process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=DEVNULL, stderr=errors)
-        except OSError as error:
-            raise failure(f"{field}: {words[0]} cannot be started: {error}") from error
+        # In a session of its own: the worker's processes end with the worker.
+        process = await asyncio.create_subprocess_exec(
+            *tied, *words, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, start_new_session=True
+        )
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(end, process)
+            undo.push_async_callback(_end_session, process)
             try:
                 async with asyncio.timeout(seconds):
                     await process.wait()
@@ -43,6 +51,13 @@ async def run_here(
             errors.seek(max(0, os.fstat(errors.fileno()).st_size - MOST_SAID))
             said = errors.read(MOST_SAID).decode(errors="replace").strip()
             raise failure(f"{field} ended with {process.returncode}: {said}")
+
+
+async def _end_session(process: Process) -> None:
+    """Kill a process with all that it has started, and reap it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def end(process: Process) -> None:

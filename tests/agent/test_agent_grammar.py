@@ -430,7 +430,16 @@ def test_every_keysym_has_a_name_that_reads_back() -> None:
 
 @pytest.mark.parametrize(
     ("name", "keysym"),
-    [("ENTER", "Return"), ("page_up", "Page_Up"), ("A", "a"), (" ", "space"), ("_", "underscore"), ("f12", "F12")],
+    [
+        ("ENTER", "Return"),
+        ("page_up", "Page_Up"),
+        ("A", "a"),
+        (" ", "space"),
+        ("_", "underscore"),
+        ("f12", "F12"),
+        ("num5", "5"),
+        ("add", "plus"),
+    ],
 )
 def test_key_names(name: str, keysym: str) -> None:
     assert keysym_of(name) == keysym

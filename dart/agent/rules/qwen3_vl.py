@@ -31,6 +31,7 @@ from dart.agent.rules.rule import LONG_PRESS_SECONDS, Rule, held_seconds, onto_g
 from dart.agent.ui_tars import WAIT_SECONDS
 from dart.core.action import Click, Drag, Observe, Point, Single
 
+_REMNANTS = re.compile(r"""^\s*(?:keys=)?\[?['"]?|['"]?\]?\s*$""")
 _BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
 
 
@@ -163,6 +164,12 @@ def _key_plus(arguments: Arguments) -> Arguments | None:
     return {**arguments, "keys": apart} if apart != keys else None
 
 
+def _key_remnants(arguments: Arguments) -> Arguments | None:
+    keys = _keys(arguments)
+    clean = [key if keysym_of(key) else _REMNANTS.sub("", key) for key in keys]
+    return {**arguments, "keys": clean} if clean != keys else None
+
+
 def _unknown_key(arguments: Arguments) -> Arguments | Observe | None:
     action, keys = arguments.get("action"), _keys(arguments)
     known = [key for key in keys if keysym_of(key)]
@@ -275,7 +282,18 @@ CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
     ),
     Rule("time", f"`wait` without a time waits {WAIT_SECONDS:g} seconds.", _example('"action": "wait"'), _time),
     Rule("key-text", "A single key need not be in a list.", _example('"action": "key", "keys": "enter"'), _key_text),
-    Rule("key-plus", "`+` may join the keys of a chord.", _example('"action": "key", "keys": ["ctrl+c"]'), _key_plus),
+    Rule(
+        "key-remnants",
+        "What is left of a list in a key's name is dropped.",
+        _example('"action": "key", "keys": ["keys=[ctrl", "c]"]'),
+        _key_remnants,
+    ),
+    Rule(
+        "key-plus",
+        "`+` may join the keys of a chord, and spaces may stand around them.",
+        _example('"action": "key", "keys": ["ctrl + c"]'),
+        _key_plus,
+    ),
     Rule(
         "unknown-key",
         "A key that does not exist is left out; if no other is left, nothing is pressed.",

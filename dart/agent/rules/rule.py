@@ -86,14 +86,15 @@ def onto_grid(number: float, size: float) -> float | None:
 
 
 def without_plus(keys: Iterable[str]) -> list[str]:
-    """Key names, those of chords such as "ctrl+c" taken apart. The key "+" itself stays."""
+    """Key names without spaces around them, those of chords such as "ctrl+c" taken apart. The keys "+" and " " stay."""
     apart: list[str] = []
     for key in keys:
-        if keysym_of(key) is None and "+" in key:
-            names = key.split("+")
-            apart += [name for name in names if name]
+        if keysym_of(key) is not None:
+            apart.append(key)
+        elif "+" in key:
+            apart += [name.strip() for name in key.split("+") if name.strip()]
             if key.endswith("++"):
                 apart.append("+")
         else:
-            apart.append(key)
+            apart.append(key.strip())
     return apart

@@ -112,7 +112,8 @@ class Phone:
                 raise DeviceError(f"environment.options.renew: {how}: {said.decode(errors='replace').strip()[-300:]}")
             await self.wait()
         else:
-            values = {"serial": self.adb.device.serial}
+            device = self.adb.device
+            values = {"serial": device.serial, "adb_server": device.adb_server}
             await run_here(how, values, limit, "environment.options.renew", DeviceError)
             await self.adb.connect()
             await self.wait()

@@ -41,7 +41,8 @@ class Device(BaseModel):
     @property
     def emulator_here(self) -> bool:
         """Whether it is an emulator whose console is on this machine, where `adb emu` looks for it."""
-        return not self.adb_server and re.fullmatch(r"emulator-\d+", self.serial) is not None
+        own = self.adb_server in ("", "127.0.0.1:5037", "localhost:5037")
+        return own and re.fullmatch(r"emulator-\d+", self.serial) is not None
 
     @property
     def key(self) -> str:
@@ -109,7 +110,7 @@ class AndroidOptions(WorldOptions):
         "home",
         description="What follows an episode's tear-down: `home` force-stops the packages in `stop` and presses home; "
         "`snapshot:NAME` loads that snapshot of an emulator of this machine; anything else is a command, run on the "
-        "env worker's machine without a shell, in which {serial} stands for the device's.",
+        "env worker's machine without a shell, in which {serial} and {adb_server} stand for the device's.",
     )
     stop: tuple[str, ...] = Field((), description="Packages that `renew: home` force-stops.")
     settle_seconds: float = Field(
@@ -178,8 +179,8 @@ class AndroidOptions(WorldOptions):
             load = f"adb -s emulator-5554 emu avd snapshot load {self.renew.removeprefix(SNAPSHOT)}"
             raise ValueError(
                 f"renew {self.renew!r} reaches only emulators of this machine's own adb server, such as emulator-5554, "
-                f"and not {others[0].name}: write a command that does it where the emulator runs, as in "
-                f"renew: ssh HOST {load}"
+                f"and not {others[0].name}: write a command that does it where the emulator runs, such as a script "
+                f"that chooses the host by {{adb_server}} and runs there: {load}"
             )
         if self.max_settle_seconds < self.settle_seconds:
             raise ValueError(

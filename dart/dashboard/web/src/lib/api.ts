@@ -47,8 +47,9 @@ export const api = {
   lever: (run: string, lever: 'pause' | 'resume' | 'checkpoint' | 'drain'): string => of(run, `/${lever}`),
 }
 
-/** Within which a page has its data; a connection that is only half open would never answer. */
-const ANSWER_SECONDS = 60
+/** Within which a page has its data; a connection that is only half open would never answer. A large run of an older
+    dart is copied first, which takes minutes. */
+const ANSWER_SECONDS = 300
 /** The coordinator has a minute for most levers. */
 const LEVER_SECONDS = 90
 
@@ -73,17 +74,27 @@ export async function post(address: string, seconds = LEVER_SECONDS): Promise<st
 }
 
 async function ask(address: string, options: RequestInit, seconds: number): Promise<unknown> {
-  const late = AbortSignal.timeout(seconds * 1000)
-  const signal = options.signal ? AbortSignal.any([options.signal, late]) : late
+  const both = new AbortController() // AbortSignal.any is too new for some browsers
+  const abort = () => both.abort()
+  let late = false
+  const timer = setTimeout(() => {
+    late = true
+    abort()
+  }, seconds * 1000)
+  if (options.signal?.aborted) abort()
+  options.signal?.addEventListener('abort', abort)
   let response: Response
   let text: string
   try {
-    response = await fetch(address, { ...options, signal, headers: { accept: 'application/json' } })
+    response = await fetch(address, { ...options, signal: both.signal, headers: { accept: 'application/json' } })
     text = await response.text()
   } catch (error) {
     if (options.signal?.aborted) throw error
-    const said = late.aborted ? `has not answered within ${seconds} s` : 'does not answer'
+    const said = late ? `has not answered within ${seconds} s` : 'does not answer'
     throw new ApiError(`The server ${said}. Is \`dart view\` still running, and the connection to it still there?`, 0)
+  } finally {
+    clearTimeout(timer)
+    options.signal?.removeEventListener('abort', abort)
   }
   if (response.ok) return JSON.parse(text)
   throw new ApiError(sentence(text) || `The server answered with status ${response.status}.`, response.status)

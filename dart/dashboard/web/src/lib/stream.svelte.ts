@@ -71,6 +71,9 @@ export class Live {
     clearTimeout(this.#hidden)
     if (this.#finished) return
     if (document.hidden) {
+      clearTimeout(this.#later)
+      if (this.#waiting) this.#withhold('events', this.#waiting)
+      this.#waiting = null
       this.#hidden = setTimeout(() => this.#close(), HIDDEN_MILLISECONDS)
       return
     }
@@ -147,7 +150,6 @@ export class Live {
   /** At most one pulse in two seconds, so that pages do not ask all the time. */
   #pulse(pulse: Pulse): void {
     clearTimeout(this.#later)
-    if (document.hidden) return this.#withhold('events', pulse) // one that has waited
     const wait = this.#pulsed + PULSE_MILLISECONDS - Date.now()
     if (wait > 0) {
       this.#waiting = pulse
