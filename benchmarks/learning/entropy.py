@@ -16,7 +16,7 @@ decide; it is larger with the selection by the task's design, because those step
 not tested. A seed is one observation; t-intervals over seeds, paired. Seeds without a signal above the noise have no
 ratio; they are left out of its comparison, and counted.
 
-It needs torch and the CPU alone: about three quarters of an hour on two cores (estimated). Writes
+It needs torch and the CPU alone: a quarter of an hour on two cores. Writes
 results/learning/entropy.json.
 """
 
