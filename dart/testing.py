@@ -227,6 +227,7 @@ async def _threads_end(before: set[threading.Thread]) -> None:
 
 
 def _seen(observation: Observation, what: str) -> Observation:
+    _expect(isinstance(observation, Observation), f"{what} gave {observation!r}, not an Observation")
     image = observation.image
     if not observation.done:
         _expect(bool(image.data), f"{what} shows no screenshot")

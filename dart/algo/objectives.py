@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -85,12 +87,14 @@ def find(kind: str) -> Objective:
     module_name, separator, function_name = kind.partition(":")
     if not separator:
         raise ValueError(f"{kind} is not a loss: use {', '.join(OBJECTIVES)}, or module:function for one of your own")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # `dart worker` does not look there by itself
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise ValueError(
             f"module {module_name} cannot be imported ({error}): install it where the train worker runs, "
-            "or put its folder on PYTHONPATH"
+            "or start that in its folder or with the folder on PYTHONPATH"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

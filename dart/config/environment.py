@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field, JsonValue, model_validator
+import re
+
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from dart.config.base import Positive, Seconds, Section
 from dart.config.tasks import TaskSet
 
 BUILTIN_SUITE = "miniwob"
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MINIWOB_ONCE = ("step_timeout_seconds", "settle_seconds", "max_wait_seconds", "browser")
 
 
@@ -46,7 +49,6 @@ class VerbTimeouts(Section):
 class Environment(Section):
     kind: str = Field(
         BUILTIN_SUITE,
-        pattern=r"^([a-z0-9][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
         description="The world: one that ships with dart (docs/worlds.md), or `module:Class` for one of your own "
         "(docs/extending.md). Any other name means env workers in another language, which you start yourself beside "
         "`dart coordinator`.",
@@ -60,6 +62,16 @@ class Environment(Section):
     viewport: tuple[Positive, Positive] = Field((160, 210), description="Width and height of screenshots in pixels.")
     timeouts: VerbTimeouts = Field(default_factory=VerbTimeouts)
     delay: Delay = Field(default_factory=Delay)
+
+    @field_validator("kind")
+    @classmethod
+    def _named(cls, kind: str) -> str:
+        if not _KIND.fullmatch(kind):
+            raise ValueError(
+                f"{kind!r} names no world: use one that ships with dart, module:Class for one of your own, or a name "
+                "in lower case for env workers in another language"
+            )
+        return kind
 
     @model_validator(mode="before")
     @classmethod

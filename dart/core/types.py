@@ -78,7 +78,8 @@ class VersionSpan:
 @unguarded
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment shows after a reset or an action. `reward` in [0, 1] is a verdict once `done`."""
+    """What the environment shows after a reset or an action. `reward` in [0, 1] counts only in a worker's final answer,
+    whose `done` it is: there are no rewards for single steps, and what a world's `act` puts here is ignored."""
 
     image: Image
     instruction: str = ""

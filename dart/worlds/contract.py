@@ -192,8 +192,9 @@ class Env(Plug, ABC):
     async def judge(self, last: Action, at_limit: bool) -> Verdict:
         """The episode is over, after the action `last`: how well was the task done?
 
-        `at_limit`: the step limit ended it; the world decides whether an unfinished task can still count. `last` is a
-        Finish if the policy ended it, with its status and its answer.
+        `at_limit`: the step limit ended it, or the policy's text was no action (then only the state is judged); the
+        world decides whether an unfinished task can still count. `last` is a Finish if the policy ended it, with its
+        status and its answer.
         """
 
     async def conclude(self, action: Action) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from dart.config.loading import explain
+from dart.core.action_json import KINDS
 from dart.errors import UserError
 from dart.worlds.closing import close_all
 from dart.worlds.contract import Env, Plug, SyncEnv, World
@@ -65,6 +66,11 @@ def find(kind: str) -> type[Plug]:
         raise UserError(f"environment.kind {kind}: {name} {what} in {where}: name a class that is one")
     if missing := getattr(found, "__abstractmethods__", None):
         raise UserError(f"environment.kind {kind}: {name} lacks {', '.join(sorted(missing))}: implement them")
+    if isinstance(found.actions, str) or (set(found.actions) - set(KINDS)):
+        raise UserError(
+            f"environment.kind {kind}: {name}.actions is {found.actions!r}: write a set of names of actions, which are "
+            f"{', '.join(sorted(KINDS))}"
+        )
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +183,18 @@ def test_a_loss_of_ones_own_goes_by_its_name() -> None:
 def test_a_loss_that_cannot_be_used_says_why(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(name)
+
+
+def test_a_loss_is_found_in_the_folder_in_which_a_worker_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loss_of_this_folder.py").write_text("def loss(tokens, clip_low, clip_high):\n    return tokens.new\n")
+    (tmp_path / "broken_loss.py").write_text("def loss(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    assert find("loss_of_this_folder:loss").__name__ == "loss"
+    with pytest.raises(ValueError, match="module broken_loss cannot be imported"):
+        find("broken_loss:loss")
 
 
 # ---- log-ratios that mean nothing any more ----

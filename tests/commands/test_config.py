@@ -61,6 +61,7 @@ def test_resolved_config_loads_again(tmp_path: Path) -> None:
             "trainer.advantage.overlong_buffer=99",
             "trainer.advantage.overlong_buffer is 99, more than rollout.max_tokens",
         ),
+        ("environment.kind=MyWorld", "'MyWorld' names no world: use one that ships with dart, module:Class"),
         ("stop={}", "nothing ends the run: set at least one of updates"),
         ("run.name=2024-13-01", "override 'run.name=2024-13-01': 2024-13-01 is not a YAML value"),
         ("run.seed=" + "1" * 5000, "is not a YAML value"),

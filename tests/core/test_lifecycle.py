@@ -43,6 +43,18 @@ def test_group_closes_when_all_have_finished_in_any_order() -> None:
     groups.validate()
 
 
+def test_a_pooled_success_replaces_the_worst_attempt() -> None:
+    groups = machine()
+    first, second, third = begin(groups, 3)
+    for order, reward in ((second, 0.0), (first, 0.9), (third, 0.5)):
+        groups.finished(replace(trajectory(order), reward=reward))
+    group = groups.to_judge()
+    assert group is not None
+    verdict = groups.judge(group, replace(trajectory(first, 1.0), id="copy", pooled_from="earlier"))
+    assert verdict.replaced == second.trajectory_id
+    assert [one.reward for one in verdict.trajectories] == [0.9, 0.5, 1.0], "the copy is the last"
+
+
 def test_infrastructure_failure_gives_the_same_rollout_out_again_first() -> None:
     groups = machine(rollouts=2)
     first, second = begin(groups, 2)

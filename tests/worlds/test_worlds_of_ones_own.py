@@ -28,7 +28,7 @@ from dart.wire.channel import Dial
 from dart.wire.convert import trajectory_to_proto
 from dart.wire.role import Command, Reply
 from dart.wire.worker import WorkerOptions, serve
-from dart.worlds.plugs import check
+from dart.worlds.plugs import check, find
 
 ROOT = Path(__file__).parents[2]
 MINIWOB = ROOT / "configs" / "miniwob_cpu.yaml"
@@ -113,12 +113,21 @@ def test_miniwob_conforms() -> None:
     conform("miniwob", "click-test-2", "click-color", "enter-text")
 
 
+@pytest.mark.parametrize("actions", ["frozenset({'Click', 'keys'})", "'click'"])
+def test_actions_that_no_action_is_called_are_refused(folder: Path, actions: str) -> None:
+    (folder / "misnamed_world.py").write_text(f"{WORLD}\n\nclass Misnamed(Halves):\n    actions = {actions}\n")
+    sys.modules.pop("misnamed_world", None)
+    with pytest.raises(UserError, match=r"Misnamed.actions is .*: write a set of names of actions, which are.* click"):
+        find("misnamed_world:Misnamed")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("self.hit = task.name, None", "self.hit = task.name + str(id(self)), None", "with another instruction"),
         ("Click on the {task.name} half.", "", "has no instruction"),
         ("from_pixels(bytes(w * h * 3), w, h)", "self.image", "has no attribute 'image'"),
+        ("return self.look()", "self.look()", "gave None, not an Observation"),
         ("float(self.hit == self.task)", "2.0", "a reward is a number in"),
         ("def judge", "def renew(self):\n        return None\n    def judge", "renew.. of an environment that works"),
         ("def judge", "def probe(self):\n        return False\n    def judge", "probe.. of a new environment"),

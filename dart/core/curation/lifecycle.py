@@ -233,7 +233,8 @@ class Lifecycle:
         return self._to_judge.popleft() if self._to_judge else None
 
     def judge(self, group: Group, stand_in: Trajectory | None = None) -> Verdict:
-        """The verdict on a closing group. `stand_in`: a copy of a success, to replace its last failure.
+        """The verdict on a closing group. `stand_in`: a copy of a success, to replace a failure: of those with the
+        lowest reward the one that ended last.
 
         The verdict takes effect with `decided`, once it is stored.
         """
@@ -244,8 +245,9 @@ class Lifecycle:
             return Verdict(group.id, group.task, Stage.DROPPED, UNMADE, UNMADE, plan=group.why)
         members, replaced = group.members, ""
         if stand_in is not None:
-            replaced = members[-1].id
-            members = (*members[:-1], stand_in)
+            worst = max(range(len(members)), key=lambda number: (-members[number].reward, number))
+            replaced = members[worst].id
+            members = (*members[:worst], *members[worst + 1 :], stand_in)
         decision = self._rules.judging.decide(members)
         stage = Stage.WAITING if decision.release else Stage.DROPPED
         return Verdict(

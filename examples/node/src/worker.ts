@@ -33,7 +33,7 @@ class Colours implements World {
           const { x, y } = action.value.at; // fractions of the screenshot's width and height
           page.click(x * page.width, y * page.height);
         }
-        if (command.value.last) page.done = true; // the policy has finished, or the step limit is reached
+        if (command.value.last) page.done = true; // finished, at the step limit, or its text was no action
         return observed(page, began, "");
       }
       case "release":
