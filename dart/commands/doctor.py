@@ -112,6 +112,11 @@ def warnings(config: Config) -> list[str]:
             f"step limits: those of {_some(longer)} are above curation.step_limit ({cap}), which is the cap on all: "
             "raise it if they are meant"
         )
+    if (left_out := tasks.evaluation[config.evaluation.episodes :]) and config.evaluation.episodes:
+        found.append(
+            f"evaluation.episodes: with {config.evaluation.episodes} for {len(tasks.evaluation)} tasks, the evaluation "
+            f"leaves out {_some(left_out)}: set it to {len(tasks.evaluation)} or more"
+        )
     if twice := [name for name, times in Counter((*tasks.names, *tasks.train_names)).items() if times > 1]:
         found.append(f"task names: {_some(twice)} is listed more than once, which has no effect: list it once")
     return [*found, *_world_warnings(config.environment)]

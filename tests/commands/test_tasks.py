@@ -60,6 +60,17 @@ def test_tasks_for_both_are_held_out_by_seed(tmp_path: Path) -> None:
     assert {task.seed for task in instances(config, 3)} == {1_000_000}
 
 
+def test_tasks_that_no_episode_is_left_for_are_named(tmp_path: Path) -> None:
+    config = load(written(tmp_path, OSWORLD_LIKE, evaluation={"episodes": 2}, curation={"step_limit": 30}))
+    (told,) = warnings(config)
+    assert told == "evaluation.episodes: with 2 for 3 tasks, the evaluation leaves out page: set it to 3 or more"
+
+
+@pytest.mark.parametrize("path", sorted(MINIWOB.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configs_that_ship_evaluate_every_task(path: Path) -> None:
+    assert not [warning for warning in warnings(load(path)) if warning.startswith("evaluation.episodes")]
+
+
 def test_json_will_do_and_the_resolved_config_needs_no_file(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(yaml.safe_load(OSWORLD_LIKE)))
     config = load(path)
