@@ -94,7 +94,7 @@ def find(kind: str) -> Objective:
     except (ImportError, SyntaxError) as error:
         raise ValueError(
             f"module {module_name} cannot be imported ({error}): install it where the train worker runs, "
-            "or start that in its folder or with the folder on PYTHONPATH"
+            "start the worker in the module's folder, or put that folder on PYTHONPATH"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -325,7 +325,6 @@ class Run:
         await self.ranks.complete()
         self._phase("training")
         await self._training.run()
-        self.progress.paused = False
         if episodes:
             await self.sync.settle_or_exclude()
             await self._evaluate("after")

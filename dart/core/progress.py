@@ -161,7 +161,8 @@ class Progress:
     # ---- events ----
 
     def phase_changed(self, phase: str) -> None:
-        self._phase = phase
+        """A pause, which concerns training alone, ends with its phase."""
+        self._phase, self.paused = phase, False
 
     def resumed(self, update: int, version: int) -> None:
         """The run resumes after this update, with the weights of this version."""

@@ -46,7 +46,7 @@ def headline(status: Status) -> str:
     if not figures.train_seconds and not counts.trajectories:
         return status.phase  # nothing has been trained (yet)
     success = "" if figures.success_rate is None else f"success {figures.success_rate:.0%}, "
-    phase = f"{status.phase} (paused)" if status.paused and status.phase == "training" else status.phase
+    phase = f"{status.phase} (paused)" if status.paused else status.phase
     line = (
         f"{phase}: update {counts.updates}, {success}{counts.trajectories} trajectories ({per_minute:.0f}/min), "
         f"environments {usage.env_utilisation:.0%}, "

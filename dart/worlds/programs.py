@@ -35,7 +35,7 @@ async def run_here(
     tied = (sys.executable, "-I", "-S", limited.__file__, str(os.getpid()), "0", "0")
     # Files and no pipes: a pipe stays open for as long as anything that the command has started.
     with tempfile.TemporaryFile() as errors:
-        # In a session of its own: the worker's processes end with the worker.
+        # In a session of its own, because the worker's process group ends with the worker.
         process = await asyncio.create_subprocess_exec(
             *tied, *words, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, start_new_session=True
         )

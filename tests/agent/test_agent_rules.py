@@ -161,6 +161,7 @@ QWEN: list[tuple[str, Action, str]] = [
     (call(action="key", keys=["ctrl+c"]), Keys(("Control_L", "c")), "key-plus"),
     (call(action="key", keys="ctrl+c"), Keys(("Control_L", "c")), "key-text key-plus"),
     (call(action="key", keys=["ctrl + c"]), Keys(("Control_L", "c")), "key-plus"),
+    (call(action="key", keys=["ctrl+]"]), Keys(("Control_L", "bracketright")), "key-plus"),
     (call(action="key", keys=[" ctrl", "c"]), Keys(("Control_L", "c")), "key-remnants"),
     (call(action="key", keys=["keys=[ctrl", "c]"]), Keys(("Control_L", "c")), "key-remnants"),
     (call(action="key", keys=["['ctrl'", "'c']"]), Keys(("Control_L", "c")), "key-remnants"),

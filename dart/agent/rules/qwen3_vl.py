@@ -31,7 +31,8 @@ from dart.agent.rules.rule import LONG_PRESS_SECONDS, Rule, held_seconds, onto_g
 from dart.agent.ui_tars import WAIT_SECONDS
 from dart.core.action import Click, Drag, Observe, Point, Single
 
-_REMNANTS = re.compile(r"""^\s*(?:keys=)?\[?['"]?|['"]?\]?\s*$""")
+# A bracket or a quote beside a "+" is a key of a chord.
+_REMNANTS = re.compile(r"""^\s*(?:keys=)?\[?['"]?(?!\+)|(?<!\+)['"]?\]?\s*$""")
 _BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
 
 
