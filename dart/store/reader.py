@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -290,6 +291,12 @@ class Reader:
         wanted = select(t.events).where(c.run_id == self.run_id, c.sequence >= sequence)
         rows = await self._rows(wanted.order_by(c.sequence).limit(limit))
         return [r.Event(**{name: row[name] for name in r.Event.__slots__}) for row in rows]
+
+    async def times_made(self, version: int) -> int:
+        """How many updates have made this weight version: more than one if the run resumed from before it."""
+        c = t.events.c
+        updates = await self._rows(select(c.json).where(c.run_id == self.run_id, c.kind == "update"))
+        return sum(json.loads(row["json"])["version"] == version for row in updates)
 
     async def newest_events(self, kind: str, limit: int = 1) -> list[r.Event]:
         """The last events of a kind, newest first."""

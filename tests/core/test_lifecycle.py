@@ -210,6 +210,15 @@ def test_each_group_is_in_one_batch_and_the_stale_are_dropped() -> None:
     groups.validate()
 
 
+def test_a_group_of_long_episodes_does_not_wait_behind_fresher_ones() -> None:
+    groups = machine(size=6)
+    fresher, fresh, slow = (released(groups, version=version) for version in (4, 3, 2))
+    assert [group.id for group in groups.take()] == [slow, fresh]
+    groups.consumed()
+    groups.validate()
+    assert groups.stage(fresher) is Stage.WAITING
+
+
 def test_what_the_trainer_refuses_is_dropped_and_the_others_are_next() -> None:
     groups = machine(size=6)
     names = [released(groups) for _ in range(3)]

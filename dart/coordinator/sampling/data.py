@@ -334,8 +334,7 @@ class DataManager:
             losses.update(_groups_of(event.json))
         vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
         groups = await self._database.unfinished_groups()
-        # The batch that the trainer was lost with must not come up again at once: its groups wait behind all others.
-        for group in sorted(groups, key=lambda group: losses[group.id]):
+        for group in groups:
             if group.kind is GroupKind.TRAINING:
                 self._restore(group, losses[group.id], vocabulary)
             else:
@@ -358,7 +357,8 @@ class DataManager:
             return
         advantages = tuple(one.advantages for one in members)
         why = why or ("" if members else "none of its trajectories has an advantage")
-        self._lifecycle.restore_released(ReleasedGroup(group.id, trajectories, advantages), group.task, group.plan, why)
+        released = ReleasedGroup(group.id, trajectories, advantages)
+        self._lifecycle.restore_released(released, group.task, group.plan, why, losses)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -49,10 +49,17 @@ class Evaluations:
             results = self.results.setdefault(label, {})
             if decoding in results:
                 continue
-            # The name has the version, so an evaluation that was cut off continues only with the same weights.
-            source = await self._evaluate(f"{label}-{decoding}-v{version}", self._temperature(decoding))
+            # The name tells the weights, so an evaluation that was cut off continues only with the same ones.
+            name = f"{label}-{decoding}-{await self._weights(version)}"
+            source = await self._evaluate(name, self._temperature(decoding))
             results[decoding] = success = await asyncio.to_thread(source.result)
             self._journal.event("evaluation", label=label, decoding=decoding, **success)
+
+    async def _weights(self, version: int) -> str:
+        """A name for the weights of this version, which a run that resumed from before it has made more than once."""
+        await self._journal.flush(self._database)
+        times = await self._database.times_made(version)
+        return f"v{version}" if times < 2 else f"v{version}-made-{times}-times"
 
     async def alone(self, endpoint: Address | None) -> Evaluation:
         """`dart eval`: evaluate the model behind the endpoint, or `config.model`, at `evaluation.temperature`."""

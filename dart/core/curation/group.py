@@ -36,6 +36,8 @@ class Group:
     released: ReleasedGroup | None = None
     oldest: int = 0
     """The weight version of a released group's oldest token."""
+    losses: int = 0
+    """How often the trainer was lost while it trained on it."""
 
     @property
     def has_next(self) -> bool:

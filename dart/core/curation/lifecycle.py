@@ -363,12 +363,12 @@ class Lifecycle:
         self._batch = []
 
     def returned(self) -> None:
-        """The update was not made: its groups wait again, first in line, except those that have become unusable."""
-        for group in reversed(self._batch):
+        """The update was not made: its groups wait again, except those that have become unusable."""
+        for group in self._batch:
             if group.unusable:
                 self._judge_again(group)
             else:
-                self._waiting.add(group, first=True)
+                self._waiting.add(group)
         self._batch = []
         self.update_over()
 
@@ -400,10 +400,15 @@ class Lifecycle:
         else:
             self._close(group)
 
-    def restore_released(self, group: ReleasedGroup, task: Task, why: str = "", unusable: str = "") -> None:
-        """Restore a group that waited for the trainer. `unusable`: why it cannot be trained on."""
+    def restore_released(
+        self, group: ReleasedGroup, task: Task, why: str = "", unusable: str = "", losses: int = 0
+    ) -> None:
+        """Restore a group that waited for the trainer, or was in training when the trainer was lost.
+
+        `unusable`: why it cannot be trained on; losses: how often the trainer was lost with it.
+        """
         size, finished = len(group.trajectories), list(group.trajectories)
-        restored = Group(group.id, task, size, 0, why, started=size, finished=finished, released=group)
+        restored = Group(group.id, task, size, 0, why, started=size, finished=finished, released=group, losses=losses)
         restored.unusable = unusable
         self._enter(restored)
         self._most = max(self._most, self._begun)

@@ -195,6 +195,13 @@ async def test_a_training_run_evaluates_with_each_decoding_once(
         await made.trained("after", 7)
         assert temperatures == [0.0, 0.5, 0.0]
         assert await database.group("eval-after-greedy-v7-click-color") is not None
+        # Killed, resumed from a checkpoint before it, and trained to the same version: these are other weights.
+        for version in (7, 5, 6, 7):
+            journal.event("update", version=version)
+        again = evaluations.Evaluations(config, database, environments(), policy, journal, Failures(), {})
+        await again.trained("after", 7)
+        assert temperatures == [0.0, 0.5, 0.0, 0.5, 0.0], "no episode of the weights that were given up counts"
+        assert await database.group("eval-after-greedy-v7-made-2-times-click-color") is not None
     means = {label: {name: each["mean"] for name, each in by.items()} for label, by in made.results.items()}
     assert means == {"before": {"sampled": 0.25, "greedy": 1.0}, "after": {"sampled": 0.0, "greedy": 1.0}}
     journal.close()
