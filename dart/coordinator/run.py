@@ -310,7 +310,7 @@ class Run:
                 source = await self.evaluations.alone(endpoint)
                 policy, tasks = str(endpoint) if endpoint else None, self.config.environment.tasks
                 seen = list(tasks.not_held_out_from(trained or tasks.training))
-                document = await asyncio.to_thread(source.document, self.directory.name, policy, seen)
+                document = source.document(self.directory.name, policy, seen)
                 write_json(self.directory.evaluation, document)
                 return self._common() | {"evaluation": document["success"], "evaluated_on_training_tasks": seen}
             case Train():

@@ -267,6 +267,19 @@ class Database(Reader):
 
         await self.write(write)
 
+    async def close_evaluations(self, closed: float) -> None:
+        """What an earlier process of the run left open of its evaluations is over, until `reopen_evaluation`."""
+        g, c = t.groups.c, t.trajectories.c
+        is_open = (g.run_id == self.run_id, g.kind == r.GroupKind.EVALUATION, g.state == r.GroupState.OPEN)
+
+        def write(connection: Connection) -> None:
+            members = c.group_id.in_(select(g.id).where(*is_open))
+            connection.execute(update(t.trajectories).where(members).values(fate=r.EVALUATED))
+            over = {"state": r.GroupState.EVALUATED, "fate": r.EVALUATED, "closed": closed}
+            connection.execute(update(t.groups).where(*is_open).values(**over))
+
+        await self.write(write)
+
     async def reopen_evaluation(self, group_id: str) -> None:
         """An evaluation that was cut off goes on: its group is open again, until `close_group`."""
         g = t.groups.c

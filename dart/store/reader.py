@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_, case, func, or_, select
 
+from dart.core.curation.planning import Result
 from dart.core.progress import StoredCounts
 from dart.core.types import Step
 from dart.errors import UserError
@@ -118,12 +119,13 @@ class Reader:
     async def unfinished_groups(
         self, states: Sequence[r.GroupState] = (r.GroupState.OPEN, r.GroupState.RELEASED)
     ) -> list[r.StoredGroup]:
-        """Groups that no update has trained on yet, oldest first: a resumed run continues with them.
+        """Training groups that no update has trained on yet, oldest first: a resumed run continues with them.
 
         Their images come without bytes.
         """
         g = t.groups.c
-        wanted = select(t.groups).where(g.run_id == self.run_id, g.state.in_(states)).order_by(g.opened, g.id)
+        ours = (g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING, g.state.in_(states))
+        wanted = select(t.groups).where(*ours).order_by(g.opened, g.id)
 
         def read(connection: Connection) -> list[r.StoredGroup]:
             rows = connection.execute(wanted).mappings().all()
@@ -152,10 +154,11 @@ class Reader:
         def read(connection: Connection) -> list[r.TaskHistory]:
             histories = []
             for row in connection.execute(totals).mappings().all():
-                last = select(c.success, c.steps).where(c.task_name == row["task_name"])
+                last = select(c.success, c.reward, c.steps).where(c.task_name == row["task_name"])
                 last = last.order_by(c.finished.desc(), c.id.desc()).limit(window)
-                results = [bool(success) for success, _ in connection.execute(last.where(*rollouts))]
-                lengths = [steps for _, steps in connection.execute(last.where(*seen, c.success))]
+                ended = connection.execute(last.where(*rollouts))
+                results = [Result(bool(success), reward) for success, reward, _ in ended]
+                lengths = [steps for *_, steps in connection.execute(last.where(*seen, c.success))]
                 last_ones = tuple(results[::-1]), tuple(lengths[::-1])
                 histories.append(r.TaskHistory(row["task_name"], row["longest"], *last_ones))
             return histories

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import RowMapping, Table
 
 from dart.core.action_json import action_from_json, action_to_json
+from dart.core.curation.planning import Result
 from dart.core.json_text import to_json
 from dart.core.packing import pack, unpack
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan, plain_fields
@@ -117,7 +118,7 @@ class TaskHistory:
 
     name: str
     longest: int | None
-    results: tuple[bool, ...]
+    results: tuple[Result, ...]
     lengths: tuple[int, ...]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dart.core.curation.lifecycle import Lifecycle, Rules
 from dart.core.curation.orders import Order
-from dart.core.curation.planning import LengthRule, NumberRule, Planner, rollout_number, step_limit
+from dart.core.curation.planning import LengthRule, NumberRule, Planner, Result, rollout_number, spread, step_limit
 from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Schedule
@@ -133,7 +133,7 @@ def test_plans_keep_their_bounds_and_a_restart_changes_nothing(
     planner, lengths, results = Planner(PAPER, length), {"a": [], "b": []}, {"a": [], "b": []}  # type: ignore[var-annotated]
     for name, success, steps in outcomes:
         planner.record(trajectory(name, success=success, steps=steps))
-        results[name].append(success)
+        results[name].append(Result(success, float(success)))
         if success:
             lengths[name].append(steps)
         plan = planner.plan(name)
@@ -148,6 +148,17 @@ def test_plans_keep_their_bounds_and_a_restart_changes_nothing(
         restarted.restore(name, results[name][-kept:], lengths[name][-kept:], max(lengths[name], default=None))
         assert restarted.plan(name).why == planner.plan(name).why
         assert restarted.histories[name] == planner.histories[name]
+
+
+def test_how_much_there_is_to_learn_goes_by_the_rewards() -> None:
+    assert spread([1.0, 0.0, 0.0, 0.0]) == pytest.approx(4 * 0.25 * 0.75)
+    assert spread([0.3] * 8) == spread([1.0]) == 0
+    assert spread([0.0, 10.0]) == 1, "rewards of any size"
+    planner = Planner(PAPER, LENGTH)
+    for number in range(8):  # none of them a success, and every group trains
+        planner.record(replace(trajectory(success=False), reward=0.2 + 0.6 * (number % 2)))
+    assert planner.informative("t") == pytest.approx(0.36)
+    assert planner.plan("t").rollouts == 8
 
 
 # ---- task sampling ----

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart.core.action import Action, Click, Point
-from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
-from dart.core.evaluation.outcomes import Failure, Outcome, clustered_rate, compare, failure, pass_curve, success_rate
+from dart.core.evaluation.estimates import clustered, mcnemar, paired, pass_at_k, wilson
+from dart.core.evaluation.outcomes import Failure, Outcome, clustered_rate, compare, failure, pass_curve
 from dart.core.evaluation.quota import Quota
 from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 
@@ -71,15 +71,42 @@ def test_pass_at_k_is_the_share_of_draws_with_a_success(samples: list[bool], k: 
     assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(sum(map(any, drawn)) / len(drawn))
 
 
-def test_bootstrap_is_seeded_and_about_two_standard_errors_wide() -> None:
-    values = [0.0, 1.0] * 50
-    low, high = bootstrap(values)
-    assert (low, high) == bootstrap(values)
-    # standard error of the mean: 0.5 / sqrt(100)
-    assert (low, high) == pytest.approx((0.402, 0.598), abs=0.015)
-    assert bootstrap([0.25] * 3) == (0.25, 0.25)
-    with pytest.raises(ValueError, match="nothing to resample"):
-        bootstrap([])
+def test_an_interval_over_instances_counts_as_many_trials_as_they_are_worth() -> None:
+    # Instances that all come out half right are no more alike than 20 trials are; all or nothing, they are 10.
+    assert clustered([0.5] * 10, [2] * 10) == wilson(10, 20)
+    assert clustered([0.0, 1.0] * 5, [2] * 10) == pytest.approx(wilson(5, 10))
+    # rates 1, 1, 1/2, 1/2: variance of the mean 4 · 0.25² / 16, so 0.75 · 0.25 / 0.015625 = 12 trials; there are 8
+    assert clustered([1.0, 1.0, 0.5, 0.5], [2] * 4) == wilson(6, 8)
+    # rates 1, 1, 1/4, 1/4: variance (4 · 0.375²) / 16, and 0.625 · 0.375 / 0.03515625 = 20/3 trials of the 16
+    assert clustered([1.0, 1.0, 0.25, 0.25], [4] * 4) == pytest.approx(wilson(0.625 * 20 / 3, 20 / 3))
+    assert clustered([1.0] * 20, [2] * 20) == wilson(20, 20), "nothing tells how alike the two of an instance are"
+    assert clustered([0.75], [8]) == wilson(6, 8), "of one instance they are independent"
+    assert clustered([], []) == (0.0, 1.0)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_with_one_trial_for_each_instance_the_interval_is_wilsons(outcomes: list[bool]) -> None:
+    assert clustered([float(one) for one in outcomes], [1] * len(outcomes)) == pytest.approx(
+        wilson(sum(outcomes), len(outcomes))
+    )
+
+
+def test_a_difference_by_hand() -> None:
+    # 7 pairs one way and 1 the other of 20. Agresti and Min: (7 - 1) / 22 ± z · sqrt(7 + 1 + 1 - 6² / 22) / 22
+    seven_and_one = [1.0] * 7 + [-1.0] + [0.0] * 12
+    assert paired(seven_and_one) == pytest.approx((0.272727 - 0.241753, 0.272727 + 0.241753), abs=1e-6)
+    low, high = paired([0.0] * 20)
+    assert low == -high and high == pytest.approx(1.959964 / 22), "that all pairs agree does not prove that all would"
+    assert paired([1.0] * 20)[1] == 1.0 and 0.7 < paired([1.0] * 20)[0] < 0.8
+    assert paired([0.0] * 20, samples=4)[1] == pytest.approx(1.959964 / 88)
+    with pytest.raises(ValueError, match="there are no pairs"):
+        paired([])
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), min_size=1, max_size=40))
+def test_a_difference_lies_in_its_interval(differences: list[float]) -> None:
+    low, high = paired(differences, samples=2)
+    assert -1 <= low <= fmean(differences) <= high <= 1 and low < high
 
 
 def test_mcnemar_by_hand() -> None:
@@ -127,8 +154,8 @@ def test_outcome_keeps_what_counts() -> None:
     assert replace(outcome, success=False).task == Task("s", "n", 1)
 
 
-def test_success_rate_without_episodes_knows_nothing() -> None:
-    nothing = success_rate([])
+def test_a_rate_of_no_episodes_knows_nothing() -> None:
+    nothing = clustered_rate([])
     assert (nothing.mean, nothing.low, nothing.high) == (0.0, 0.0, 1.0)
 
 
@@ -203,9 +230,9 @@ def test_a_success_counts_once_it_is_stored_and_holds_its_place_until_then() -> 
     assert (tally.finished, tally.successes, tally.kept) == (2, 2, 1) and quota.done
 
 
-def test_instances_that_are_all_alike_have_the_interval_of_so_many_episodes() -> None:
-    for instances in ([[True] * 5] * 10, [[True, False]], [[False] * 3]):
-        rate = fmean(instances[0])
-        found = clustered_rate(instances)
-        assert (found.mean, (found.low, found.high)) == (rate, wilson(rate * len(instances), len(instances)))
-        assert found.low < found.high
+def test_one_failure_changes_an_interval_little() -> None:
+    perfect, almost = clustered_rate([[True] * 2] * 20), clustered_rate([[True] * 2] * 19 + [[True, False]])
+    assert (perfect.low, perfect.high) == pytest.approx((0.839, 1.0), abs=1e-3)
+    assert (almost.low, almost.high) == pytest.approx((0.871, 0.996), abs=1e-3)
+    alone = clustered_rate([[True, False, True, True]])
+    assert (alone.mean, (alone.low, alone.high)) == (0.75, wilson(3, 4))

@@ -19,6 +19,7 @@ from store_samples import TASK, image, trajectory
 from store_servers import Stores
 from test_store_action_json import actions, texts
 
+from dart.core.curation.planning import Result
 from dart.core.progress import StoredCounts
 from dart.core.types import Generation, Image, Step, StepEntropy, Task, Termination, Trajectory, VersionSpan
 from dart.errors import UserError
@@ -27,6 +28,8 @@ from dart.store.blobs import BlobCorrupt, BlobMissing, files_at
 from dart.store.database import Database, sqlite_url
 from dart.store.reader import chunks
 from dart.store.records import CheckpointRecord, Event, GroupKind, GroupState, RunState, SyncRecord, TaskHistory
+
+WON, LOST = Result(True, 1.0), Result(False, 0.0)
 
 
 @pytest.fixture
@@ -307,9 +310,9 @@ async def test_histories_are_of_training_rollouts_alone(database: Database) -> N
     assert await database.release_again(6) == 1
     assert (await database.totals()).fates == {}
     (history,) = await database.task_histories(window=3)
-    assert history == TaskHistory("click-color", 3, (True, False, True), (3, 1, 2))
+    assert history == TaskHistory("click-color", 3, (WON, LOST, WON), (3, 1, 2))
     (whole,) = await database.task_histories(window=9)
-    assert whole.results == (True, True, False, True), "the oracle's success is none of this policy's"
+    assert whole.results == (WON, WON, LOST, WON), "the oracle's success is none of this policy's"
     assert whole.lengths == (3, 3, 1, 2), "but it says how long the task takes"
     assert [(s.trajectory_id, s.uses) for s in await database.newest_successes(2)] == [("t1", 1), ("t3", 0)]
     assert [s.trajectory_id for s in await database.newest_successes(9)] == ["oracle", "t0", "t1", "t3"]

@@ -45,7 +45,7 @@ from dart.errors import UserError
 from dart.failpoints import failpoint
 from dart.store.blobs import BlobError, BlobUnreachable
 from dart.store.database import Database
-from dart.store.records import DROPPED, EVALUATED, PENDING, GroupKind, GroupState, StoredGroup
+from dart.store.records import DROPPED, PENDING, GroupKind, GroupState, StoredGroup
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class DataManager:
         curation, informative = self._config.curation, self._planner.informative(name)
         if curation.pool.enabled and self._pool.has(name):
             # At least one of N succeeds: the pooled one.
-            informative = max(informative, spread(1 / curation.rollouts))
+            informative = max(informative, spread([1.0] + [0.0] * (curation.rollouts - 1)))
         return max(LEAST_WEIGHT, 1 - curation.task_preference * (1 - informative))
 
     # ---- decisions ----
@@ -333,12 +333,9 @@ class DataManager:
         for event in await self._database.newest_events("trainer_lost", 100):
             losses.update(_groups_of(event.json))
         vocabulary = await asyncio.to_thread(vocabulary_size, self._config.model.folder)
-        groups = await self._database.unfinished_groups()
-        for group in groups:
-            if group.kind is GroupKind.TRAINING:
-                self._restore(group, losses[group.id], vocabulary)
-            else:
-                await self._database.close_group(group.id, GroupState.EVALUATED, EVALUATED, EVALUATED, {}, time.time())
+        for group in await self._database.unfinished_groups():
+            self._restore(group, losses[group.id], vocabulary)
+        await self._database.close_evaluations(time.time())
         await self._decide()
 
     def _restore(self, group: StoredGroup, losses: int, vocabulary: int | None) -> None:

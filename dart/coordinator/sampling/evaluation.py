@@ -21,7 +21,7 @@ from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.sessions import InfrastructureError, SetUpFailed
 from dart.core.curation.orders import Attempt, Failures, Order
 from dart.core.evaluation.documents import Document, Instance, Interval, NotEvaluated, Protocol, Rate, Success
-from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, Undone, clustered_rate, pass_curve, success_rate
+from dart.core.evaluation.outcomes import Estimate, Failure, Outcome, Undone, clustered_rate, pass_curve
 from dart.core.json_text import JSON
 from dart.core.types import Task, Trajectory
 from dart.errors import UserError
@@ -182,13 +182,10 @@ class Evaluation:
         return {**_interval(self._estimate(outcomes, lambda outcome: outcome.success)), "episodes": len(outcomes)}
 
     def _estimate(self, outcomes: Sequence[Outcome], success: Callable[[Outcome], bool]) -> Estimate:
-        """With Wilson's interval, or with one that keeps the samples of an instance together."""
-        if self._samples == 1:
-            return success_rate([success(one) for one in outcomes])
         instances: dict[str, list[bool]] = defaultdict(list)
         for one in outcomes:
             instances[one.task.id].append(success(one))
-        return clustered_rate([instances[name] for name in sorted(instances)])  # resampling depends on the order
+        return clustered_rate(list(instances.values()))
 
     def _not_evaluated(self) -> list[NotEvaluated]:
         """The instances of the episodes that could not be run, with the last reason of each."""
@@ -201,10 +198,7 @@ class Evaluation:
 
     def document(self, run: str, policy: str | None = None, seen: Sequence[str] = ()) -> Document:
         """evaluation.json (docs/evaluation.md). `policy`: what acted, if it was not config.model. `seen`: tasks that
-        are not held out.
-
-        It resamples, which takes a second if there are many instances.
-        """
+        are not held out."""
         by_instance: dict[str, list[Outcome]] = {task.id: [] for task in self._instances}
         for outcome in sorted(self.outcomes, key=lambda o: o.trajectory_id):
             by_instance[outcome.task.id].append(outcome)

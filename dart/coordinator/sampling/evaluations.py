@@ -3,7 +3,6 @@ eval` a single one."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from dart.config import Config
@@ -52,7 +51,7 @@ class Evaluations:
             # The name tells the weights, so an evaluation that was cut off continues only with the same ones.
             name = f"{label}-{decoding}-{await self._weights(version)}"
             source = await self._evaluate(name, self._temperature(decoding))
-            results[decoding] = success = await asyncio.to_thread(source.result)
+            results[decoding] = success = source.result()
             self._journal.event("evaluation", label=label, decoding=decoding, **success)
 
     async def _weights(self, version: int) -> str:
@@ -71,7 +70,7 @@ class Evaluations:
                 source = await self._evaluate(
                     "eval", temperature, samples, lambda _: EndpointAlone(client, self._policy.screenshots)
                 )
-        self._journal.event("evaluation", label="eval", **await asyncio.to_thread(source.result))
+        self._journal.event("evaluation", label="eval", **source.result())
         return source
 
     def _temperature(self, decoding: Decoding) -> float:

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from statistics import fmean
 from types import MappingProxyType
+from typing import NamedTuple
 
 from dart.core.types import Trajectory
 
@@ -71,16 +73,27 @@ def step_limit(longest: int | None, rule: LengthRule) -> int:
     return min(rule.cap, max(rule.floor, longest + rule.margin))
 
 
-def spread(success_rate: float) -> float:
-    """4·p·(1 − p) in [0, 1]: twice the chance that two roll-outs differ, which is what an advantage needs."""
-    return 4 * success_rate * (1 - success_rate)
+def spread(rewards: Sequence[float]) -> float:
+    """4·Var(R), at most 1: how much roll-outs differ, which is what an advantage needs.
+
+    For rewards of 0 and 1, of which a share p succeeds, it is 4·p·(1 − p): twice the chance that two roll-outs differ.
+    """
+    mean = fmean(rewards)
+    return min(1.0, 4 * fmean([(reward - mean) ** 2 for reward in rewards]))
+
+
+class Result(NamedTuple):
+    """How a roll-out ended."""
+
+    success: bool
+    reward: float
 
 
 @dataclass(slots=True)
 class History:
     """What is remembered about one task name, newest last."""
 
-    results: deque[bool]
+    results: deque[Result]
     lengths: deque[int]
     """Steps of the last successes, up to the length rule's window; without a window, only the longest."""
     last: Plan | None = field(default=None, compare=False)
@@ -100,7 +113,7 @@ class Planner:
     def record(self, trajectory: Trajectory) -> None:
         """Count a finished roll-out of this run."""
         history = self._history(trajectory.task.name)
-        history.results.append(trajectory.success)
+        history.results.append(Result(trajectory.success, trajectory.reward))
         if trajectory.success:
             steps = len(trajectory.steps)
             history.lengths.append(steps if self.length.window is not None else max(steps, history.longest or 0))
@@ -108,7 +121,7 @@ class Planner:
     def plan(self, name: str) -> Plan:
         """N and the step limit of the task's next group."""
         history = self._history(name)
-        wins, results = sum(history.results), len(history.results)
+        wins, results = sum(result.success for result in history.results), len(history.results)
         rollouts = rollout_number(wins, results, self.number)
         limit = step_limit(history.longest, self._lengths.get(name, self.length))
         rate = f"success {wins / results:.2f} over the last {results}" if results else "no roll-out yet"
@@ -122,16 +135,16 @@ class Planner:
         return history.last
 
     def informative(self, name: str) -> float:
-        """`spread` of the task's success rate over the window; 1 if too little is known."""
+        """`spread` of the task's rewards over the window; 1 if too little is known."""
         history = self._history(name)
         if len(history.results) < self.number.maximum:
             return 1.0
-        return spread(sum(history.results) / len(history.results))
+        return spread([result.reward for result in history.results])
 
     def restore(
         self,
         name: str,
-        results: Sequence[bool],
+        results: Sequence[Result],
         lengths: Sequence[int],
         longest: int | None,
     ) -> None:

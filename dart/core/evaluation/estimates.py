@@ -1,4 +1,4 @@
-"""Rates and their uncertainty: Wilson's interval, pass@k, the bootstrap, McNemar's exact test.
+"""Rates and their uncertainty: Wilson's interval, also over clusters, pass@k, differences of pairs, McNemar's test.
 
 Pure functions of counts and numbers, without numpy: an evaluation holds hundreds of values, not millions. Every
 interval is a 95 % interval.
@@ -7,24 +7,23 @@ interval is a 95 % interval.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
-from statistics import fmean
 
-RESAMPLES = 5000
+Z = 1.959964
+"""How many standard errors an interval of 95 % reaches to each side."""
 
 
-def wilson(successes: float, episodes: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, episodes: float) -> tuple[float, float]:
     """The Wilson score interval of a success rate (E. B. Wilson 1927, eq. in JASA 22, 209-212).
 
-    It assumes independent episodes. Samples of one instance are not: use `bootstrap` over instances for those.
+    It assumes independent episodes. Samples of one instance are not: use `clustered` for those.
     """
     if episodes == 0:
         return 0.0, 1.0
     p = successes / episodes
-    scale = 1 + z * z / episodes
-    centre = (p + z * z / (2 * episodes)) / scale
-    half = z * math.sqrt(p * (1 - p) / episodes + z * z / (4 * episodes * episodes)) / scale
+    scale = 1 + Z * Z / episodes
+    centre = (p + Z * Z / (2 * episodes)) / scale
+    half = Z * math.sqrt(p * (1 - p) / episodes + Z * Z / (4 * episodes * episodes)) / scale
     # At 0 and 1 the interval ends exactly there; rounding would leave the rate outside it.
     return (0.0 if successes == 0 else centre - half), (1.0 if successes == episodes else centre + half)
 
@@ -40,18 +39,43 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean (B. Efron 1979): 2.5 % and 97.5 % of `RESAMPLES` resampled means.
+def clustered(rates: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
+    """The interval of the mean rate over all trials, where trials of one instance are more alike than others.
 
-    values: one per unit that was drawn independently, here an instance. The same seed draws the same units, so curves
-    of one evaluation are resampled together. Raises ValueError if there are no values.
+    rates, trials: of each instance. It is Wilson's, for as many independent trials as would leave the mean as uncertain
+    as the differences between the instances show it to be: mean · (1 - mean) / variance of the mean (the effective
+    sample size of L. Kish, Survey Sampling, 1965), and no more than there are. With one trial for each instance that is
+    their number. Where every trial came out alike nothing tells how alike those of one instance are: each instance
+    counts once. Trials of a single instance are independent.
     """
-    if not values:
-        raise ValueError("nothing to resample: give one value per instance")
-    rng = random.Random(seed)
-    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    tail = round(0.025 * RESAMPLES)
-    return means[tail], means[-1 - tail]
+    total = sum(trials)
+    if not total:
+        return wilson(0, 0)
+    mean = sum(rate * of for rate, of in zip(rates, trials, strict=True)) / total
+    variance = sum((of * (rate - mean)) ** 2 for rate, of in zip(rates, trials, strict=True)) / total**2
+    if len(rates) == 1:
+        effective = total
+    elif mean in (0, 1):
+        effective = len(rates)
+    else:
+        effective = min(total, mean * (1 - mean) / variance) if variance else total
+    return wilson(mean * effective, effective)
+
+
+def paired(differences: Sequence[float], samples: int = 1) -> tuple[float, float]:
+    """The interval of the mean difference of two rates over pairs, of which each rate is over so many samples.
+
+    Wald's, with half a pair of one more sample each way and one more pair without a difference, cut at -1 and 1: for
+    one sample that is "Wald+2" of A. Agresti and Y. Min (Statistics in Medicine 24, 2005, 729-740). So it has a width
+    where all pairs agree. Raises ValueError if there are no pairs.
+    """
+    if not differences:
+        raise ValueError("there are no pairs: give one difference for each")
+    pairs, mean = len(differences) + 2, sum(differences) / len(differences)
+    centre = sum(differences) / pairs
+    squares = sum(difference**2 for difference in differences) + 1 / samples**2
+    half = Z * math.sqrt((squares / pairs - centre**2) / pairs)
+    return min(max(-1.0, centre - half), mean), max(min(1.0, centre + half), mean)
 
 
 def mcnemar(better: int, worse: int) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from dart.core.evaluation.estimates import bootstrap, mcnemar, pass_at_k, wilson
+from dart.core.evaluation.estimates import clustered, mcnemar, paired, pass_at_k
 from dart.core.types import Task, Termination, Trajectory
 
 LOOP_TIMES = 3
@@ -98,37 +98,24 @@ class Estimate:
     high: float
 
 
-def success_rate(successes: Sequence[bool]) -> Estimate:
-    """The mean over episodes, with Wilson's interval."""
-    won = sum(successes)
-    return Estimate(won / len(successes) if successes else 0.0, *wilson(won, len(successes)))
-
-
 def clustered_rate(instances: Sequence[Sequence[bool]]) -> Estimate:
-    """The mean over the episodes of instances of which some have several, with an interval that is bootstrapped over
-    instances: episodes of one instance are more alike than others.
-
-    Where the instances are all alike, or there is one alone, resampling them shows nothing, and the interval is
-    Wilson's of as many episodes as there are instances.
-    """
-    values = [fmean(samples) for samples in instances if samples]
-    every = [success for samples in instances for success in samples]
+    """The mean over the episodes of instances of which some have several: episodes of one instance are more alike than
+    others."""
+    sampled = [samples for samples in instances if samples]
+    every = [success for samples in sampled for success in samples]
     mean = fmean(every) if every else 0.0
-    if len(set(values)) < 2:
-        return Estimate(mean, *wilson(mean * len(values), len(values)))
-    return Estimate(mean, *bootstrap(values))
+    return Estimate(mean, *clustered([fmean(samples) for samples in sampled], [len(samples) for samples in sampled]))
 
 
 def pass_curve(instances: Sequence[Sequence[bool]]) -> dict[int, Estimate]:
     """k → pass@k, the mean over instances, for k up to the fewest samples that an instance has.
 
-    Intervals are bootstrapped over instances, so pass@1's is the success rate's with the samples of an instance kept
-    together.
+    n samples of an instance are n / k trials of k, so pass@1's interval is `clustered_rate`'s.
     """
-    curve = {}
-    for k in range(1, min(map(len, instances), default=0) + 1):
+    fewest, curve = min(map(len, instances), default=0), {}
+    for k in range(1, fewest + 1):
         values = [pass_at_k(len(samples), sum(samples), k) for samples in instances]
-        curve[k] = Estimate(fmean(values), *bootstrap(values))
+        curve[k] = Estimate(fmean(values), *clustered(values, [fewest / k] * len(values)))
     return curve
 
 
@@ -137,7 +124,7 @@ class Comparison:
     """Evaluation A against B on the same instances."""
 
     difference: Estimate
-    """A's success minus B's, with a 95 % interval from a bootstrap over paired instances."""
+    """A's success minus B's, over paired instances."""
     better: int
     """Instances that A solved in more of its samples than B."""
     worse: int
@@ -151,4 +138,5 @@ def compare(a: Mapping[str, Sequence[bool]], b: Mapping[str, Sequence[bool]]) ->
         raise ValueError(f"only instances that both have can be paired: {sorted(a.keys() ^ b.keys())[:3]} are in one")
     pairs = [fmean(a[instance]) - fmean(b[instance]) for instance in a]
     better, worse = sum(d > 0 for d in pairs), sum(d < 0 for d in pairs)
-    return Comparison(Estimate(fmean(pairs), *bootstrap(pairs)), better, worse, mcnemar(better, worse))
+    samples = min(len(one) for one in (*a.values(), *b.values()))
+    return Comparison(Estimate(fmean(pairs), *paired(pairs, samples)), better, worse, mcnemar(better, worse))
