@@ -40,7 +40,6 @@ from dart.coordinator.training.syncing import WeightSync
 from dart.coordinator.training.updates import Training
 from dart.coordinator.training.uploads import Uploads
 from dart.core.curation.orders import Failures
-from dart.core.curation.submitted import Submissions
 from dart.core.fleet.health import Condition
 from dart.core.fleet.replica import Replica
 from dart.core.fleet.replicas import Replicas
@@ -180,15 +179,14 @@ class Run:
         self._while_training("drain")
         self._training.drain()
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Put tasks at the head of the queue, all of them or none. Raises NotWanted."""
+    async def submit(self, tasks: Sequence[Task]) -> None:
+        """Put tasks at the head of the queue, all of them or none. When this returns, they also outlive the process.
+
+        Raises NotWanted.
+        """
         self._while_training("tasks")
-        wanted = self.config.environment.tasks
-        kind = self.config.environment.kind
-        rules = Submissions(kind, wanted.training, wanted.eval_seeds, wanted.single_instance)
-        rules.check(tasks, self.data.submitted_tasks)
-        for task in tasks:
-            self.data.submit(task)
+        self.data.submit(tasks)
+        await self.journal.flush(self.database)
 
     async def checkpoint(self) -> tuple[str, int]:
         """Save the weights now."""

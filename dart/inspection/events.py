@@ -149,6 +149,7 @@ _SENTENCES = {
     "trainer_lost": "the trainer was lost: {why}",
     "trainer_remark": "update {update}: {why}",
     "failed": "the run failed: {why}",
+    "submitted": "{number} tasks were submitted",
     "paused": "the run is paused",
     "resumed": "the run goes on",
 }

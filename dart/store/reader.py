@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -12,7 +13,7 @@ from sqlalchemy import URL, ColumnElement, Connection, RowMapping, Select, and_,
 
 from dart.core.curation.planning import Result
 from dart.core.progress import StoredCounts
-from dart.core.types import Step
+from dart.core.types import Step, Task
 from dart.errors import UserError
 from dart.store import records as r
 from dart.store import tables as t
@@ -301,6 +302,29 @@ class Reader:
         updates = await self._rows(select(c.json).where(c.run_id == self.run_id, c.kind == "update"))
         return sum(json.loads(row["json"])["version"] == version for row in updates)
 
+    async def unopened_submissions(self) -> list[Task]:
+        """The submitted tasks of which no training group has been opened since, in their order."""
+        e, g = t.events.c, t.groups.c
+        events = select(e.unix_seconds, e.json).where(e.run_id == self.run_id, e.kind == "submitted")
+
+        def read(connection: Connection) -> list[Task]:
+            submitted = [
+                (submission["unix_seconds"], Task(*task))
+                for submission in connection.execute(events.order_by(e.sequence)).mappings()
+                for task in json.loads(submission["json"])["tasks"]
+            ]
+            if not submitted:
+                return []
+            since = (g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING, g.opened >= submitted[0][0])
+            opened: dict[Task, deque[float]] = defaultdict(deque)
+            for *task, when in connection.execute(
+                select(g.suite, g.task_name, g.seed, g.opened).where(*since).order_by(g.opened, g.id)
+            ):
+                opened[Task(*task)].append(when)
+            return [task for when, task in submitted if not _taken(opened[task], when)]
+
+        return await self._reader.run(read)
+
     async def newest_events(self, kind: str, limit: int = 1) -> list[r.Event]:
         """The last events of a kind, newest first."""
         c = t.events.c
@@ -339,3 +363,10 @@ def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory
         for row in connection.execute(wanted).mappings():
             steps[row["trajectory_id"]].append(r.step_from_row(row))
     return [r.trajectory_from_row(row, steps[row["id"]]) for row in rows]
+
+
+def _taken(times: deque[float], since: float) -> bool:
+    """Whether the queue of rising times has one that is not earlier; it is taken from the queue, with those before."""
+    while times and times[0] < since:
+        times.popleft()
+    return bool(times) and times.popleft() >= since

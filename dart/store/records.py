@@ -34,7 +34,7 @@ EVALUATED = "evaluated"
 STORY = frozenset(
     {"phase", "update", "evaluation", "checkpoint", "checkpoint_broken", "checkpoint_failed", "checkpoint_uploaded",
      "checkpoint_upload_failed", "released_again",
-     "trainer_lost", "pool_filled", "collected", "paused", "resumed", "failed"}
+     "trainer_lost", "pool_filled", "collected", "submitted", "paused", "resumed", "failed"}
 )  # fmt: skip
 """Kinds of events that are kept as long as the run itself: its results, with their times."""
 UNKEPT = f"{DROPPED}: its screenshots are no longer kept"

@@ -72,7 +72,7 @@ class Levers:
     def __init__(self) -> None:
         self.queue: list[Task] = []
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    async def submit(self, tasks: Sequence[Task]) -> None:
         RUN.check(tasks, len(self.queue))
         self.queue += tasks
 

@@ -286,9 +286,9 @@ async def test_a_run_is_controlled_from_a_shell(tmp_path: Path, capsys: pytest.C
             assert scene.run.status().paused, "at once, before the watchdog reports it"
             task, held_out = (Task("miniwob", "click-test", seed) for seed in (3, 1_000_003))
             with pytest.raises(NotWanted, match="is held out"):
-                scene.run.submit([task, held_out])
+                await scene.run.submit([task, held_out])
             assert scene.run.data.submitted_tasks == 0, "all of them or none"
-            scene.run.submit([task])
+            await scene.run.submit([task])
             assert scene.run.data.submitted_tasks == 1
             await asyncio.to_thread(control, "resume", None, scene.address, None)
             assert not scene.run.status().paused

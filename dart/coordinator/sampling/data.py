@@ -37,6 +37,7 @@ from dart.core.curation.pool import Entry, ExperiencePool, pooled_copy
 from dart.core.curation.quarantine import TaskQuarantine
 from dart.core.curation.sampling import TaskSampler
 from dart.core.curation.schedule import Schedule
+from dart.core.curation.submitted import Submissions
 from dart.core.curation.usable import usable
 from dart.core.progress import Progress
 from dart.core.types import Task, Trajectory
@@ -91,6 +92,7 @@ class DataManager:
         sampler = TaskSampler(
             suite, tasks.training, tasks.train_seeds, rng, self._weight, tasks.single_instance, self._rests
         )
+        self._submissions = Submissions(suite, tasks.training, tasks.eval_seeds, tasks.single_instance)
         self._failures = failures or Failures()
         self._lifecycle = Lifecycle(_rules(config), sampler, self._plan, first_group, self._failures)
         self._resumed = first_group > 1
@@ -112,8 +114,14 @@ class DataManager:
         """Submitted tasks for which no group has been opened yet."""
         return self._lifecycle.submitted_tasks
 
-    def submit(self, task: Task) -> None:
-        self._lifecycle.submit(task)
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Put tasks ahead of all others, all of them or none. Raises NotWanted."""
+        self._submissions.check(tasks, self.submitted_tasks)
+        for task in tasks:
+            self._lifecycle.submit(task)
+        self._journal.event(
+            "submitted", number=len(tasks), tasks=[[task.suite, task.name, task.seed] for task in tasks]
+        )
 
     def pause(self, paused: bool) -> None:
         self._lifecycle.pause(paused)
@@ -308,7 +316,7 @@ class DataManager:
     # ---- restarts ----
 
     async def prepare(self) -> None:
-        """Load what earlier processes left in the database: statistics, the pool, unfinished groups.
+        """Load what earlier processes left in the database: statistics, the pool, submitted tasks, unfinished groups.
 
         Open groups continue, and released ones wait for the trainer. The pool's sources are read once, before this
         database has any collected group.
@@ -325,6 +333,9 @@ class DataManager:
         for success in await self._database.newest_successes(pool.per_task):
             # One update makes one version.
             self._pool.add(Entry(success.trajectory_id, success.task, success.newest_version, success.uses))
+        for task in await self._database.unopened_submissions():
+            if not self._submissions.why_not(task):  # the config may have changed since
+                self._lifecycle.submit(task)
         if self._resumed:
             await self._restore_groups()
 

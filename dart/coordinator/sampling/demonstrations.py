@@ -47,8 +47,8 @@ class Demonstrations:
     def submitted_tasks(self) -> int:
         return 0
 
-    def submit(self, task: Task) -> None:
-        raise UserError(f"task {task.id} cannot be submitted: this run trains on demonstrations and samples nothing")
+    def submit(self, tasks: Sequence[Task]) -> None:
+        raise UserError("no task can be submitted: this run trains on demonstrations and samples nothing")
 
     def pause(self, paused: bool) -> None:
         if paused:

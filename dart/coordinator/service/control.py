@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class Levers(Protocol):
 
     def drain(self) -> None: ...
 
-    def submit(self, tasks: Sequence[Task]) -> None: ...
+    async def submit(self, tasks: Sequence[Task]) -> None: ...
 
     async def checkpoint(self) -> tuple[str, int]: ...
 
@@ -142,9 +142,10 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return cpb.CheckpointResponse(path=path, weight_version=version)
 
-    async def _obey(self, context: Any, lever: Callable[[], None]) -> None:
+    async def _obey(self, context: Any, lever: Callable[[], Awaitable[None] | None]) -> None:
         try:
-            lever()
+            if (obeying := lever()) is not None:
+                await obeying
         except NotWanted as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UserError as error:

@@ -46,6 +46,7 @@ class Journal:
         self._events: deque[Event] = deque()
         self._unwritten: list[Event] = []
         self._news = asyncio.Event()
+        self._flushing = asyncio.Lock()
 
     def event(self, kind: str, /, **fields: object) -> None:
         """Record an event. Raises TypeError for a field of a type that JSON lacks."""
@@ -114,13 +115,14 @@ class Journal:
     async def flush(self, database: Database) -> None:
         """Raises UserError if the database takes nothing; the next call writes these events too."""
         self._file.flush()
-        # They stay until they are confirmed: a transaction whose caller is cancelled may complete, or fail.
-        batch = list(self._unwritten)
-        await database.append_events(batch)
-        if batch:
-            self._unwritten = [event for event in self._unwritten if event.sequence > batch[-1].sequence]
-        while len(self._events) > KEPT_EVENTS + len(self._unwritten):
-            self._events.popleft()
+        async with self._flushing:
+            # They stay until they are confirmed: a transaction whose caller is cancelled may complete, or fail.
+            batch = list(self._unwritten)
+            await database.append_events(batch)
+            if batch:
+                self._unwritten = [event for event in self._unwritten if event.sequence > batch[-1].sequence]
+            while len(self._events) > KEPT_EVENTS + len(self._unwritten):
+                self._events.popleft()
 
     def close(self) -> None:
         self._file.close()

@@ -39,10 +39,11 @@ class Submissions:
                 "submit the rest when some have been sampled"
             )
         for number, task in enumerate(tasks):
-            if why := self._why_not(task):
+            if why := self.why_not(task):
                 raise NotWanted(f"tasks[{number}].{why}")
 
-    def _why_not(self, task: Task) -> str:
+    def why_not(self, task: Task) -> str:
+        """Why this run does not take the task; empty if it does."""
         first, last = self.held_out
         if task.suite != self.suite:
             return f"suite {task.suite!r} is not this run's: write {self.suite}"

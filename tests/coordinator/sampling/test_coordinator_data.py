@@ -18,8 +18,9 @@ from dart.coordinator.sampling.data import DataManager
 from dart.coordinator.service.journal import Journal
 from dart.core.curation.batches import ReleasedGroup, samples_of
 from dart.core.curation.orders import FAILING_SECONDS, Order
+from dart.core.curation.submitted import NotWanted
 from dart.core.progress import Progress
-from dart.core.types import Generation, Image, Step, Termination, Trajectory, VersionSpan
+from dart.core.types import Generation, Image, Step, Task, Termination, Trajectory, VersionSpan
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.store.blobs import BlobUnreachable
@@ -256,6 +257,27 @@ async def test_plans_follow_what_was_seen_and_survive_a_restart(tmp_path: Path) 
         assert [one.group_id for one in orders] == ["g000002"] * 3 + ["g000003"]
         assert {one.step_limit for one in orders} == {4}
         assert {one.attempt for one in orders[:3]} == {2}
+
+
+async def test_submitted_tasks_outlive_a_restart(tmp_path: Path) -> None:
+    first, second = (Task("miniwob", "click-color", seed) for seed in (3, 5))
+    async with Rig(tmp_path) as rig:
+        for _ in range(4):
+            await rig.order()  # a task that the run chose itself
+        rig.data.submit([first, second])
+        rig.data.submit([first])
+        with pytest.raises(NotWanted, match="is not trained on in this run"):
+            rig.data.submit([second, replace(second, name="enter-text")])
+        assert [(await rig.order()).task for _ in range(4)] == [first] * 4
+        await rig.journal.flush(rig.database)
+    async with Rig(tmp_path) as again:
+        assert again.data.submitted_tasks == 2, "not the one that has been opened"
+        for _ in range(8):
+            assert (await again.order()).attempt == 2, "of the groups that were open"
+        assert [(await again.order()).task for _ in range(8)] == [second] * 4 + [first] * 4
+        assert again.data.submitted_tasks == 0
+    async with Rig(tmp_path) as third:
+        assert third.data.submitted_tasks == 0
 
 
 async def test_a_restart_loses_no_group_and_repeats_no_replacement(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_a_demonstration_is_a_sample_without_log_probs(source: Path, tmp_p
     assert [(span.version, span.start, span.end) for span in sent.versions] == [(7, 0, 2)]
     assert sent.images[0].data
     with pytest.raises(UserError, match="samples nothing"):
-        data.submit(Task("miniwob", "click-color", 1))
+        data.submit([Task("miniwob", "click-color", 1)])
     await data.close()
 
 
