@@ -138,6 +138,8 @@ async def an_episode(role: EnvRole) -> None:
         ("reset", Observation(PICTURE, 7), "whose instruction is 7 (int), where a str is expected"),  # type: ignore[arg-type]
         ("reset", Observation(PICTURE, goal_images=None), "whose goal_images are None (NoneType), where a tuple"),  # type: ignore[arg-type]
         ("reset", Observation(PICTURE, goal_images=(b"png",)), "whose goal_images hold b'png' (bytes), where an"),  # type: ignore[arg-type]
+        ("reset", Observation(PICTURE), "without an instruction: nothing says what the task is"),
+        ("reset", Observation(PICTURE, "do it", done=True), "reset returned an Observation that is done"),
         ("act", Observation(Image("abc", "image/png", 1, 1)), "Act cannot be answered with what the world returned"),  # type: ignore[arg-type]
         ("act", Observation(PICTURE, reward="much"), "returned (TypeError: must be real number, not str)"),  # type: ignore[arg-type]
         ("judge", None, "judge returned None (NoneType), where a Verdict is expected"),
@@ -201,7 +203,7 @@ async def test_a_lease_of_nothing_is_retried_and_told() -> None:
 
 async def test_cancelling_a_command_still_cancels_it() -> None:
     async with hosted() as (role, _):
-        returns["reset"] = Observation(PICTURE)
+        returns["reset"] = Observation(PICTURE, "do it")
         role._delay = role._delay.model_copy(update={"reset_seconds": (60.0, 60.0)})
         resetting = asyncio.ensure_future(reset(role))
         await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ def observed(verb: str, value: object) -> Observation:
     """The observation that `reset` or `act` returned. Raises EnvironmentFailure."""
     if not isinstance(value, Observation):
         raise _wrong(f"{verb} returned", value, "an Observation")
-    return replace(
+    seen = replace(
         value,
         image=_image(f"{verb} returned an Observation whose image is", value.image),
         instruction=_text(verb, "instruction", value.instruction),
@@ -28,6 +28,11 @@ def observed(verb: str, value: object) -> Observation:
         evidence_json=_text(verb, "evidence_json", value.evidence_json),
         goal_images=_images(verb, value.goal_images),
     )
+    if verb == "reset" and not seen.instruction and not seen.goal_images:
+        raise EnvironmentFailure("reset returned an Observation without an instruction: nothing says what the task is")
+    if verb == "reset" and seen.done:
+        raise EnvironmentFailure("reset returned an Observation that is done: nothing has been done yet")
+    return seen
 
 
 def judged(value: object) -> Verdict:

@@ -105,13 +105,19 @@ def hello(message: pb.Hello) -> Violation | None:
 
 
 def _observed(observed: pb.Observed, asked: str, command: pb.SessionResponse) -> Violation | None:
-    """An episode that begins or goes on needs its screenshot; one that is over needs its verdict alone."""
+    """An episode that begins needs its instruction, one that begins or goes on its screenshot; one that is over needs
+    its verdict alone."""
     if asked == "act" and command.act.last and not observed.done:
         # What is not done has no verdict, and would count as a reward of 0.
         return Violation("Observed.done", "false", "true, with the reward, in answer to an Act with last")
-    if observed.image.sha256 or (asked == "act" and observed.done):
-        return None
-    return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
+    if not observed.image.sha256 and not (asked == "act" and observed.done):
+        return Violation("Observed.image: Image.sha256", "empty", "32 bytes long while the episode goes on")
+    if asked == "reset" and observed.done:
+        return Violation("Observed.done", "true", "false in answer to a Reset: nothing has been done yet")
+    if asked == "reset" and not observed.instruction and not observed.goal_images:
+        # The policy would be trained to guess.
+        return Violation("Observed.instruction", "empty", "what the task is, in answer to a Reset")
+    return None
 
 
 def _suggested(suggested: pb.Suggested) -> Violation | None:

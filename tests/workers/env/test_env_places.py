@@ -151,7 +151,7 @@ class Asks(SyncEnv):
         cls.checked_on.append(threading.get_ident())
 
     def reset(self, task: Task) -> Observation:
-        return Observation(PICTURE)
+        return Observation(PICTURE, "do it")
 
     def act(self, action: Action) -> Observation:
         return Observation(PICTURE)
