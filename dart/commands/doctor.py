@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -76,6 +77,8 @@ def checks(config: Config | None, job: Job) -> list[tuple[str, Callable[[], str 
         found.append(("port", lambda: _port(config)))
         if config.run.database or config.run.blobs or config.checkpoint.upload:
             found.append(("database and object store", lambda: _stores(config)))
+        if isinstance(job, Train) and ":" in config.trainer.loss.kind:
+            found.append(("your loss", lambda: _loss(config.trainer.loss.kind)))
         if config.tracking.to:
             found.append(("trackers", lambda: _trackers(config)))
         found.append(("gpus", lambda: _gpus(config, job)))
@@ -92,6 +95,22 @@ def _stores(config: Config) -> str | None:
     except UserError as error:
         return str(error)
     return None
+
+
+def _loss(kind: str) -> str | None:
+    """What is wrong with a loss of the user's own. Another process tries it out: this one does not import torch."""
+    tried = subprocess.run([sys.executable, "-c", _TRY_LOSS, kind], capture_output=True, text=True, check=False)
+    return f"trainer.loss.kind: {tried.stderr.strip().splitlines()[-1]}" if tried.returncode else None
+
+
+_TRY_LOSS = """
+import sys
+from dart.algo.objectives import find
+try:
+    find(sys.argv[1])
+except ValueError as error:
+    sys.exit(str(error))
+"""
 
 
 def _trackers(config: Config) -> str | None:

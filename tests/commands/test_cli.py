@@ -13,6 +13,7 @@ import pytest
 
 from dart.commands import doctor
 from dart.config import load
+from dart.job import Train
 from dart.wire.channel import listen
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,15 @@ def test_a_free_port_is_free_on_any_loopback(host: str) -> None:
         problem = doctor._port(config)
     assert problem is not None and f"on {host}: Address already in use" in problem
     assert doctor._port(config) is None
+
+
+def test_doctor_tries_a_loss_of_ones_own() -> None:
+    settings = ["trainer.loss.kind=json:dumps"]
+    checks = dict(doctor.checks(load(Path(MINIWOB), settings), Train()))
+    told = checks["your loss"]()
+    assert told is not None and told.startswith("trainer.loss.kind: json:dumps has the wrong signature")
+    assert doctor._loss("dart.algo.objectives:cispo") is None
+    assert "your loss" not in dict(doctor.checks(load(Path(MINIWOB)), Train()))
 
 
 def test_a_config_json_without_fields_is_told(tmp_path: Path) -> None:
