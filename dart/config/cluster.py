@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -107,6 +108,11 @@ class K8s(Section):
         None, description="The PersistentVolumeClaim with model.path, unless that is builtin:NAME or in the image."
     )
     model_folder: str = Field("/models", pattern=r"^/", description="Where model_claim is mounted.")
+    files: list[Path] = Field(
+        default_factory=list,
+        description="Files of your own that travel with the release, at most 1 MB of text: modules of worlds and "
+        "losses, tasks. They are in the folder in which every process starts.",
+    )
     values: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Other values of the chart: node selectors, tolerations, claims, secrets, autoscaling "

@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +25,9 @@ from dart.launch.plan import Group, ending_seconds, plan
 CHART = Path(__file__).parent / "chart"
 LONGEST_RELEASE = 30
 """Characters: names of a release's pods and of its jobs, which have a digest, stay within the 63 of a DNS label."""
+
+MOST_BYTES_OF_FILES = 1_000_000
+"""A ConfigMap holds 1 MiB, names and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,35 @@ def values(config: Config) -> dict[str, JsonValue]:
         "images": {"coordinator": k8s.image, "model": k8s.model_image or k8s.image},
         **roles,
     }
+    if k8s.files:
+        derived["files"] = _texts(k8s.files)
     if k8s.model_claim:
         derived["model"] = {"claim": k8s.model_claim, "folder": k8s.model_folder}
     return _merged(derived, k8s.values)
+
+
+def _texts(files: Sequence[Path]) -> dict[str, JsonValue]:
+    """Each file's name and text. Raises UserError for what a ConfigMap does not take."""
+    texts: dict[str, JsonValue] = {}
+    left = MOST_BYTES_OF_FILES
+    for file in files:
+        if file.name in texts:
+            raise UserError(f"cluster.k8s.files: two of them are called {file.name}: rename one")
+        if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", file.name):
+            raise UserError(f"cluster.k8s.files: {file.name!r} has more than letters, digits and . _ -: rename it")
+        try:
+            texts[file.name] = text = file.read_bytes().decode()
+        except OSError as error:
+            raise UserError(f"cluster.k8s.files: {file} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise UserError(f"cluster.k8s.files: {file} is not text: put it into an image of your own") from None
+        left -= len(text.encode())
+        if left < 0:
+            raise UserError(
+                f"cluster.k8s.files: together they are more than {MOST_BYTES_OF_FILES:,} bytes, which a ConfigMap does "
+                "not hold: put them into an image of your own"
+            )
+    return texts
 
 
 def _role(group: Group) -> dict[str, JsonValue]:

@@ -84,6 +84,25 @@ def test_what_the_config_lacks_is_said(settings: dict[str, Any], said: str) -> N
     assert said in str(raised.value)
 
 
+def test_files_that_a_config_map_does_not_hold_are_told(tmp_path: Path) -> None:
+    good, binary, large, spaced = (tmp_path / name for name in ("world.py", "model.bin", "large.txt", "my world.py"))
+    (tmp_path / "other").mkdir()
+    for file, content in ((good, b"x"), (binary, b"\xff"), (large, b"y" * 1_000_000), (spaced, b"x")):
+        file.write_bytes(content)
+    (same := tmp_path / "other" / "world.py").write_bytes(b"x")
+    assert values(parse(cluster(files=[str(good)])))["files"] == {"world.py": "x"}
+    for files, said in (
+        ([tmp_path / "none.py"], "none.py cannot be read (No such file or directory)"),
+        ([binary], "model.bin is not text: put it into an image"),
+        ([good, same], "two of them are called world.py"),
+        ([spaced], "'my world.py' has more than letters, digits and . _ -: rename it"),
+        ([good, large], "together they are more than 1,000,000 bytes"),
+    ):
+        with pytest.raises(UserError, match=r"cluster\.k8s\.files") as raised:
+            values(parse(cluster(files=[str(file) for file in files])))
+        assert said in str(raised.value)
+
+
 def test_the_release_has_a_name_that_kubernetes_takes() -> None:
     assert release_name(parse(RUN)) == "mini-wob-2"
     assert release_name(parse(cluster(release="other"))) == "other"

@@ -107,6 +107,25 @@ def test_a_job_has_another_name_when_it_consists_of_something_else() -> None:
     assert len(names(GPUS | {"trainer": {"ranks": 8}}) & before) == 1
 
 
+def test_files_of_ones_own_are_where_every_process_starts(tmp_path: Path) -> None:
+    (tmp_path / "my_world.py").write_text('class World:\n    "Mine."\n')
+    (tmp_path / "tasks.yaml").write_text("tasks:\n- a: 1\n")
+    files = {"files": [str(file) for file in tmp_path.iterdir()]}
+    given = values(parse(GPUS | {"cluster": GPUS["cluster"] | {"k8s": GPUS["cluster"]["k8s"] | files}}))
+    assert render(given)["broken"] == {version: [] for version in VERSIONS}
+    made = manifests(given)
+    (config,) = [one for one in made if one["metadata"]["name"] == "demo-files"]
+    assert config["data"] == {file.name: file.read_text() for file in tmp_path.iterdir()}
+    pods = [one["spec"]["template"] for one in made if "template" in one.get("spec", {})]
+    assert len(pods) == 4
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == "files"]
+        assert container["workingDir"] == mount["mountPath"] and mount["readOnly"]
+        assert {"name": "files", "configMap": {"name": "demo-files"}} in pod["spec"]["volumes"]
+        assert len(pod["metadata"]["annotations"]["dart/files"]) == 64, "other files restart it"
+
+
 def test_wrong_values_are_refused() -> None:
     for wrong in ({"autoscalling": {}}, {"env": {"replicas": 3}}, {"user": 0}):
         assert next(iter(wrong)) in render(values(parse(CPUS)) | wrong)["error"]

@@ -51,9 +51,35 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* The annotations of a role's pods: another set of files restarts them. Empty if there are none. */}}
+{{- define "dart.annotations" -}}
+{{- with .root.Values.files }}
+dart/files: {{ toJson . | sha256sum }}
+{{- end }}
+{{- with .of.annotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "dart.filesMount" -}}
+{{- if .root.Values.files }}
+- {name: files, mountPath: /etc/dart/files, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "dart.filesVolume" -}}
+{{- if .root.Values.files }}
+- name: files
+  configMap: {name: {{ .root.Release.Name }}-files}
+{{- end }}
+{{- end }}
+
 {{/* What all containers share. */}}
 {{- define "dart.container" -}}
 name: {{ .role }}
+{{- if .root.Values.files }}
+workingDir: /etc/dart/files # where modules are found
+{{- end }}
 image: {{ .image | quote }}
 imagePullPolicy: {{ .root.Values.images.pullPolicy }}
 securityContext:
@@ -101,6 +127,7 @@ resources:
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
 - {name: ca, mountPath: /etc/dart/ca, readOnly: true}
+{{- include "dart.filesMount" . }}
 {{- end }}
 
 {{- define "dart.volumes" -}}
@@ -112,6 +139,7 @@ resources:
   secret:
     secretName: {{ include "dart.tls" .root }}
     items: [{key: ca.crt, path: ca.crt}]
+{{- include "dart.filesVolume" . }}
 {{- end }}
 
 {{- define "dart.modelMount" -}}

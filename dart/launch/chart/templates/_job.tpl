@@ -21,9 +21,9 @@ template:
   metadata:
     labels:
       {{- include "dart.labels" . | nindent 6 }}
-    {{- with .of.annotations }}
+    {{- with include "dart.annotations" . | trim }}
     annotations:
-      {{- toYaml . | nindent 6 }}
+      {{- . | nindent 6 }}
     {{- end }}
   spec:
     restartPolicy: OnFailure
