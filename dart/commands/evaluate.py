@@ -307,14 +307,22 @@ def report(document: Document) -> None:
 
 
 def undone(success: Success) -> list[str]:
-    """What was not evaluated, and why."""
-    lacking = success.get("not_evaluated", [])
-    if not lacking:
-        return []
-    count = sum(one["episodes"] for one in lacking)
-    lines = [f"not evaluated, and not in any mean: {count} episodes of {len(lacking)} instances"]
-    lines += [f"  {one['id']}: {one['why']}" for one in lacking[:SHOWN]]
-    return lines + ([f"  and {len(lacking) - SHOWN} more"] if len(lacking) > SHOWN else [])
+    """What was not evaluated, and why; and what the world could not judge at first."""
+    lacking, unjudged = success.get("not_evaluated", []), success.get("unjudged_attempts", {})
+    lines = []
+    if lacking:
+        count = sum(one["episodes"] for one in lacking)
+        lines += [f"not evaluated, and not in any mean: {count} episodes of {len(lacking)} instances"]
+        lines += [f"  {one['id']}: {one['why']}" for one in lacking[:SHOWN]]
+    if len(lacking) > SHOWN:
+        lines += [f"  and {len(lacking) - SHOWN} more"]
+    if unjudged:
+        most = max(unjudged, key=unjudged.__getitem__)
+        lines += [
+            f"not judged: {sum(unjudged.values())} attempts, {unjudged[most]} of them of {most}, which were made "
+            "again; if the world cannot judge a task that is not done, success looks too high"
+        ]
+    return lines
 
 
 def _unlike(ours: Protocol, theirs: Protocol) -> Iterator[str]:

@@ -302,7 +302,11 @@ class EnvSession:
         command.assignment.CopyFrom(self._assignment)
         write_single(command.action, action)
         command.last = last
-        reply = await self._worker.call(message)
+        try:
+            reply = await self._worker.call(message)
+        except CommandFailed as error:
+            error.at_verdict = last
+            raise
         self._count_answer()
         self.enter(EnvState.GENERATING)
         return self._seen(observation_from_proto(reply))

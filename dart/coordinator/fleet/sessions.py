@@ -50,6 +50,8 @@ class InfrastructureError(Exception):
 
     certain = False
     """True if another attempt would fail as well."""
+    at_verdict = False
+    """True if the episode was over, and only its verdict lacked."""
 
     def __init__(self, message: str, worker: str = "") -> None:
         super().__init__(message)

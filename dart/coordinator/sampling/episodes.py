@@ -74,7 +74,9 @@ def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) 
     if isinstance(error, WrongTask):
         return SetUpFailed(str(error), worker.id, certain=True)
     culprit = error.worker if isinstance(error, InfrastructureError) else ""
-    return InfrastructureError(str(error), culprit or worker.id)
+    told = InfrastructureError(str(error), culprit or worker.id)
+    told.at_verdict = isinstance(error, InfrastructureError) and error.at_verdict
+    return told
 
 
 async def sample(

@@ -73,6 +73,8 @@ class Evaluation:
         self.outcomes: list[Outcome] = []
         self.undone: list[Undone] = []
         """Episodes that could not be run."""
+        self._unjudged = Counter[str]()
+        """Attempts of each task that ended for the lack of a verdict."""
         self.total = len(self._orders)
         self._running = 0
         self._changed = asyncio.Event()
@@ -128,6 +130,7 @@ class Evaluation:
 
     def failed(self, order: Order, error: InfrastructureError) -> None:
         """Raises UserError when nothing works."""
+        self._unjudged[order.task.name] += error.at_verdict
         again = Attempt.GIVEN_UP if error.certain else self._failures.again(order, time.monotonic())
         if again is Attempt.NOTHING_WORKS:
             raise UserError(
@@ -176,6 +179,7 @@ class Evaluation:
                 for name in sorted({o.task.name for o in self.outcomes})
             },
             "not_evaluated": self._not_evaluated(),
+            "unjudged_attempts": {name: times for name, times in sorted(self._unjudged.items()) if times},
         }
 
     def _rate(self, outcomes: Sequence[Outcome]) -> Rate:

@@ -51,6 +51,8 @@ class Success(Rate):
     """The tasks with at least one episode."""
     not_evaluated: NotRequired[list[NotEvaluated]]
     """Their episodes are in none of the other fields. Evaluations of earlier versions of dart lack it."""
+    unjudged_attempts: NotRequired[dict[str, int]]
+    """Of each task, the attempts that were over and had to be made again because the world could not judge them."""
 
 
 ByDecoding = dict[Decoding, Success]

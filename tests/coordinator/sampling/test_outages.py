@@ -18,6 +18,7 @@ from benchmarks.simulation.store import NoDatabase
 from benchmarks.simulation.timings import Timings
 from benchmarks.simulation.workers import SimulatedEnvs, SimulatedReplica, SimulatedTrainer
 from dart import config
+from dart.commands.evaluate import undone
 from dart.coordinator.run import Run
 from dart.coordinator.start import Start
 from dart.core.curation.quarantine import FIRST_SECONDS
@@ -170,6 +171,22 @@ def test_a_task_that_never_works_is_not_evaluated(job: str, code: int, broken: s
         document = json.loads((tmp_path / "evaluation.json").read_text())
         assert {each["task"] for each in document["instances"] if not each["samples"]} == {broken}
         assert document["pass_at_k"]["1"]["mean"] == pytest.approx(success["mean"])
+
+
+def test_attempts_that_the_world_could_not_judge_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(self: Envs, command: pb.Act) -> None:
+        if command.last and command.assignment.attempt == 1 and "-task-1-" in command.assignment.assignment_id:
+            why = "judge raised FileNotFoundError"
+            self.answer(command, 1.0, failure=pb.Failure(code=pb.FAILURE_CODE_ENVIRONMENT, message=why))
+        else:
+            SimulatedEnvs.act(self, command)
+
+    monkeypatch.setattr(Envs, "act", act)
+    summary, _ = worked(JOBS["evaluate"], tmp_path)
+    unjudged = summary["evaluation"]["unjudged_attempts"]
+    assert list(unjudged) == ["task-1"] and 0 < unjudged["task-1"] <= EPISODES // 4
+    (line,) = undone(summary["evaluation"])
+    assert line.startswith(f"not judged: {unjudged['task-1']} attempts, {unjudged['task-1']} of them of task-1, which")
 
 
 @pytest.mark.parametrize("code", [pb.FAILURE_CODE_ENVIRONMENT, pb.FAILURE_CODE_TASK])
