@@ -84,6 +84,18 @@ async def sample(
 ) -> None:
     """Run orders until the source has no more and all episodes have ended. Without `writer`, the policy samples."""
     grammar = make_grammar(config.agent)
+    sizes = {config.environment.viewport}
+    """Of screenshots: the one that was expected, and those that were warned of."""
+
+    def look_at(trajectory: Trajectory, worker: Worker) -> None:
+        shot = trajectory.steps[0].images[-1]
+        if (size := (shot.width, shot.height)) not in sizes:
+            sizes.add(size)
+            log.warning(
+                "%s sends screenshots of %d x %d, and environment.viewport says %d x %d, from which memory and context "
+                "were planned: set environment.viewport to what is sent",
+                worker.id, *size, *config.environment.viewport,
+            )  # fmt: skip
 
     async def episode(env: EnvSession, worker: Worker, order: Order) -> None:
         spec = EpisodeSpec(
@@ -99,6 +111,7 @@ async def sample(
         try:
             trajectory = await run_episode(env, turns, spec, grammar)
             failed = False
+            look_at(trajectory, worker)
         except (InfrastructureError, ContextFull, WrongTask) as error:
             log.warning("attempt %d of %s failed: %s", order.attempt, order.trajectory_id, error)
             told = _told(error, worker)
