@@ -40,6 +40,9 @@ class Grammar(Protocol):
         Raises ValueError for actions that the grammar cannot express.
         """
 
+    def as_written(self, text: str) -> str:
+        """A turn as the model wrote it, from its text without special tokens, which is what chat servers answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Strict:
@@ -50,6 +53,9 @@ class Strict:
 
     def format(self, action: Action, width: int, height: int, thought: str = "") -> str:
         return self.grammar.format(action, width, height, thought)
+
+    def as_written(self, text: str) -> str:
+        return self.grammar.as_written(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ def make_grammar(agent: config.Agent) -> Grammar:
             min_pixels=agent.min_pixels,
             max_pixels=agent.max_pixels,
             digits=3 if agent.prompt == "minimal" else 1,
+            box_tokens=agent.prompt != "minimal",
         )
     return Reference(grammar, agent.actions_per_step) if agent.read == "reference" else Strict(grammar)
 

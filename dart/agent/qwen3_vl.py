@@ -87,6 +87,10 @@ class Qwen3VL:
         checked_text(call, "action")
         return "\n".join([*([thought] if thought else []), OPEN, call, CLOSE])
 
+    def as_written(self, text: str) -> str:
+        """A turn as the model wrote it: no special token is part of one."""
+        return text
+
 
 def read_arguments(text: str) -> Arguments:
     """The arguments of the one tool call in `text`. Raises ParseError."""

@@ -67,6 +67,8 @@ _ARGUMENT = re.compile(r"""\s*([A-Za-z_]\w*)\s*=\s*(['"])([^'"\\]*)\2\s*""", re.
 ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 WRITTEN = str.maketrans({"\n": "\\n", "\t": "\\t", "'": "\\'", '"': '\\"', "\\": "\\\\"})
 _NUMBER = r"\s*(\d{1,6})\s*"
+BOX_START, BOX_END = "<|box_start|>", "<|box_end|>"
+_BARE_BOX = re.compile(r"""(?<=_box=['"])\(\s*\d{1,6}(?:\s*,\s*\d{1,6}){1,3}\s*\)(?=['"])""", re.ASCII)
 _BOX = re.compile(
     rf"(?P<marked><\|box_start\|>)?\({_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?\)(?(marked)<\|box_end\|>)"
     r"|<point>\s*(\d{1,6})\s+(\d{1,6})\s*</point>",
@@ -78,8 +80,9 @@ _BOX = re.compile(
 class UITars:
     """`thousand` is 1.0's grid. The other numbers are the model's image processor's, needed for 1.5's pixels.
 
-    `digits` zero-pads the coordinates that `format` writes: 3 where the prompt is `minimal`, because a tiny model
-    learns numbers of fixed width more easily; 1, the family's own way, otherwise. `parse` reads both.
+    `digits` zero-pads the coordinates that `format` writes, and `box_tokens` puts them between the family's tokens for
+    boxes. The family's own way is 1 digit, with tokens; where the prompt is `minimal` it is 3 digits and no tokens,
+    because a tiny model learns numbers of fixed width more easily. `parse` reads both.
     """
 
     thousand: bool
@@ -87,6 +90,7 @@ class UITars:
     min_pixels: int
     max_pixels: int
     digits: int = 1
+    box_tokens: bool = True
 
     def parse(self, text: str, width: int, height: int) -> Single:
         name, arguments = read_call(action_text(without_stop_token(text)))
@@ -179,7 +183,12 @@ class UITars:
 
     def _box(self, at: Point, width: int, height: int) -> str:
         x, y = grid_pixels(at, *self.grid(width, height))
-        return f"({x:0{self.digits}d},{y:0{self.digits}d})"
+        box = f"({x:0{self.digits}d},{y:0{self.digits}d})"
+        return f"{BOX_START}{box}{BOX_END}" if self.box_tokens else box
+
+    def as_written(self, text: str) -> str:
+        """A turn whose special tokens were left out, as chat servers do, with the tokens of its boxes again."""
+        return _BARE_BOX.sub(rf"{BOX_START}\g<0>{BOX_END}", text) if self.box_tokens else text
 
 
 def box_numbers(box: str) -> list[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -113,7 +114,7 @@ async def _run(wanted: JobRun, hold: Hold) -> dict[str, Any] | None:
             raise
         loop = asyncio.get_running_loop()
         for number in ending_signals():
-            loop.add_signal_handler(number, run.interrupt)
+            loop.add_signal_handler(number, run.interrupt, number == signal.SIGINT)
         if wanted.parent_watch:
             watch_parent(loop, run.interrupt)
 

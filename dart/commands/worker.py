@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from dart.processes.secrets import AUTHORITY, token_file
 from dart.processes.settings import ending_signals, watch_parent
 from dart.wire.channel import TOKEN_ENVIRONMENT, Dial, read_token
 from dart.wire.role import WorkerRole
-from dart.wire.worker import WorkerOptions, serve
+from dart.wire.worker import STOPPED, WorkerOptions, serve
 
 Tls = tuple[Path | None, Path | None, Path | None]
 """(certificate authority, certificate, its key)."""
@@ -75,6 +76,8 @@ def run_worker(
     import uvloop
 
     reason = uvloop.run(_serve(work, options, parent_watch))
+    if parent_watch and reason == STOPPED:  # by a signal: whoever started this worker may start it again
+        raise SystemExit(128 + signal.SIGTERM)
     if until_finished and reason != FINISHED:
         raise UserError(f"--until-finished: {reason}: start this worker again to continue", exit_code=NOT_FINISHED)
 

@@ -159,6 +159,15 @@ class Agent(Section):
                 f"actions_per_step is {self.actions_per_step}, and read is strict, which takes exactly one action: set "
                 "read: reference, or omit it"
             )
+        if self.prompt in ("ui_tars", "qwen3_vl") and self.prompt != self.grammar:
+            raise ValueError(
+                f"prompt is {self.prompt}, and grammar is {self.grammar}, which cannot read what that prompt asks for: "
+                f"set prompt: {self.grammar}"
+            )
+        if self.coordinates == "thousand" and self.grammar != "ui_tars":
+            raise ValueError(
+                f"coordinates is thousand, and grammar {self.grammar} has a grid of its own: omit coordinates"
+            )
         if self.note and self.prompt == "minimal":
             raise ValueError("note is set, and prompt minimal has no system text: omit it, or use another prompt")
         return self

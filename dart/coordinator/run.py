@@ -15,6 +15,7 @@ from typing import Any
 
 from dart.agent.vocabulary import vocabulary_size
 from dart.config import Config
+from dart.coordinator.ending import saved_in_time
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
 from dart.coordinator.fleet.roster import Roster
@@ -124,7 +125,8 @@ class Run:
         )  # fmt: skip
         self._guard = guard
         self._housekeeping = self._make_housekeeping(guard)
-        self._stop = asyncio.Event()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._launcher_failed: Exception | None = None
         self._began = time.monotonic()
         self._roster = Roster(self.fleet, self.journal)
 
@@ -158,9 +160,9 @@ class Run:
 
     # ---- levers ----
 
-    def interrupt(self) -> None:
-        """Stop the run cleanly now; it can be resumed."""
-        self._stop.set()
+    def interrupt(self, by_hand: bool = False) -> None:
+        """Stop the run cleanly now; it can be resumed. A second time `by_hand`, do without the last checkpoint."""
+        (self._hurry if by_hand and self._stop.is_set() else self._stop).set()
 
     def _while_training(self, lever: str) -> None:
         """Raises UserError unless the run is in its training phase."""
@@ -247,10 +249,17 @@ class Run:
         """The run with its launcher, which ends after the run has sent the workers Bye."""
         with ungrouped(Interrupted, UserError):
             async with asyncio.TaskGroup() as tasks:
-                launching = tasks.create_task(launch)
+                launching = tasks.create_task(self._launched(launch))
                 summary = await self.work()
                 launching.cancel()
         return summary
+
+    async def _launched(self, launch: Coroutine[Any, Any, None]) -> None:
+        try:
+            await launch
+        except Exception as error:
+            self._launcher_failed = error  # the work that this cancels does not see it
+            raise
 
     async def work(self) -> dict[str, Any]:
         """The phases and, however they end, the last journal entries and Byes. It needs no listening server."""
@@ -259,8 +268,8 @@ class Run:
         except Interrupted:
             await self._end(RunState.INTERRUPTED)
             raise
-        except (Exception, asyncio.CancelledError) as error:  # cancelled: the launcher failed, and reports why
-            await self._failed(error)
+        except (Exception, asyncio.CancelledError) as error:
+            await self._failed(self._launcher_failed or error)
             raise
         await self._goodbye()
         return summary
@@ -416,11 +425,8 @@ class Run:
             await self._goodbye()
 
     async def _save_last(self) -> None:
-        try:
-            async with asyncio.timeout(seconds := self.config.checkpoint.interrupt_seconds):
-                await self._training.save()
-        except (UserError, OSError) as error:
-            why = str(error) or f"it took longer than checkpoint.interrupt_seconds ({seconds:g} s)"
+        seconds = self.config.checkpoint.interrupt_seconds
+        if why := await saved_in_time(self._training.save(), self.fleet.reap(), self._hurry, seconds):
             with contextlib.suppress(OSError):
                 self.journal.event("checkpoint_failed", version=self.progress.counts.version, why=why)
 

@@ -117,10 +117,15 @@ class Observe:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The policy ends the episode. Only `infeasible` claims that the task cannot be done."""
+    """The policy ends the episode. `fail` says that it could not do the task, not that nobody can."""
 
     status: FinishStatus = "success"
     answer: str = ""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it says that the task cannot be done; UI-TARS has only `call_user` for that."""
+        return self.status in ("infeasible", "call_user")
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,15 +141,18 @@ class Launcher:
             LOG.warning("the run goes on without the %s: %s", child.name, error)
 
     async def _restarted(self, child: Child) -> None:
-        restarts = 0
+        restarts, has_worked = 0, False
         while True:
             began = time.monotonic()
-            code = await self._run_once(child)
+            try:
+                code = await self._run_once(child)
+            except OSError as error:
+                raise UserError(f"{child.name} cannot be started: {error}") from error
             if time.monotonic() - began > LASTING_SECONDS:
-                restarts = 0
+                restarts, has_worked = 0, True
             if code == 0:
                 return
-            if code == USER_ERROR_EXIT:
+            if code == USER_ERROR_EXIT and not has_worked:  # afterwards it is the world that has changed, for a while
                 raise UserError(_last_words(self._log(child)) or f"{child.name} ended with code {code}")
             if not child.restart:
                 raise UserError(f"{child.name} {self._end(child, code)}; then continue with --resume")
@@ -215,8 +218,11 @@ class Launcher:
         return self._logs / f"{child.name}.log"
 
     def _note(self, child: Child, text: str) -> None:
-        with self._log(child).open("a", encoding="utf-8") as log:
-            log.write(f"-- {child.name} {text}\n")
+        try:
+            with self._log(child).open("a", encoding="utf-8") as log:
+                log.write(f"-- {child.name} {text}\n")
+        except OSError as error:
+            LOG.warning("%s %s, which its log does not say: %s", child.name, text, error)
 
 
 async def _end_groups(groups: set[int]) -> None:

@@ -28,6 +28,8 @@ from dart.wire.role import Command, CommandError, Offering, Reply, WorkerRole
 from dart.wire.session import LEAST_KEPT, Key, WorkerEnd
 from dart.wire.stream import Conversation, Pulse, Stream, StreamLostError
 
+STOPPED = "stopped"
+"""Why a session ended that this end was told to end."""
 log = logging.getLogger(__name__)
 
 UNREACHED_EXIT = 3
@@ -221,7 +223,7 @@ async def _keep_connected(service: _Service, stop: asyncio.Event) -> str:
                 ) from None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait)
-            return "stopped"
+            return STOPPED
         delay = min(delay * 1.6, 3.0)
 
 
@@ -245,7 +247,7 @@ async def _stream(service: _Service, stop: asyncio.Event) -> str:
         goodbye = await talk.run(service.prepare(), _say_goodbye(service.outbox, stop))
         if goodbye.refused:
             raise UserError(f"coordinator {options.dial.address}: {goodbye.reason}")
-        return goodbye.reason if goodbye.heard else "stopped"
+        return goodbye.reason if goodbye.heard else STOPPED
 
 
 def _welcome(encoded: bytes, options: WorkerOptions) -> pb.Welcome:
@@ -279,4 +281,4 @@ def _session_call(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallab
 async def _say_goodbye(outbox: Outbox[pb.SessionRequest], stop: asyncio.Event) -> None:
     """Send a message through the outbox, because a call takes one write at a time."""
     await stop.wait()
-    outbox.put(pb.SessionRequest(bye=pb.Bye(reason="stopped")))
+    outbox.put(pb.SessionRequest(bye=pb.Bye(reason=STOPPED)))

@@ -67,9 +67,9 @@ class PromptEncoder:
         return self._encode_plainly(text, self._added)
 
     def encode_turn(self, text: str) -> list[int]:
-        """A turn's text as the policy would sample it: tags of its grammar become the tokens added for them.
+        """A turn's text as the policy would sample it: tags and boxes of its grammar become the tokens added for them.
 
-        Special tokens are spelt out, so that the text cannot end the turn or pass for an image.
+        Other special tokens are spelt out, so that the text cannot end the turn or pass for an image.
         """
         return self._encode_plainly(text, self._special)
 
@@ -99,5 +99,10 @@ def _markup_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     return [str(token) for token in added if token.special or re.fullmatch(r"<.+>", str(token))]
 
 
+_OF_BOXES = ("<|box_start|>", "<|box_end|>")
+"""Special tokens that UI-TARS samples in its actions."""
+
+
 def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    added = tokenizer.added_tokens_decoder.values()
+    return [str(token) for token in added if token.special and str(token) not in _OF_BOXES]

@@ -7,6 +7,7 @@ when one hangs.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -14,8 +15,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from dart.core.loopback import is_loopback
 from dart.v1 import weights_pb2 as wpb
 from dart.workers.weights.transfer import BUCKET_BYTES, TensorSpec, TransferError, fingerprint, plan_buckets, spec_of
+
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has (RFC 5737)."""
 
 
 class Group:
@@ -181,7 +186,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _own_address(host: str, port: int) -> str:
-    """This machine's address on the route to `host`; no packet is sent."""
+    """This machine's address on the route to `host`; no packet is sent.
+
+    Debian gives a machine's own name a loopback address, which no other machine reaches: then it is the address on the
+    route to anywhere.
+    """
+    address = _on_route(host, port)
+    if is_loopback(address) and not is_loopback(host):
+        with contextlib.suppress(OSError):  # without a network all ranks are on this machine
+            return _on_route(ELSEWHERE, port)
+    return address
+
+
+def _on_route(host: str, port: int) -> str:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

@@ -7,6 +7,7 @@ out every call of a turn; here the first is taken, and the next is decided on a 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,7 @@ from dart.core.action import Click, Drag, Observe, Point, Single
 
 # A bracket or a quote beside a "+" is a key of a chord.
 _REMNANTS = re.compile(r"""^\s*(?:keys=)?\[?['"]?(?!\+)|(?<!\+)['"]?\]?\s*$""")
+_CALL, _JSON = re.compile(rf"^[ \t]*{OPEN}(?=\s*\{{)", re.MULTILINE), re.compile(r"\s*\{")
 _BARE_CALL = re.compile(r'^[ \t]*(?=\{\s*"(?:name|arguments)")', re.MULTILINE)
 
 
@@ -61,6 +63,12 @@ def read_leniently(
 # ---- where the call is: text → text ----
 
 
+def _mentioned_tag(text: str) -> str | None:
+    first, call = text.find(OPEN), _CALL.search(text)
+    mentioned = call is not None and first < call.start() and not _JSON.match(text, first + len(OPEN))
+    return text[call.start() :] if call and mentioned else None
+
+
 def _no_tag(text: str) -> str | None:
     found = None if OPEN in text else _BARE_CALL.search(text)
     end = _end_of_json(text, found.end()) if found else None
@@ -86,6 +94,7 @@ def _trailing_text(text: str) -> str | None:
 def calls_apart(text: str) -> list[str]:
     """The texts of several tool calls; none if there are not several."""
     texts, rest = [], without_stop_token(text)
+    rest = _mentioned_tag(rest) or rest
     while end := _end_of_call(rest):
         texts.append(rest[:end])
         rest = rest[end:]
@@ -121,7 +130,7 @@ def _grid_edge(arguments: Arguments) -> Arguments | None:
 def _fractions(arguments: Arguments) -> Arguments | None:
     numbers, pixels = _coordinate(arguments), arguments.get("pixels")
     mended: dict[str, object] = {}
-    if isinstance(pixels, float) and pixels.is_integer():
+    if isinstance(pixels, float) and math.isfinite(pixels):
         mended["pixels"] = int(pixels)
     if numbers is not None and not all(map(is_int, numbers)) and all(0 <= number < GRID for number in numbers):
         mended["coordinate"] = Point(numbers[0] / GRID, numbers[1] / GRID)
@@ -174,7 +183,7 @@ def _key_remnants(arguments: Arguments) -> Arguments | None:
 def _unknown_key(arguments: Arguments) -> Arguments | Observe | None:
     action, keys = arguments.get("action"), _keys(arguments)
     known = [key for key in keys if keysym_of(key)]
-    if action not in ("key", *CLICKS) or len(known) == len(keys):
+    if action not in ("key", *CLICKS) or (len(known) == len(keys) and arguments.get("keys") != []):
         return None
     if action in CLICKS and not known:
         return _without(arguments, "keys")
@@ -246,6 +255,12 @@ TWO_CALLS = _CLICK + _example('"action": "wait", "time": 1')
 
 TEXT_RULES: tuple[Rule[str, str], ...] = (
     Rule(
+        "mentioned-tag",
+        "A tag that no JSON follows is a mention: the call begins with the first tag at the start of a line.",
+        f"I answer with a {OPEN}.\n{_CLICK}",
+        _mentioned_tag,
+    ),
+    Rule(
         "no-tag",
         "The call may stand on a line of its own without tags.",
         _CLICK.removeprefix(OPEN).removesuffix(CLOSE),
@@ -270,7 +285,7 @@ CALL_RULES: tuple[Rule[Arguments, Arguments | Single], ...] = (
     ),
     Rule(
         "fractions",
-        "Coordinates may have fractions, and whole wheel notches may be written with a point.",
+        "Coordinates may have fractions, and wheel notches too, of which the whole ones count.",
         _example('"action": "left_click", "coordinate": [10.5, 20]'),
         _fractions,
     ),

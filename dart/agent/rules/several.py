@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dart.agent.parsing import ParseError
 from dart.agent.rules import qwen3_vl, ui_tars_text
 from dart.core.action import Action, Finish, Several, Single
 
@@ -45,12 +46,18 @@ QWEN3_VL = Together(
 def read_together(rule: Together, text: str, most: int, read: ReadOne) -> tuple[Action, tuple[str, ...]] | None:
     """The actions in the text, at most `most`, and the names of the rules that they took; None if it has only one.
 
-    `read` reads one of them. Raises ParseError if one of them is no action.
+    `read` reads one of them. The first that cannot be read is left out, with all that follow, as all but the first are
+    where only one is allowed. Raises ParseError if it is the first of all.
     """
     actions: list[Single] = []
     used = [rule.slug]
     for one in rule.apart(text)[:most]:
-        action, rules = read(one)
+        try:
+            action, rules = read(one)
+        except ParseError:
+            if not actions:
+                raise
+            break
         if isinstance(action, Finish) and actions:
             break
         used += [slug for slug in rules if slug not in used]

@@ -111,6 +111,14 @@ def _key_plus(call: Call) -> Call | None:
     return call.with_argument("key", " ".join(apart)) if apart != names else None
 
 
+def _nothing_to_do(call: Call) -> Observe | None:
+    """As the family's parser, which skips empty arguments and then presses, scrolls or drags nothing."""
+    needed = {"scroll": ("direction",), "drag": ("start_box", "end_box")}.get(call.name, ())
+    if call.name in _KEY_ACTIONS:
+        needed = ("key",)
+    return None if all(call.arguments.get(name, "").strip() for name in needed) else Observe()
+
+
 def _unknown_key(call: Call) -> Call | Observe | None:
     if call.name not in (*_KEY_ACTIONS, *CLICKS):
         return None
@@ -271,6 +279,12 @@ CALL_RULES: tuple[Rule[Call, Call | Single], ...] = (
         "The key may be an argument `hotkey` of `hotkey`, and `press` of `press` and its like.",
         "Action: hotkey(hotkey='ctrl c')",
         _key_argument,
+    ),
+    Rule(
+        "nothing-to-do",
+        "A key action without a key, `scroll` without a direction and `drag` without both places do nothing.",
+        "Action: hotkey(key='')",
+        _nothing_to_do,
     ),
     Rule("key-plus", "`+` may join the keys of a chord.", "Action: hotkey(key='ctrl+c')", _key_plus),
     Rule(

@@ -132,19 +132,20 @@ def _first_action(body: str) -> str | None:
 
 
 def calls_apart(text: str) -> list[str]:
-    """The texts of several actions, each on a line of its own; none if there are not several."""
+    """The texts of several actions, each on a line of its own; none if there are not several.
+
+    An action that needs a rule ends where the next one begins.
+    """
     text = without_stop_token(text)
     found = ACTION_LINE.search(text)
-    if found is None:
-        return []
-    texts, position, head = [], found.end(), text[: found.end()]
-    while end := _end_of_call(text[position:]):
-        texts.append(head + text[position : position + end])
-        position, head = position + end, "Action: "
-        if not _NEXT_ACTION.match(text, position):
-            break
-        position += len(text[position:]) - len(text[position:].lstrip())
-    return texts if len(texts) > 1 and not text[position:].strip() else []
+    position = found.end() if found else text.rfind("Action:") + len("Action:")
+    texts, head, rest = [], text[:position], text[position:].lstrip()
+    while "Action:" in head and rest:
+        following = _NEXT_ACTION.search(rest, _end_of_call(rest) or 0)
+        stop = following.start() if following else len(rest)
+        texts.append(head + rest[:stop])
+        head, rest = "Action: ", rest[stop:].lstrip()
+    return texts if len(texts) > 1 else []
 
 
 def _end_of_call(body: str) -> int | None:

@@ -6,7 +6,7 @@ It asks for a `Status` and draws it, worded as in `dart.inspection.wording`; it 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -35,6 +35,7 @@ from dart.inspection.wording import (
 )
 from dart.store.records import RunState
 
+log = logging.getLogger(__name__)
 STOPS = "Ctrl-C stops the run cleanly"
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
@@ -60,8 +61,9 @@ class View:
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        (end,) = await asyncio.gather(self._task, return_exceptions=True)
+        if isinstance(end, Exception):  # its terminal may be gone: the run does not depend on it
+            log.warning("the view of the run ended: %s", end)
 
     async def _show(self) -> None:
         if not self._live:

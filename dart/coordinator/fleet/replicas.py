@@ -114,7 +114,7 @@ class RolloutPool:
                 if code == pb.FAILURE_CODE_UNKNOWN_IMAGE:
                     replica.session.screenshots.forget()
                     turn.with_data.add(replica.name)
-                if turn.attempt >= GENERATE_ATTEMPTS:
+                if request.failures >= GENERATE_ATTEMPTS:  # what a weight update ended is nobody's failure
                     raise
             except PromptTooLarge as error:  # another one may keep more screenshots, or take them in parts
                 asked_before = replica.name in turn.too_large

@@ -215,6 +215,8 @@ class Worker:
         longest = {kind: told + BEYOND_SECONDS for kind, told in self.ready.longest_seconds.items()}
         overdue = self.end.overdue(now, seconds, longest, self.ready.slots if self.role == pb.ROLE_ENV else 0)
         for key in overdue.failed:
+            if self.role == pb.ROLE_ROLLOUT:  # it would hold its slot and its cache, and the next weight update
+                self.tell(pb.Abort(assignment=pb.Assignment(assignment_id=key[0], attempt=key[1])))
             self._fail(key, CommandFailed(pb.FAILURE_CODE_UNSPECIFIED, f"{self.id}: {overdue.why}", self.id))
         return overdue.why if overdue.hangs else ""
 

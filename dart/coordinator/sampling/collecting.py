@@ -148,12 +148,11 @@ class Collection:
 @asynccontextmanager
 async def teacher(collect: Collect, policy: RolloutPool, config: Config) -> AsyncIterator[Writer | None]:
     """What writes the turns; None if the policy samples them."""
-    limit = config.rollout.max_tokens
+    limit, grammar = config.rollout.max_tokens, make_grammar(config.agent)
     if collect.teacher == "oracle":
-        grammar = make_grammar(config.agent)
         yield lambda env: OracleTurns(env, policy, grammar, limit)
     elif collect.endpoint is not None:
-        async with Endpoint(collect.endpoint, collect.temperature, limit) as endpoint:
+        async with Endpoint(collect.endpoint, collect.temperature, limit, grammar.as_written) as endpoint:
             yield lambda env: EndpointTurns(endpoint, policy, limit)
     else:
         yield None

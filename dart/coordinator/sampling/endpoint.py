@@ -11,7 +11,7 @@ import asyncio
 import importlib.util
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -125,8 +125,11 @@ class _Later:
 class Endpoint:
     """An open client; an async context manager."""
 
-    def __init__(self, address: Address, temperature: float, max_tokens: int) -> None:
-        self._address = address
+    def __init__(
+        self, address: Address, temperature: float, max_tokens: int, as_written: Callable[[str], str] = str
+    ) -> None:
+        """`as_written`: of the grammar (`dart.agent.grammar.Grammar`), for the turns that come back."""
+        self._address, self._as_written = address, as_written
         # Sent explicitly, because servers have their own defaults, such as the model's generation_config.json.
         self._body = {"model": address.model, "temperature": temperature, "top_p": 1.0, "max_tokens": max_tokens}
         self._answered = False
@@ -189,7 +192,8 @@ class Endpoint:
         except (ValueError, KeyError, IndexError, TypeError):
             raise InfrastructureError(f"--endpoint {self._address.url} gave no chat completion: {said}") from None
         self._answered, self._refused_in_a_row = True, 0
-        return Words(text.encode("utf-8", "replace").decode(), choice.get("finish_reason") == "length")
+        text = self._as_written(text.encode("utf-8", "replace").decode())
+        return Words(text, choice.get("finish_reason") == "length")
 
     def _refused(self, said: str) -> Words | _Later:
         """A content filter may refuse this prompt: the policy's turn is then empty, which is no action. To try again

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dart.agent.grammar import make_grammar
 from dart.config import Config
 from dart.coordinator.fleet.environments import EnvPool
 from dart.coordinator.fleet.replicas import RolloutPool
@@ -66,7 +67,8 @@ class Evaluations:
         if endpoint is None:
             source = await self._evaluate("eval", temperature, samples)
         else:
-            async with Endpoint(endpoint, temperature, self._config.rollout.max_tokens) as client:
+            limit, as_written = self._config.rollout.max_tokens, make_grammar(self._config.agent).as_written
+            async with Endpoint(endpoint, temperature, limit, as_written) as client:
                 source = await self._evaluate(
                     "eval", temperature, samples, lambda _: EndpointAlone(client, self._policy.screenshots)
                 )

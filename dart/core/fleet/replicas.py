@@ -80,8 +80,8 @@ class Replicas(Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Every replica has the newest published version, or a newer one."""
-        return all(replica.target is None and replica.version >= self.version for replica in self)
+        """Every replica has the newest published version, or a newer one, or is excluded."""
+        return all(one.excluded or (one.target is None and one.version >= self.version) for one in self)
 
     @property
     def waiting(self) -> int:
@@ -149,7 +149,7 @@ class Replicas(Generic[S]):
             preferred = self._replicas.get(request.affinity)
             if preferred is not None and preferred.offer and preferred.offer[0] <= best[0] + AFFINITY_SLACK:
                 chosen = preferred
-        request.replica = chosen
+        request.replica, request.probe = chosen, False
         chosen.busy += 1
         if chosen.busy == 1:
             self._book(chosen, now)
@@ -314,6 +314,7 @@ class Replicas(Generic[S]):
         """The replica cannot be updated in time: it gets no requests unless it is `updated` after all."""
         replica.excluded = True
         self._set_serving(replica, False, now)
+        self._serve_together(now)
         self._changed()
 
     # ---- time ----
@@ -408,7 +409,7 @@ class Replicas(Generic[S]):
         """With `together`, all of them again once none is behind."""
         if self.together and self.settled:
             for replica in self:
-                self._set_serving(replica, True, now)
+                self._set_serving(replica, not replica.excluded, now)
 
     def _book(self, replica: Replica[S], now: float) -> None:
         """Book the replica's time from now on to its present state."""

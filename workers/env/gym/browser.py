@@ -80,7 +80,7 @@ class BrowserGym(SyncEnv):
         if self._final is None and isinstance(last, Finish):
             env = self._running()
             info, tell, report_infeasible = env.pre_step()
-            if last.status == "infeasible":
+            if last.refuses:
                 report_infeasible(last.answer or "The task is infeasible.")
             elif last.answer:
                 tell(last.answer)

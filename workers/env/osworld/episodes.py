@@ -276,7 +276,7 @@ class OSWorldEnv(Env):
         `callusr_tolerance`. Here the first call ends the episode.
         """
         match last:
-            case Finish("infeasible" | "call_user"):
+            case Finish() if last.refuses:
                 return "FAIL"
             case Finish("fail"):
                 return self._settings.failure_is

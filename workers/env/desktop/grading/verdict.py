@@ -16,10 +16,10 @@ MOST_TEXT = 1000
 def grade(session: Session, task: TaskFile, last: Action) -> Verdict:
     """1 if the evaluator's checks hold (with `conj` "or": one of them), else 0; the evidence has each of them.
 
-    As in OSWorld, the check `infeasible` holds if the policy finished and said that the task cannot be done, and no
-    other holds then. Raises EnvironmentFailure if a result cannot be read.
+    The check `infeasible` holds if the policy gave up, with any status but `success`, and no other holds then. Raises
+    EnvironmentFailure if a result cannot be read.
     """
-    gave_up = isinstance(last, Finish) and last.status in ("infeasible", "fail")
+    gave_up = isinstance(last, Finish) and last.status != "success"
     if task.evaluator.func == INFEASIBLE:
         return Verdict(float(gave_up), {"said_infeasible": gave_up})
     if gave_up:
