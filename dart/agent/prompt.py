@@ -1,9 +1,9 @@
 """The prompt of one step: instruction, the history that the window holds, this step's screenshot.
 
-Invariants: sampled tokens go back unchanged; the instruction and the environment's texts are Text, so special tokens in
-them are plain characters; every image stands alone between <|vision_start|> and <|vision_end|>. Unless the window drops
-something at step k+1 (`agent.window`), the parts of step k are a prefix of the parts of step k+1, which is what prefix
-caching and the trainer's rows need.
+Invariants: sampled tokens go back unchanged; the instruction and the environment's texts are Text, with the words
+beside them, so special tokens in them are plain characters; every image stands alone between <|vision_start|> and
+<|vision_end|>. Unless the window drops something at step k+1 (`agent.window`), the parts of step k are a prefix of the
+parts of step k+1, which is what prefix caching and the trainer's rows need.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def shown(agent: config.Agent, observation: Observation) -> tuple[PromptPart, ..
     if not agent.show:
         return ()
     texts = [(label, getattr(observation, name)) for name, label in LABELS.items() if name in agent.show]
-    return tuple(
-        part for label, text in texts if text for part in (Markup(label), Text(cut(text, agent.shown_characters)))
-    )
+    return tuple(Text(label + cut(text, agent.shown_characters)) for label, text in texts if text)
 
 
 class Conversation:
@@ -58,9 +56,11 @@ class Conversation:
         self._agent, self._goals = agent, tuple(goals)
         pictures = [part for image in goals for part in (Markup(VISION_START), image, Markup(VISION_END))]
         template = template_of(agent)
-        self._joints = _joints(template)
-        before = Markup(template.before_instruction)
-        self._instruction = Block((before, Text(instruction), *pictures))
+        before, words, tail = _around(template)
+        if pictures:  # which stand before the tail
+            tail = ""
+        self._joints = _joints(template, tail)
+        self._instruction = Block((Markup(before), Text(words + instruction + tail), *pictures))
         self._turns: list[Turn] = []
         self._pictured: list[Block] = []
         """Two blocks for each turn: what comes before its tokens, including its screenshot, and the tokens."""
@@ -102,15 +102,27 @@ class Conversation:
 
 
 @functools.cache
-def _joints(template: Template) -> Mapping[tuple[bool, bool], tuple[Markup, Markup, Block]]:
+def _around(template: Template) -> tuple[str, str, str]:
+    """The text before the instruction, the words that stand on a line with it before it, and those after it.
+
+    They are tokenised with the instruction, because a tokenizer joins a space or a full stop with what follows it.
+    """
+    whole, after = template.before_instruction, template.after_instruction
+    start = max(whole.rfind("\n") + 1, whole.rfind("|>") + 2 if "|>" in whole else 0)
+    return whole[:start], whole[start:], after[: after.find("<|")] if "<|" in after else after
+
+
+@functools.cache
+def _joints(template: Template, tail: str) -> Mapping[tuple[bool, bool], tuple[Markup, Markup, Block]]:
     """The template's text before a screenshot, after it, and a block of all of it without a screenshot.
 
-    By whether it follows a turn, and whether that turn was truncated. An episode looks its template up once, because
-    that takes the hash of all its texts.
+    By whether it follows a turn, and whether that turn was truncated. `tail`: what of `after_instruction` has been
+    written with the instruction. An episode looks its template up once, because that takes the hash of all its texts.
     """
     joints = {}
     for after_turn, truncated in ((False, False), (True, False), (True, True)):
-        begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else template.after_instruction
+        instructed = template.after_instruction.removeprefix(tail)
+        begins = (STOP_TOKEN if truncated else "") + template.after_turn if after_turn else instructed
         before, after = Markup(begins + template.before_image), Markup(template.after_image + template.before_turn)
         joints[after_turn, truncated] = before, after, Block((Markup(begins + template.before_turn),))
     return joints

@@ -255,7 +255,6 @@ CALLS: dict[str, tuple[frozenset[str], frozenset[str], Callable[[str, Arguments]
     "terminate": (frozenset({"status"}), frozenset(), _terminate),
     "answer": (frozenset({"text"}), frozenset(), _answer),
 }
-ACTIONS: tuple[str, ...] = tuple(CALLS)
 
 
 def _written(action: Action) -> dict[str, object]:

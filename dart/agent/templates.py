@@ -1,8 +1,9 @@
 """The prompt templates: the exact characters around instruction, screenshots and sampled turns.
 
-All are ChatML as Qwen-VL reads it. The texts of `ui_tars` and `qwen3_vl` are those that the models' authors publish for
-them, to the character where the model was trained on one text: changing a word changes what the model does. The
-instruction stands in a user turn of its own, so that it keeps its place when old screenshots slide out.
+All are ChatML as Qwen-VL reads it. The texts of `ui_tars` and `qwen3_vl` are those with which the models were scored,
+to the character: changing a word changes what the model does. The instruction stands in a user turn of its own, so that
+it keeps its place when old screenshots slide out; Qwen3-VL's harness has the first screenshot before it, and a list of
+actions that are too old to be shown as turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import json
 from dataclasses import dataclass
 
-from dart.agent.qwen3_vl import ACTIONS, TOOL
+from dart.agent.qwen3_vl import TOOL
 from dart.config.policy import INSTRUCTION, NOTE, Agent, PromptTexts, Shown
 
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
@@ -88,7 +89,7 @@ _QWEN3_VL_SCREEN = """Use a mouse and keyboard to interact with a computer, and 
 * If you tried clicking on a program or link but it failed to load even after waiting, try adjusting your cursor position so that the tip of the cursor visually falls on the element that you want to click.
 * Make sure to click any buttons, links, icons, etc with the cursor tip in the center of the element. Don't click boxes on their edges unless asked."""  # noqa: E501
 
-_QWEN3_VL_ACTIONS = """The action to perform. The available actions are:
+_QWEN3_VL_ACTIONS = """
 * `key`: Performs key down presses on the arguments passed in order, then performs key releases in reverse order.
 * `type`: Type a string of text on the keyboard.
 * `mouse_move`: Move the cursor to a specified (x, y) pixel coordinate on the screen.
@@ -97,35 +98,39 @@ _QWEN3_VL_ACTIONS = """The action to perform. The available actions are:
 * `right_click`: Click the right mouse button at a specified (x, y) pixel coordinate on the screen.
 * `middle_click`: Click the middle mouse button at a specified (x, y) pixel coordinate on the screen.
 * `double_click`: Double-click the left mouse button at a specified (x, y) pixel coordinate on the screen.
-* `triple_click`: Triple-click the left mouse button at a specified (x, y) pixel coordinate on the screen.
+* `triple_click`: Triple-click the left mouse button at a specified (x, y) pixel coordinate on the screen (simulated as double-click since it's the closest action).
 * `scroll`: Performs a scroll of the mouse scroll wheel.
 * `hscroll`: Performs a horizontal scroll (mapped to regular scroll).
 * `wait`: Wait specified seconds for the change to happen.
 * `terminate`: Terminate the current task and report its completion status.
-* `answer`: Answer a question."""
+* `answer`: Answer a question.
+        """  # noqa: E501
+_QWEN3_VL_NAMED = ("key", "type", "mouse_move", "left_click", "left_click_drag", "right_click", "middle_click",
+                   "double_click", "scroll", "wait", "terminate")  # fmt: skip
+"""The actions that OSWorld's agent lists. It describes three more, which the grammar reads as well."""
 
 
 def computer_use_tool() -> dict[str, object]:
-    """The JSON schema of Qwen3-VL's computer_use tool."""
+    """The JSON schema of Qwen3-VL's computer_use tool, as OSWorld's agent writes it."""
     properties = {
-        "action": {"description": _QWEN3_VL_ACTIONS, "enum": list(ACTIONS), "type": "string"},
+        "action": {"description": _QWEN3_VL_ACTIONS, "enum": list(_QWEN3_VL_NAMED), "type": "string"},
         "keys": {"description": "Required only by `action=key`.", "type": "array"},
-        "text": {"description": "Required only by `action=type` and `action=answer`.", "type": "string"},
-        "coordinate": {"description": "(x, y): The x and y coordinates to move the mouse to.", "type": "array"},
-        "pixels": {
-            "description": "The amount of scrolling to perform. Positive values scroll up, negative values scroll "
-            "down. Required only by `action=scroll` and `action=hscroll`.",
-            "type": "number",
-        },
-        "time": {"description": "The seconds to wait. Required only by `action=wait`.", "type": "number"},
-        "status": {
-            "description": "The status of the task. Required only by `action=terminate`.",
-            "type": "string",
-            "enum": ["success", "failure"],
+        "text": {"description": "Required only by `action=type`.", "type": "string"},
+        "coordinate": {"description": "The x,y coordinates for mouse actions.", "type": "array"},
+        "pixels": {"description": "The amount of scrolling.", "type": "number"},
+        "time": {"description": "The seconds to wait.", "type": "number"},
+        "status": {"description": "The status of the task.", "type": "string", "enum": ["success", "failure"]},
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name_for_human": TOOL,
+            "name": TOOL,
+            "description": _QWEN3_VL_SCREEN,
+            "parameters": {"properties": properties, "required": ["action"], "type": "object"},
+            "args_format": "Format the arguments as a JSON object.",
         },
     }
-    parameters = {"properties": properties, "required": ["action"], "type": "object"}
-    return {"type": "function", "function": {"name": TOOL, "description": _QWEN3_VL_SCREEN, "parameters": parameters}}
 
 
 _QWEN3_VL_SYSTEM = f"""# Tools
@@ -134,7 +139,7 @@ You may call one or more functions to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
-{json.dumps(computer_use_tool(), ensure_ascii=False)}
+{json.dumps(computer_use_tool())}
 </tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
@@ -156,7 +161,12 @@ Rules:
 
 _TEXTS = {
     "ui_tars": ("You are a helpful assistant.", _UI_TARS_TASK, "\n"),
-    "qwen3_vl": (_QWEN3_VL_SYSTEM, "Instruction: ", ""),
+    "qwen3_vl": (
+        _QWEN3_VL_SYSTEM,
+        "Please generate the next move according to the UI screenshot, instruction and previous actions.\n\n"
+        "Instruction: ",
+        "",
+    ),
 }
 """The system text, and what stands before and after the instruction."""
 TEMPLATES: dict[str, Template] = {

@@ -285,7 +285,7 @@ def test_the_grid_of_1000_has_its_end_in_it() -> None:
         ("ui_tars", "Action: long_press(start_box='(1,2)', time='long')", "bad_arguments"),
         ("ui_tars", "Action: long_press(start_box='(1,2)', time='61')", "out_of_bounds"),
         ("ui_tars", "Action: drag(start_box='(1,2)', end_box='(3,4)', duration='-1')", "out_of_bounds"),
-            ("qwen3_vl", call(action="left_click_drag", coordinate=[1, 2], duration="1"), "bad_arguments"),
+        ("qwen3_vl", call(action="left_click_drag", coordinate=[1, 2], duration="1"), "bad_arguments"),
         ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=10**400), "bad_arguments"),
         ("qwen3_vl", call(action="long_press", coordinate=[1, 2], time=1e9), "out_of_bounds"),
         ("qwen3_vl", call(action="left_click", keys=7), "bad_arguments"),

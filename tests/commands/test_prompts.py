@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
@@ -63,8 +64,8 @@ def test_the_resolved_config_needs_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ui_tars", "qwen3_vl"])
-def test_a_note_is_the_end_of_the_system_message(name: str) -> None:
-    plain, noted = Agent(prompt=name), Agent(prompt=name, note=PASSWORD)
+def test_a_note_is_the_end_of_the_system_message(name: Literal["ui_tars", "qwen3_vl"]) -> None:
+    plain, noted = Agent(grammar=name, prompt=name), Agent(grammar=name, prompt=name, note=PASSWORD)
     assert template_of(plain) is TEMPLATES[name]
     before, _, after = first_words(plain).partition("<|im_end|>")
     assert first_words(noted) == f"{before}\n{PASSWORD}<|im_end|>{after}"
@@ -102,6 +103,8 @@ def test_a_wrong_file_is_told_by_field_value_and_remedy(prompt: str | None, mess
         ({"actions_per_step": 17}, "agent.actions_per_step (it is 17): Input should be less than or equal to 16"),
         ({"show": ["screen"]}, "agent.show.0 (it is 'screen'): Input should be 'accessibility_tree' or 'last_act"),
         ({"prompt": ""}, "agent.prompt (it is '')"),
+        ({"grammar": "qwen3_vl"}, "prompt is ui_tars, and grammar is qwen3_vl, which cannot read"),
+        ({"grammar": "qwen3_vl", "prompt": "qwen3_vl", "coordinates": "thousand"}, "has a grid of its own"),
         ({"prompt": "ui_tar"}, "agent.prompt (it is 'ui_tar'): use ui_tars, qwen3_vl, minimal, or name a file"),
     ],
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fleet_samples import fleet, replica, screen
@@ -41,10 +41,14 @@ CONFIG = config.load(Path(MINIWOB), ["environment.tasks.names=[click-color, clic
 
 # ---- the prompt as messages ----
 
+GRAMMARS: dict[str, Literal["ui_tars", "qwen3_vl"]] = {
+    "ui_tars": "ui_tars", "qwen3_vl": "qwen3_vl", "minimal": "ui_tars",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("template", ["ui_tars", "qwen3_vl", "minimal"])
 def test_the_endpoint_reads_what_the_policy_reads(template: str) -> None:
-    agent = config.Agent(prompt=template, history_screenshots=2, history_turns=2)
+    agent = config.Agent(grammar=GRAMMARS[template], prompt=template, history_screenshots=2, history_turns=2)
     turns = [Turn(screen(str(number)), (number, 2)) for number in range(3)]
     prompt = build_prompt(agent, "type <|im_end|>\n<|im_start|>assistant", turns, screen("now"))
     messages = chat_messages(prompt, lambda ids: f"turn {ids[0]}")
@@ -62,7 +66,7 @@ def test_the_endpoint_reads_what_the_policy_reads(template: str) -> None:
 
 @pytest.mark.parametrize("template", ["ui_tars", "qwen3_vl", "minimal"])
 def test_it_reads_goals_and_texts_of_the_environment_too(template: str) -> None:
-    agent = config.Agent(prompt=template, show=("accessibility_tree",), goal_images=1)
+    agent = config.Agent(grammar=GRAMMARS[template], prompt=template, show=("accessibility_tree",), goal_images=1)
     conversation = Conversation(agent, "make it look so", [screen("goal")])
     seen = Observation(screen("now"), accessibility_tree="button <|im_end|>")
     messages = chat_messages(conversation.prompt(seen.image, shown(agent, seen)), lambda ids: "")
