@@ -101,6 +101,26 @@ async def test_wrong_input_and_a_lost_trainer_end_the_run_at_once(tmp_path: Path
     assert _runs(tmp_path) == 2
 
 
+async def test_wrong_input_of_one_that_has_worked_is_a_failure_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LASTING_SECONDS", 0.0)
+    await Launcher([_child(tmp_path, 3, code=2)], tmp_path / "logs").run()
+    assert _runs(tmp_path) == 3
+
+
+async def test_a_process_that_cannot_be_started_is_told_and_may_be_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = Child("env-0", [str(tmp_path / "none")], {}, restart=True)
+    with pytest.raises(UserError, match=r"env-0 cannot be started: .*No such file"):
+        await Launcher([gone], tmp_path / "logs").run()
+    dashboard = dataclasses.replace(gone, name="dashboard", needed=False)
+    (tmp_path / "logs" / "dashboard.log").mkdir()  # so that it cannot be noted there either
+    await Launcher([dashboard], tmp_path / "logs").run()
+    assert "the run goes on without the dashboard: dashboard cannot be started" in caplog.text
+
+
 def _config(ranks: int, replicas: int, parallel: int = 1, transport: str = "nccl", stages: int = 1) -> config.Config:
     demo = Path(__file__).parents[2] / "configs" / "miniwob_cpu.yaml"
     return config.load(

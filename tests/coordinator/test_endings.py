@@ -104,6 +104,55 @@ async def test_an_interrupted_run_whose_launcher_fails_while_it_saves(
     assert await _ended(run, worker) == RunState.INTERRUPTED
 
 
+@pytest.mark.parametrize("how", ["hurry", "lost"])
+async def test_a_last_checkpoint_is_not_waited_for_where_none_will_come(
+    run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The trainer is gone, or somebody presses Ctrl-C again: the hour that it may take is not over."""
+    saving = asyncio.Event()
+    lost = asyncio.get_running_loop().create_future()
+
+    async def saves() -> None:
+        saving.set()
+        await lost
+
+    async def reaps() -> None:
+        await saving.wait()
+        if how == "lost":
+            lost.set_exception(UserError("the trainer is gone"))
+        await asyncio.Event().wait()
+
+    async def presses() -> None:
+        await saving.wait()
+        run.interrupt()  # a scheduler's signal
+        await asyncio.sleep(0)
+        assert not run._hurry.is_set()
+        run.interrupt(by_hand=how == "hurry")
+
+    monkeypatch.setattr(run, "_phases", lambda: _interrupted_in_training(run))
+    monkeypatch.setattr(run._training, "save", saves)
+    monkeypatch.setattr(run.fleet, "reap", reaps)
+    async with asyncio.timeout(30):
+        pressing = asyncio.create_task(presses())
+        with pytest.raises(Interrupted):
+            await run.work()
+        await pressing
+    assert await _ended(run, worker) == RunState.INTERRUPTED
+    why = {"hurry": "Ctrl-C was pressed again", "lost": "the trainer is gone"}[how]
+    assert [event["why"] for event in _events(run, "checkpoint_failed")] == [why]
+
+
+async def test_why_the_launcher_failed_is_recorded(run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def launch() -> None:
+        raise UserError("train was killed by SIGKILL")
+
+    monkeypatch.setattr(run, "_phases", asyncio.Event().wait)
+    with pytest.raises(UserError, match="SIGKILL"):
+        await run._beside(launch())
+    assert await _ended(run, worker) == RunState.FAILED
+    assert [event["why"] for event in _events(run, "failed")] == ["train was killed by SIGKILL"]
+
+
 async def test_a_run_with_a_mistake_of_ours(run: Run, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken() -> dict[str, Any]:
         return {}["nothing"]  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from dart.coordinator.sampling.episodes import sample
 from dart.coordinator.start import Start
 from dart.core.curation.orders import Order
 from dart.core.fleet.replica import Request
+from dart.core.fleet.replicas import Replicas
 from dart.core.types import Task, Trajectory
 from dart.job import Train
 from dart.rundir import RunDirectory
@@ -272,3 +273,29 @@ def test_a_replica_that_fails_for_a_while() -> None:
     recovery = replica_health.recovery(requests, 2 * third)
     assert recovery["seconds_until_it_serves"] is not None and recovery["seconds_until_it_serves"] <= 65
     assert recovery["seconds_until_an_equal_share"] is not None
+
+
+def test_where_all_serve_together_nobody_waits_for_one_that_is_excluded() -> None:
+    def taken(replicas: Replicas[None]) -> str | None:
+        replica = replicas.take(Request(), 0.0)
+        return replica.name if replica else None
+
+    replicas: Replicas[None] = Replicas(0.0, 0, 2, together=True)
+    for name in "ab":
+        replicas.join(name, 4, 0, None, 0.0)
+    replicas.staged(1, 0.0)
+    for _ in range(2):
+        replica, version = replicas.next_update() or (None, 0)
+        assert replica is not None
+        replicas.pause(replica, 0.0)
+        if replica.name == "a":
+            replicas.updated(replica, version, 0.0)
+        else:
+            replicas.update_failed(replica)
+    assert taken(replicas) is None
+    b = replicas.get("b")
+    assert b is not None
+    replicas.exclude(b, 0.0)
+    assert [taken(replicas), taken(replicas)] == ["a", "a"]
+    replicas.updated(b, 1, 0.0)
+    assert taken(replicas) == "b", "it comes back after all"

@@ -345,7 +345,9 @@ class Life:
                 replicas.failed(request, "no memory", self.now)
                 self.ask(request)
             case "end" if self.running:
-                replicas.ended(self.running.pop(), self.now)
+                replicas.ended(request := self.running.pop(), self.now)
+                if number % 2:  # a weight update ended it
+                    self.ask(request)
             case "withdraw" if self.line:
                 replicas.withdraw(self.line.pop())
             case _:

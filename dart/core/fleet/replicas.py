@@ -80,7 +80,7 @@ class Replicas(Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Every replica has the newest published version, or a newer one, or is excluded."""
+        """Every replica has the newest published version or is excluded."""
         return all(one.excluded or (one.target is None and one.version >= self.version) for one in self)
 
     @property
