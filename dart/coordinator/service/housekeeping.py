@@ -144,17 +144,19 @@ class Housekeeping:
             await asyncio.sleep(GUARD_SECONDS)
 
     async def _keep_bounds(self) -> None:
-        directory, put_back = self._database.blobs.directory, False
+        directory, put_back, took = self._database.blobs.directory, False, 0.0
         while True:
             if directory and not put_back:
                 with self._put_off("put back"):
                     if again := await asyncio.to_thread(directory.put_back):
                         self._journal.event("screenshots_put_back", files=again)
                     put_back = True
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(max(SWEEP_SECONDS, MOST_OF_THE_TIME * took))
+            began = time.monotonic()
             if directory and put_back:
                 with self._put_off("sweep"):
                     self._tell(await self.sweep(directory))
+            took = time.monotonic() - began
             with self._put_off("trim"):
                 await self.trim()
 
