@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import get_type_hints
 
@@ -222,6 +222,17 @@ class Trajectory:
     @property
     def newest_version(self) -> int:
         return max([span.version for step in self.steps for span in step.generation.versions])
+
+
+def without_bytes(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as the store gives it back: its screenshots by digest alone."""
+    bare: dict[bytes, Image] = {}
+
+    def of(image: Image) -> Image:
+        return bare.setdefault(image.sha256, replace(image, data=b"") if image.data else image)
+
+    steps = tuple(replace(step, images=tuple(map(of, step.images))) for step in trajectory.steps)
+    return replace(trajectory, steps=steps)
 
 
 @dataclass(frozen=True, slots=True)

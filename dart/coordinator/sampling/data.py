@@ -40,7 +40,7 @@ from dart.core.curation.schedule import Schedule
 from dart.core.curation.submitted import Submissions
 from dart.core.curation.usable import usable
 from dart.core.progress import Progress
-from dart.core.types import Task, Trajectory
+from dart.core.types import Task, Trajectory, without_bytes
 from dart.core.usage import EnvState
 from dart.errors import UserError
 from dart.failpoints import failpoint
@@ -153,6 +153,8 @@ class DataManager:
     async def finished(self, order: Order, trajectory: Trajectory) -> None:
         await self._database.add_trajectory(trajectory, order.attempt)
         failpoint("trajectory-stored")
+        if (blobs := self._database.blobs) and blobs.directory:  # hundreds wait, and the trainer's are read from there
+            trajectory = without_bytes(trajectory)
         self._lifecycle.finished(trajectory)
         self.quarantine.finished(trajectory.task.name)
         self._progress.trajectory_finished(trajectory)

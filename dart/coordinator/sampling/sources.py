@@ -13,7 +13,7 @@ from pathlib import Path
 from dart.agent.vocabulary import vocabulary_digest
 from dart.config import Agent, Config
 from dart.core.curation.pool import unscored
-from dart.core.types import Step, Trajectory
+from dart.core.types import Trajectory, without_bytes
 from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.store.blobs import BlobError
@@ -123,10 +123,5 @@ def _copy(success: Trajectory, prefix: str) -> Trajectory:
         success,
         id=f"{prefix}{success.id}",
         group_id=f"{prefix}{success.group_id}",
-        steps=tuple(_without_bytes(unscored(step, 0)) for step in success.steps),
+        steps=tuple(unscored(step, 0) for step in without_bytes(success).steps),
     )
-
-
-def _without_bytes(step: Step) -> Step:
-    """The bytes of its images must be in the blob store."""
-    return replace(step, images=tuple(replace(image, data=b"") for image in step.images))

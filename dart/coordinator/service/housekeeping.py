@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 GUARD_SECONDS = 2.0
 SWEEP_SECONDS = 60.0
+PAUSES = 20
+"""How many times as long as a sweep took the pause after it is at least: there may be millions of screenshots."""
 SHARD_PAUSE_SECONDS = 0.05
 """The pause between two folders of screenshots, so that a sweep of a million leaves the disk to others."""
 TRAJECTORIES_AT_ONCE = 32
@@ -151,7 +153,7 @@ class Housekeeping:
                     if again := await asyncio.to_thread(directory.put_back):
                         self._journal.event("screenshots_put_back", files=again)
                     put_back = True
-            await asyncio.sleep(max(SWEEP_SECONDS, MOST_OF_THE_TIME * took))
+            await asyncio.sleep(max(SWEEP_SECONDS, PAUSES * took))
             began = time.monotonic()
             if directory and put_back:
                 with self._put_off("sweep"):

@@ -74,12 +74,13 @@ def step_limit(longest: int | None, rule: LengthRule) -> int:
 
 
 def spread(rewards: Sequence[float]) -> float:
-    """4·Var(R), at most 1: how much roll-outs differ, which is what an advantage needs.
+    """4·Var(R) in [0, 1], for rewards in [0, 1]: how much roll-outs differ, which is what an advantage needs.
 
     For rewards of 0 and 1, of which a share p succeeds, it is 4·p·(1 − p): twice the chance that two roll-outs differ.
     """
-    mean = fmean(rewards)
-    return min(1.0, 4 * fmean([(reward - mean) ** 2 for reward in rewards]))
+    bounded = [max(0.0, min(reward, 1.0)) for reward in rewards]  # as they should be
+    mean = fmean(bounded)
+    return 4 * fmean([(reward - mean) ** 2 for reward in bounded])
 
 
 class Result(NamedTuple):
