@@ -14,6 +14,8 @@ from dart.core.action import MOST_TOGETHER
 BUILTIN_MODELS = Path(__file__).parents[1] / "assets"
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this one where it is asked for a lower one, but not at 0."""
 Shown = Literal["accessibility_tree", "last_action_error"]
 
 
@@ -175,7 +177,11 @@ class Agent(Section):
 
 class Rollout(Section):
     replicas: Positive = Field(1, description="The number of vLLM engines; each is a roll-out worker.")
-    temperature: float = Field(1.0, gt=0.0, description="Used for sampling and for the log-probabilities in training.")
+    temperature: float = Field(
+        1.0,
+        ge=LEAST_TEMPERATURE,
+        description="Used for sampling and for the log-probabilities in training. vLLM does not sample at a lower one.",
+    )
     max_tokens: Positive = Field(512, description="The most tokens to sample per step.")
     slots: Positive = Field(32, description="The most requests at one replica at once.")
     max_model_len: Positive = Field(32768, description="The most tokens of prompt and answer together.")

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from dart.config.base import Fraction, Positive, Seconds, Section
+from dart.config.policy import LEAST_TEMPERATURE
 from dart.core.evaluation.documents import Decoding
 from dart.core.loopback import is_loopback
 
@@ -77,8 +78,9 @@ class Retention(Section):
     )
     events: Positive = Field(
         200_000,
-        description="The most events in run.db. Older ones are deleted, except updates, evaluations, checkpoints and "
-        "phases.",
+        description="The most events in run.db. Older ones are deleted, but never those that tell the run's story: "
+        "phases, updates, evaluations, checkpoints, losses of the trainer, what was pooled, collected or submitted, "
+        "pauses and failures (docs/machines.md).",
     )
     metrics_bytes: LeastBytes = Field(
         128 << 20,
@@ -122,6 +124,14 @@ class Evaluation(Section):
     temperature: float | None = Field(
         None, ge=0.0, description="Temperature of `sampled`, and of `dart eval`; none: rollout.temperature; 0: greedy."
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _engine_samples_at_it(cls, temperature: float | None) -> float | None:
+        if temperature and temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"vLLM samples at {LEAST_TEMPERATURE} or more, or greedily at 0: choose one of these")
+        return temperature
+
     decodings: tuple[Decoding, ...] = Field(
         ("sampled", "greedy"),
         min_length=1,

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from dart.v1 import session_pb2 as pb
 from dart.wire.capabilities import IMAGES_APART, IMAGES_ONCE, RESCORE, SHARED_BLOBS
 from dart.wire.convert import entropies_to_proto
 from dart.wire.role import Command, CommandError, Reply
+from dart.workers.train import collectives
 from dart.workers.train.errors import (
     CancelledUpdateError,
     NonFiniteError,
@@ -69,7 +71,6 @@ class TrainRole:
     async def prepare(self, config_json: str) -> pb.Ready:
         """Load the model. Raises UserError for a config or checkpoint that cannot be trained."""
         config = read_told(TrainWorkerConfig, config_json)
-        self._senders = Senders(config.sync.transport, config.sync.timeout_seconds)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         try:
@@ -80,6 +81,9 @@ class TrainRole:
                 "`dart doctor CONFIG` says what it needs, and what would lower that"
             ) from None
         trainer = self._trainer
+        # NCCL sends from the rank's own GPU, while a new thread is on the first one.
+        take = partial(collectives.take, trainer.device)
+        self._senders = Senders(config.sync.transport, config.sync.timeout_seconds, take)
         weights = await self._train_thread(lambda: self._snapshot(trainer, None))
         if self.rank == 0:
             self._snapshots.stage(trainer.version, weights)

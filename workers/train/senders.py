@@ -23,22 +23,33 @@ Weights = dict[str, torch.Tensor]
 
 MAX_GROUPS = 256
 """The most open groups; beyond that, the least recently used one is left."""
+MOST_PASSED_OVER = 4
+"""A group that is passed over so many times, while all others send, is left: its replica has gone. Over gloo it would
+keep two buffers as large as the largest weight. Should the replica still be there, one transfer to it fails, and the
+next one is in a new group."""
 
 
 class Senders:
     """Used from the event loop; the transfers themselves run in threads, groups side by side."""
 
-    def __init__(self, transport: str, timeout_seconds: float) -> None:
+    def __init__(self, transport: str, timeout_seconds: float, begin: Callable[[], object] | None = None) -> None:
+        """`begin`: called once in each thread, for example to choose its GPU."""
         self._transport = transport
         self._timeout_seconds = timeout_seconds
-        self._threads = ThreadPoolExecutor(MAX_GROUPS, "weights")
+        self._threads = ThreadPoolExecutor(MAX_GROUPS, "weights", begin)
         """Not asyncio's default executor: there, a few transfers would block everything else, and each other."""
         self._open: OrderedDict[str, Sender] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
+        self._sent = 0
+        """Transfers so far."""
+        self._last: dict[str, int] = {}
+        """The number of each open group's last transfer."""
 
     async def send(self, group: wpb.TransferGroup, weights: dict[str, torch.Tensor]) -> int:
         """Send all weights to the group's replica; returns the bytes sent. Raises TransferError."""
         async with self._locks.setdefault(group.group_id, asyncio.Lock()):
+            self._sent += 1
+            self._last[group.group_id] = self._sent
             if group.group_id not in self._open:
                 await self._leave_former(group.group_id)
             try:
@@ -80,6 +91,7 @@ class Senders:
     def _forget(self, group_id: str) -> None:
         self._open.pop(group_id, None)
         self._locks.pop(group_id, None)
+        self._last.pop(group_id, None)
 
     async def _leave_former(self, group_id: str) -> None:
         """Leave the groups (and free the buffers) of this replica's earlier instances; ids are REPLICA-NUMBER."""
@@ -94,7 +106,9 @@ class Senders:
 
     async def _leave_oldest(self) -> None:
         idle = [group_id for group_id in self._open if not self._locks[group_id].locked()]
-        for group_id in idle[: max(0, len(self._open) - MAX_GROUPS)]:
+        passed_over = self._sent - MOST_PASSED_OVER * len(self._open)
+        gone = [group_id for group_id in idle if self._last[group_id] < passed_over]
+        for group_id in gone or idle[: max(0, len(self._open) - MAX_GROUPS)]:
             sender = self._open[group_id]
             self._forget(group_id)
             await self._in_thread(sender.close)

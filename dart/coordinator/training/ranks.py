@@ -202,14 +202,11 @@ class TrainerRanks:
     ) -> pb.WeightsSent:
         """Rank 0 sends a version's snapshot. Raises InfrastructureError."""
         worker = self.rank0
+        command = pb.SendWeights(assignment=assignment, version=version, group=group)
         try:
-            reply: pb.WeightsSent = await worker.call(
-                pb.SendWeights(assignment=assignment, version=version, group=group)
-            )
-        except CommandFailed:
+            reply: pb.WeightsSent = await worker.call(command)
+        finally:
             worker.end_assignment(assignment.assignment_id, assignment.attempt)
-            raise
-        worker.end_assignment(assignment.assignment_id, assignment.attempt)
         return reply
 
     @contextmanager

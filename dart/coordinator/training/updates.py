@@ -81,9 +81,9 @@ class Training:
         every = config.checkpoint.every_updates
         self._next_save = (start.update // every + 1) * every
         self._saved: int | None = None
+        """The version of the newest checkpoint of this process."""
         self._abandoned: set[str] = set()
         """Checkpoints newer than the one that this process resumed from, which stay for people to look at."""
-        """The version of the newest checkpoint of this process."""
         self._saving = asyncio.Lock()
         """One checkpoint at a time: the trainer writes them one after the other."""
         self._seconds = 0.0
@@ -283,8 +283,8 @@ class Training:
         return None if waiting.cancelled() else waiting.result()
 
     async def _updated(self, batch: list[ReleasedGroup], made: int, metrics: dict[str, float]) -> None:
-        """The next update has trained on the batch and made version `made`, which differs from the last unless the
-        trainer had to skip every optimiser step. If the caller is cancelled, it is recorded all the same."""
+        """The next update has trained on the batch and made version `made`. If the caller is cancelled, it is recorded
+        all the same."""
         self._in_flight = None
         self._recording = asyncio.create_task(self._record(batch, made, metrics))
         await asyncio.shield(self._recording)

@@ -1,4 +1,5 @@
-"""Copies each new checkpoint to `checkpoint.upload`, in the background, and removes the copies that are too many.
+"""Copies each new checkpoint to `checkpoint.upload`, in the background, and removes the copies that are too many or
+that broke off.
 
 One copy at a time, and nothing waits for one but the end of the phase. A copy that fails is an event, and the run
 continues: the next checkpoint is copied all the same. After an interruption, the copy under way ends within a block,
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from dart.coordinator.service.journal import Journal
 from dart.errors import UserError
-from dart.store.elsewhere.copies import Stopped, copies, copy_out, remove_copy
+from dart.store.elsewhere.copies import Stopped, copies, copy_out, incomplete_copies, remove_copy
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,9 @@ class Uploads:
                 bytes=size,
                 seconds=round(time.monotonic() - began, 2),
             )
-            for old in sorted(await asyncio.to_thread(copies, url), key=self._age)[: -self._keep]:
+            broken = await asyncio.to_thread(incomplete_copies, url)
+            whole = [name for name in await asyncio.to_thread(copies, url) if name not in broken]
+            for old in [*broken, *sorted(whole, key=self._age)[: -self._keep]]:
                 await asyncio.to_thread(remove_copy, f"{url}/{old}")
         except (OSError, UserError) as error:
             self._journal.event("checkpoint_upload_failed", path=f"{url}/{folder.name}", why=str(error))

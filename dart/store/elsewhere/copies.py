@@ -77,6 +77,13 @@ def copies(url: str) -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"v\d{6,}", name))
 
 
+def incomplete_copies(url: str) -> set[str]:
+    """The names of those copies that broke off, or are being made. Raises OSError."""
+    names = copies(url)
+    with _at(url) as (fs, root):
+        return {name for name in names if not fs.exists(f"{root}/{name}/{manifest.NAME}")}
+
+
 def remove_copy(url: str) -> None:
     """Raises OSError."""
     with _at(url) as (fs, root):

@@ -26,6 +26,7 @@ from dart.errors import UserError
 from dart.rundir import RunDirectory
 from dart.screenshots.directory import file_name
 from dart.store.blobs import BlobStore, BlobUnreachable, BlobUnreadable
+from dart.store.elsewhere import copies as copies_module
 from dart.store.elsewhere.copies import Stopped, copies, copy_in, copy_out
 from dart.store.records import CheckpointRecord
 
@@ -77,6 +78,20 @@ async def test_copies_of_what_a_resumed_run_has_abandoned_go_first(
     for version in (4, 8):
         await after.copy(checkpoint(tmp_path, version))
     assert copies(f"{url}/run") == ["v000004", "v000008"]
+    journal.close()
+
+
+async def test_a_copy_that_broke_off_takes_no_copys_place(tmp_path: Path, url: str) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", 1)
+    uploads = Uploads(f"{url}/run", 2, journal)
+    await uploads.copy(checkpoint(tmp_path, 1))
+    (tmp_path / "part").write_bytes(b"x")
+    with copies_module._at(f"{url}/run") as (fs, root):
+        fs.makedirs(f"{root}/v000002", exist_ok=True)
+        fs.put_file(str(tmp_path / "part"), f"{root}/v000002/part")
+    assert copies(f"{url}/run") == ["v000001", "v000002"]
+    await uploads.copy(checkpoint(tmp_path, 3))
+    assert copies(f"{url}/run") == ["v000001", "v000003"]
     journal.close()
 
 

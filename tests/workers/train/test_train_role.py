@@ -26,7 +26,7 @@ from dart.wire.convert import image_from_proto  # noqa: E402
 from dart.wire.role import CommandError  # noqa: E402
 from dart.workers.train.errors import CancelledUpdateError, SampleError  # noqa: E402
 from dart.workers.train.role import TrainRole  # noqa: E402
-from dart.workers.train.senders import Snapshots  # noqa: E402
+from dart.workers.train.senders import MOST_PASSED_OVER, Snapshots  # noqa: E402
 from dart.workers.weights.gloo import Group, receive  # noqa: E402
 from dart.workers.weights.transfer import specs_from_proto  # noqa: E402
 
@@ -159,6 +159,11 @@ async def test_the_former_group_of_a_replica_is_left(role: TrainRole, monkeypatc
     for name in ("gpu-0-1", "gpu-1-2", "gpu-0-3", "gpu-0-3", "gpu-1-4"):
         await role.handle(pb.SendWeights(version=0, group=transfer_group(name)))
     assert closed == ["gpu-0-1", "gpu-1-2"]
+    # One comes back under another name, as a worker whose name has the number of its process does.
+    for _ in range(2 * MOST_PASSED_OVER):
+        for name in ("gpu-0-3", "other-5"):
+            await role.handle(pb.SendWeights(version=0, group=transfer_group(name)))
+    assert closed == ["gpu-0-1", "gpu-1-2", "gpu-1-4"], "its memory is free again"
 
 
 @same_bits
