@@ -39,6 +39,8 @@ __all__ = ["Database", "Reader", "sqlite_url"]
 T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
 """With a database that is locked or away, until the run says otherwise."""
+CLOSING_SECONDS = 10.0
+"""The same while it is closed."""
 
 _SET_ADVANTAGES = (
     update(t.trajectories).where(t.trajectories.c.id == bindparam("of")).values(advantages_json=bindparam("value"))
@@ -81,7 +83,8 @@ class Database(Reader):
         self.patience.seconds = self.blobs.patience.seconds = seconds
 
     async def close(self) -> None:
-        """Waits for transactions under way."""
+        """Waits for transactions under way, but not for ever for a database that is locked or away."""
+        self.wait_at_most(min(self.patience.seconds, CLOSING_SECONDS))
         self._writer.close()
         await super().close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -48,12 +48,6 @@ class Reader:
         """Bind to the run that started last, if there is one."""
         newest = select(t.runs.c.id).order_by(t.runs.c.started.desc()).limit(1)
         self._run_id = await self._reader.run(lambda connection: connection.execute(newest).scalar_one_or_none())
-
-    async def bind(self, run_id: str) -> None:
-        known = {run.id for run in await self.runs()}
-        if run_id not in known:
-            raise UserError(f"run {run_id} is not in database {shown(self.url)}: it holds {', '.join(sorted(known))}")
-        self._run_id = run_id
 
     async def close(self) -> None:
         self._reader.close()
@@ -305,23 +299,18 @@ class Reader:
     async def unopened_submissions(self) -> list[Task]:
         """The submitted tasks of which no training group has been opened since, in their order."""
         e, g = t.events.c, t.groups.c
-        events = select(e.unix_seconds, e.json).where(e.run_id == self.run_id, e.kind == "submitted")
+        events = select(e.json).where(e.run_id == self.run_id, e.kind == "submitted").order_by(e.sequence)
+        groups = select(g.id, g.suite, g.task_name, g.seed).where(
+            g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING
+        )
 
         def read(connection: Connection) -> list[Task]:
-            submitted = [
-                (submission["unix_seconds"], Task(*task))
-                for submission in connection.execute(events.order_by(e.sequence)).mappings()
-                for task in json.loads(submission["json"])["tasks"]
-            ]
-            if not submitted:
-                return []
-            since = (g.run_id == self.run_id, g.kind == r.GroupKind.TRAINING, g.opened >= submitted[0][0])
-            opened: dict[Task, deque[float]] = defaultdict(deque)
-            for *task, when in connection.execute(
-                select(g.suite, g.task_name, g.seed, g.opened).where(*since).order_by(g.opened, g.id)
-            ):
-                opened[Task(*task)].append(when)
-            return [task for when, task in submitted if not _taken(opened[task], when)]
+            submissions = [json.loads(event) for event in connection.execute(events).scalars()]
+            submitted = [(one["first_group"], Task(*task)) for one in submissions for task in one["tasks"]]
+            opened: dict[Task, list[int]] = defaultdict(list)
+            for name, *task in connection.execute(groups) if submitted else ():
+                opened[Task(*task)].append(int(name.removeprefix("g")))
+            return [task for first, task in submitted if not _taken(opened[task], first)]
 
         return await self._reader.run(read)
 
@@ -365,8 +354,9 @@ def _trajectories(connection: Connection, where: Any) -> list[r.StoredTrajectory
     return [r.trajectory_from_row(row, steps[row["id"]]) for row in rows]
 
 
-def _taken(times: deque[float], since: float) -> bool:
-    """Whether the queue of rising times has one that is not earlier; it is taken from the queue, with those before."""
-    while times and times[0] < since:
-        times.popleft()
-    return bool(times) and times.popleft() >= since
+def _taken(numbers: list[int], first: int) -> bool:
+    """Take the least number that is `first` or more from the list. False if there is none."""
+    found = min((number for number in numbers if number >= first), default=None)
+    if found is not None:
+        numbers.remove(found)
+    return found is not None

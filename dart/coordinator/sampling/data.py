@@ -117,11 +117,10 @@ class DataManager:
     def submit(self, tasks: Sequence[Task]) -> None:
         """Put tasks ahead of all others, all of them or none. Raises NotWanted."""
         self._submissions.check(tasks, self.submitted_tasks)
+        named = [[task.suite, task.name, task.seed] for task in tasks]
+        self._journal.event("submitted", number=len(tasks), tasks=named, first_group=self._lifecycle.next_group)
         for task in tasks:
             self._lifecycle.submit(task)
-        self._journal.event(
-            "submitted", number=len(tasks), tasks=[[task.suite, task.name, task.seed] for task in tasks]
-        )
 
     def pause(self, paused: bool) -> None:
         self._lifecycle.pause(paused)

@@ -137,6 +137,11 @@ class Lifecycle:
     # ---- roll-outs ----
 
     @property
+    def next_group(self) -> int:
+        """The number of the next group."""
+        return self._number
+
+    @property
     def submitted_tasks(self) -> int:
         """Those that still wait to be opened."""
         return self._sampler.submitted
