@@ -148,7 +148,7 @@ class Checkpoint(Section):
     interrupt_seconds: Seconds = Field(
         3.0,
         description="How long Ctrl-C and SIGTERM wait for the update in progress and a checkpoint; one that takes "
-        "longer is given up.",
+        "longer is given up, as it is at a second Ctrl-C.",
     )
     keep: Positive = Field(2, description="How many of the newest checkpoints to keep.")
     upload: str | None = Field(

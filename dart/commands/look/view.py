@@ -37,6 +37,7 @@ from dart.store.records import RunState
 
 log = logging.getLogger(__name__)
 STOPS = "Ctrl-C stops the run cleanly"
+STOPS_NOW = "Ctrl-C again gives up the last checkpoint"
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
 MOST_OF_THE_TIME = 0.02
@@ -86,10 +87,11 @@ class View:
                 live.update(picture(self._status()))
 
 
-def picture(status: Status, hint: str = STOPS, left: float | None = None) -> Panel:
+def picture(status: Status, hint: str = "", left: float | None = None) -> Panel:
     """The whole view. Names are `Text`, because a str would be parsed as rich markup.
 
-    `hint`: what keys do. `left`: seconds until the phase ends; None if that is not known.
+    `hint`: what keys do, if not what they do in the run's own terminal. `left`: seconds until the phase ends; None if
+    that is not known.
     """
     body: list[RenderableType] = [Text(_line(status, left))]
     body += [Text(line, style="bold red") for stall in status.stalls for line in stall_lines(stall)]
@@ -105,6 +107,7 @@ def picture(status: Status, hint: str = STOPS, left: float | None = None) -> Pan
     if status.phase in set(RunState) and not status.workers:  # the run has ended, and this stays on the screen
         return Panel(Group(*body), title=title)
     body.append(_workers(status))
+    hint = hint or (STOPS_NOW if status.phase == RunState.INTERRUPTED else STOPS)
     subtitle = Text(f"dart status --address {status.control_address}  {hint}")
     return Panel(Group(*body), title=title, subtitle=subtitle)
 
