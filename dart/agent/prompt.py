@@ -103,13 +103,16 @@ class Conversation:
 
 @functools.cache
 def _around(template: Template) -> tuple[str, str, str]:
-    """The text before the instruction, the words that stand on a line with it before it, and those after it.
+    """The text before the instruction, the words beside it on its line before it, and those after it.
 
-    They are tokenised with the instruction, because a tokenizer joins a space or a full stop with what follows it.
+    They are tokenised with the instruction, because a tokenizer joins a space or a full stop with what follows it. A
+    token or a tag ends them: it stays markup.
     """
-    whole, after = template.before_instruction, template.after_instruction
-    start = max(whole.rfind("\n") + 1, whole.rfind("|>") + 2 if "|>" in whole else 0)
-    return whole[:start], whole[start:], after[: after.find("<|")] if "<|" in after else after
+    whole = template.before_instruction
+    start = max(whole.rfind("\n"), whole.rfind(">")) + 1
+    line, newline, _ = template.after_instruction.partition("\n")
+    tail, tag, _ = line.partition("<")
+    return whole[:start], whole[start:], tail if tag else tail + newline
 
 
 @functools.cache
