@@ -251,7 +251,8 @@ async def test_what_the_environment_tells_is_kept_and_shown() -> None:
     assert trajectory.goal_images == 2
     assert [[image.data[0] for image in step.images] for step in trajectory.steps] == [[200, 201, 0], [200, 201, 0, 1]]
     texts = [[part.text for part in prompt.parts if isinstance(part, Text)] for prompt in script.prompts]
-    assert texts == [["count to 3", "tree 0"], ["count to 3", "tree 0", "tree 1"]]
+    trees = [f"\nAccessibility tree:\ntree {number}" for number in range(2)]
+    assert texts == [["count to 3", trees[0]], ["count to 3", *trees]]
     message = trajectory_to_proto(trajectory, (), "pending", with_images=False)
     assert (message.goal_images, message.steps[1].accessibility_tree) == (2, "tree 1")
     assert message.steps[1].last_action_error == "nothing there"

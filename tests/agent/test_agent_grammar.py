@@ -180,7 +180,7 @@ def test_ui_tars_1_0_has_a_grid_that_includes_its_end() -> None:
 
 def test_ui_tars_writes() -> None:
     assert UI_TARS.format(Click(Point(0.5, 0.5)), *SCREEN, "Save it.") == (
-        "Thought: Save it.\nAction: click(start_box='(966,546)')"
+        "Thought: Save it.\nAction: click(start_box='<|box_start|>(966,546)<|box_end|>')"
     )
     assert UI_TARS.format(TypeText("it's\n"), *SCREEN) == "Action: type(content='it\\'s\\n')"
     # 160×210 is seen as 160×224; a tiny model gets numbers of one width.

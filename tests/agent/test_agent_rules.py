@@ -31,7 +31,7 @@ from dart.core.action import (
     Wait,
 )
 from dart.wire.convert import action_to_proto
-from tests.agent.test_agent_grammar import ACTIONS, PIECES, SIZES
+from tests.agent.test_agent_grammar import ACTIONS, MINIMAL, PIECES, SIZES
 
 SCREEN = (1920, 1080)
 CONFIGS = {
@@ -417,3 +417,12 @@ def check(reference: Grammar, strict: Grammar, text: str) -> None:
         assert read is None or read[1], "read without a rule, though strict reading refuses it"
     else:
         assert read == strictly
+
+
+def test_boxes_have_their_tokens_again_where_a_server_left_them_out() -> None:
+    bare = "Thought: From (1,2).\nAction: drag(start_box='(1,2)', end_box='(30, 4)')"
+    boxed = REFERENCE["ui_tars"].as_written(bare)
+    assert boxed.endswith("drag(start_box='<|box_start|>(1,2)<|box_end|>', end_box='<|box_start|>(30, 4)<|box_end|>')")
+    assert REFERENCE["ui_tars"].as_written(boxed) == boxed
+    assert REFERENCE["ui_tars"].read(boxed, *SCREEN) == REFERENCE["ui_tars"].read(bare, *SCREEN)
+    assert MINIMAL.as_written(bare) == REFERENCE["qwen3_vl"].as_written(bare) == bare

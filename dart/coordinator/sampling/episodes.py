@@ -79,23 +79,29 @@ def _told(error: InfrastructureError | ContextFull | WrongTask, worker: Worker) 
     return told
 
 
+def _size_watch(expected: tuple[int, int]) -> Callable[[Trajectory, Worker], None]:
+    """What warns, once for each size, of screenshots of another size than `environment.viewport` says."""
+    known = {expected}
+
+    def look_at(trajectory: Trajectory, worker: Worker) -> None:
+        shot = trajectory.steps[0].images[-1]
+        if (size := (shot.width, shot.height)) not in known:
+            known.add(size)
+            log.warning(
+                "%s sends screenshots of %d x %d, and environment.viewport says %d x %d, from which memory and context "
+                "were planned: set environment.viewport to what is sent",
+                worker.id, *size, *expected,
+            )  # fmt: skip
+
+    return look_at
+
+
 async def sample(
     source: EpisodeSource, envs: EnvPool, policy: RolloutPool, config: Config, writer: Writer | None = None
 ) -> None:
     """Run orders until the source has no more and all episodes have ended. Without `writer`, the policy samples."""
     grammar = make_grammar(config.agent)
-    sizes = {config.environment.viewport}
-    """Of screenshots: the one that was expected, and those that were warned of."""
-
-    def look_at(trajectory: Trajectory, worker: Worker) -> None:
-        shot = trajectory.steps[0].images[-1]
-        if (size := (shot.width, shot.height)) not in sizes:
-            sizes.add(size)
-            log.warning(
-                "%s sends screenshots of %d x %d, and environment.viewport says %d x %d, from which memory and context "
-                "were planned: set environment.viewport to what is sent",
-                worker.id, *size, *config.environment.viewport,
-            )  # fmt: skip
+    look_at = _size_watch(config.environment.viewport)
 
     async def episode(env: EnvSession, worker: Worker, order: Order) -> None:
         spec = EpisodeSpec(

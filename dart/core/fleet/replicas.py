@@ -80,8 +80,8 @@ class Replicas(Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Every replica has the newest published version or is excluded."""
-        return all(one.excluded or (one.target is None and one.version >= self.version) for one in self)
+        """Every replica has the newest published version, or a newer one."""
+        return all(replica.target is None and replica.version >= self.version for replica in self)
 
     @property
     def waiting(self) -> int:
@@ -197,8 +197,7 @@ class Replicas(Generic[S]):
 
     def declined(self, request: Request[S], now: float) -> None:
         """The replica says that the request itself is wrong: another one is asked next, and nobody is blamed."""
-        replica = self._ended(request, now)
-        request.failed_on |= {replica.name}
+        request.failed_on |= {self._ended(request, now).name}
 
     def _ended(self, request: Request[S], now: float) -> Replica[S]:
         replica = request.replica
@@ -406,8 +405,8 @@ class Replicas(Generic[S]):
         self._refresh(replica, now)
 
     def _serve_together(self, now: float) -> None:
-        """With `together`, all of them again once none is behind."""
-        if self.together and self.settled:
+        """With `together`, all of them again once none is behind that is not excluded."""
+        if self.together and all(r.excluded or (r.target is None and r.version >= self.version) for r in self):
             for replica in self:
                 self._set_serving(replica, not replica.excluded, now)
 
