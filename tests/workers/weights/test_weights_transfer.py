@@ -12,6 +12,7 @@ import torch
 
 from dart.v1 import weights_pb2 as wpb
 from dart.wire.channel import free_port
+from dart.workers.weights import gloo
 from dart.workers.weights.gloo import Group, receive
 from dart.workers.weights.transfer import (
     Sender,
@@ -194,3 +195,19 @@ def test_the_interface_is_importable_without_torch() -> None:
 def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(ValueError, match="use gloo or nccl"):
         make_sender("pigeon")
+
+
+def test_a_machine_whose_own_name_is_loopback_has_an_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Debian's /etc/hosts. The end with the lower address listens, and 127.0.1.1 is every machine's own."""
+    routes = {"node-1": "127.0.1.1", gloo.ELSEWHERE: "10.0.0.5", "127.0.0.1": "127.0.0.1", "node-2": "10.0.0.5"}
+    monkeypatch.setattr(gloo, "_on_route", lambda host, port: routes[host])
+    own = {host: gloo._own_address(host, 1) for host in ("node-1", "node-2", "127.0.0.1")}
+    assert own == {"node-1": "10.0.0.5", "node-2": "10.0.0.5", "127.0.0.1": "127.0.0.1"}
+
+    def no_network(host: str, port: int) -> str:
+        if host == gloo.ELSEWHERE:
+            raise OSError("network is unreachable")
+        return routes[host]
+
+    monkeypatch.setattr(gloo, "_on_route", no_network)
+    assert gloo._own_address("node-1", 1) == "127.0.1.1"
